@@ -1,19 +1,16 @@
 """`flwr run .` itself: on Flower's simulation runtime, and on a real SuperLink with real SuperNodes over TLS."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from zipfile import ZipFile
 
-import psutil
 import pytest
+from flower_commands import Flower, wait_until
 from helpers import TINY, Experiment, Trained, assert_same, wait_for_round
 from raynodes import free_port
 from typer.testing import CliRunner
@@ -33,80 +30,6 @@ SETTINGS = TINY.replace("rounds = 4", "rounds = 2").replace("shards = 1", "shard
 TREE = SETTINGS.replace("shards = 2", "shards = 3\nbranch = 2")
 
 
-@dataclass
-class Flower:
-    """Flower's commands with a home of their own, so that nothing of the user's is touched."""
-
-    folder: Path
-    log: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        (self.folder / "home").mkdir()
-        self.log = self.folder / "log"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(self.folder / "home"),
-            "FLWR_HOME": str(self.folder / "home"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-            "RAY_ADDRESS": "local",  # Flower's simulation would join any cluster of this machine
-        }
-
-    def start(self, *command: str | Path, **environment: str | Path) -> subprocess.Popen[bytes]:
-        """In the background, in our folder; what it says is in the log."""
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                [str(part) for part in command],
-                cwd=self.folder,
-                env=self.environment | {name: str(value) for name, value in environment.items()},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def flwr(self, *arguments: str | Path, **environment: str) -> str:
-        """What one of Flower's commands prints."""
-        command = ["flwr", *map(str, arguments)]
-        with self.log.open("ab") as log:
-            done = subprocess.run(
-                command, cwd=self.folder, env=self.environment | environment, stdout=subprocess.PIPE, stderr=log
-            )
-        said = done.stdout.decode()
-        assert done.returncode == 0, said + self.output
-        return said
-
-    @property
-    def output(self) -> str:
-        return self.log.read_text(errors="replace")[-20_000:]
-
-    def processes(self) -> list[psutil.Process]:
-        """Whatever was started with a home in our folder, by us or by Flower."""
-        return [each for each in psutil.process_iter() if _home_of(each).startswith(str(self.folder))]
-
-    def close(self) -> None:
-        for ending in (psutil.Process.terminate, psutil.Process.kill):
-            processes = self.processes()
-            for process in processes:
-                try:
-                    ending(process)
-                except psutil.NoSuchProcess:
-                    continue
-            psutil.wait_procs(processes, timeout=15)
-
-
-def _home_of(process: psutil.Process) -> str:
-    try:
-        return process.environ().get("FLWR_HOME", "")
-    except psutil.Error:
-        return ""
-
-
 @pytest.fixture
 def flower(tmp_path: Path) -> Iterator[Flower]:
     (tmp_path / "flower").mkdir()
@@ -122,13 +45,6 @@ def flower(tmp_path: Path) -> Iterator[Flower]:
 def tiny(experiment: Experiment) -> Experiment:
     experiment.config.write_text(SETTINGS)
     return experiment
-
-
-def wait_until(true: Callable[[], bool], flower: Flower) -> None:
-    until = time.monotonic() + 90
-    while not true():
-        assert time.monotonic() < until, flower.output
-        time.sleep(0.1)
 
 
 def run_config(experiment: Experiment, out: str, resume: bool = False) -> str:

@@ -105,6 +105,37 @@ def audit(
     write_table(frame, text, format, out)
 
 
+ELSEWHERE = "A model that was trained elsewhere"
+OtherFactory = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="FACTORY",
+        help="For measurements of a model that code makes: the function, as for flsim evaluate. The file is executed.",
+        show_default="none",
+        rich_help_panel=ELSEWHERE,
+    ),
+]
+Members = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of training records, .jsonl, .csv or .parquet, e.g. train.jsonl.",
+        show_default="canaries only",
+        rich_help_panel=ELSEWHERE,
+    ),
+]
+NonMembers = Annotated[
+    Path | None,
+    typer.Option(
+        "--non-members",
+        help="With --members: file of records of the same kind that training did not read, e.g. heldout.jsonl.",
+        show_default="canaries only",
+        rich_help_panel=ELSEWHERE,
+    ),
+]
+TextColumn = Annotated[str, typer.Option(help="Column of the text in the files of records.", rich_help_panel=ELSEWHERE)]
+
+
 class Unit(StrEnum):
     """The unit whose membership is attacked."""
 
@@ -159,6 +190,10 @@ def membership(
     delta: ClaimDelta = None,
     round: CheckpointRound = None,
     device: TorchDevice = "cpu",
+    model: OtherFactory = None,
+    members: Members = None,
+    non_members: NonMembers = None,
+    text_column: TextColumn = "text",
     as_json: Json = False,
 ) -> None:
     """Attack membership: distinguish training records or users from non-members.
@@ -174,11 +209,13 @@ def membership(
 
     Example: flsim membership runs/demo/non-iid --attack my_attack.py:rarest
 
+    Example: flsim membership runs/theirs --model adapter.py:load
+
     Example: flsim membership runs/holdout --unit user
 
     Example: flsim membership runs/membership-smoke --unit user --over-seeds
     """
-    from flsim.attacks.membership.attacked import AttackHParams
+    from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams
     from flsim.attacks.membership.inference import attack_run
     from flsim.attacks.membership.tables import means_over_seeds, means_to_text, to_text
     from flsim.attacks.membership.users import attack_users
@@ -200,7 +237,8 @@ def membership(
             "--attack or --unit user"
         )
 
-    hparams = AttackHParams(records, round, reference, delta, device)
+    elsewhere = ElsewhereHParams(model, members, non_members, text_column)
+    hparams = AttackHParams(records, round, reference, delta, device, elsewhere)
     is_of_users = unit is Unit.user
     results = over_runs(
         runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
@@ -275,6 +313,10 @@ def extract(
     round: CheckpointRound = None,
     epoch: Epoch = None,
     device: TorchDevice = "cpu",
+    model: OtherFactory = None,
+    members: Members = None,
+    non_members: NonMembers = None,
+    text_column: TextColumn = "text",
     as_json: Json = False,
 ) -> None:
     """Measure which training text an attacker can extract from a model.
@@ -294,6 +336,7 @@ def extract(
     """
     from flsim.attacks.extraction.extract import extract as extract_from
     from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
+    from flsim.attacks.membership.attacked import ElsewhereHParams
     from flsim.show.figure import refuse_other_than_figure
 
     check_device(device)
@@ -310,6 +353,7 @@ def extract(
         round=round,
         epoch=epoch,
         device=device,
+        elsewhere=ElsewhereHParams(model, members, non_members, text_column),
     )
     if out is not None:
         from flsim.attacks.extraction.plot import plot

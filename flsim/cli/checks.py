@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flsim.results.rows import Row
     from flsim.runs.elsewhere import Canaries
 
-    Words = tuple[Layout, Vocabulary | None, Users | None]
+    Words = tuple[Layout, Vocabulary | None, Users | None, Path | None]
     Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
 
 OF_RUN, OF_MODEL, MEASURES = "A checkpoint of a run", "Any other model (--model)", "Measurements"
@@ -297,23 +297,25 @@ def _canaries(path: Path, corpus: str | None, vocabulary: str | None, layout: st
     from flsim.runs.elsewhere import Canaries
 
     if not path.is_dir():
-        of_tokens, words, test = _words(corpus, vocabulary, layout)
-        return Canaries.listed(read_listed(path, of_tokens, words), words, of_tokens), test
+        of_tokens, words, test, tokens = _words(corpus, vocabulary, layout)
+        listed = Canaries.listed(read_listed(path, of_tokens, words), words, of_tokens)
+        return replace(listed, tokens=tokens, are_of_model=corpus is not None), test
     if vocabulary is not None:
         raise InputError(f"--vocabulary: {path} has words of its own; remove the option")
     drawn = CanarySet.read(path)
     if corpus is None:
-        return Canaries.drawn(drawn, path), None
-    of_tokens, words, test = _words(corpus, None, layout)
+        return Canaries.of_folder(drawn, path), None
+    of_tokens, words, test, _ = _words(corpus, None, layout)
     if words is None or (words.words, words.layout) != (drawn.words.vocabulary.words, drawn.words.layout.name):
         raise InputError(f"--corpus {corpus}: has other words than {path}; name one with its words, or remove it")
-    return replace(Canaries.drawn(drawn, path), layout=of_tokens), test
+    return replace(Canaries.of_folder(drawn, path), layout=of_tokens, are_of_model=True), test
 
 
 def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
-    """Return the layout, the words or None, and the test users or None."""
+    """Return the layout; the words, the test users, and the file of a model's ids of its tokens, or None for each."""
     from flsim.canaries.elsewhere import WordList
     from flsim.data.corpus import Corpus
+    from flsim.data.tokenizer import TABLE
     from flsim.data.vocabulary import Layout
 
     if (corpus is None) == (vocabulary is None):
@@ -321,14 +323,15 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     if corpus is not None:
         opened = Corpus.open(corpus, verify=True)
         test = opened.test_users
-        return opened.layout, opened.vocabulary, test if len(test) else None
+        tokens = None if opened.token_map is None else opened.path / TABLE
+        return opened.layout, opened.vocabulary, test if len(test) else None, tokens
     source = str(vocabulary)
     if source.isdecimal():
-        return Layout(int(source), name=layout), None, None
+        return Layout(int(source), name=layout), None, None, None
     if not Path(source).is_file():
         raise InputError(f"--vocabulary {source}: not a number or a readable file of words")
     words = WordList.read(Path(source), layout)
-    return words.layout, words.vocabulary, None
+    return words.layout, words.vocabulary, None, None
 
 
 def to_json(rows: "Sequence[Row]") -> str:

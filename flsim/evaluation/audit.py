@@ -25,7 +25,7 @@ from flsim.evaluation.evaluate import (
     rows_of,
 )
 from flsim.measures.prediction import predict_by_steps
-from flsim.models.language_model import LanguageModel, State
+from flsim.models.language_model import LanguageModel, ModelSettings, State, TrainableModel
 from flsim.results.rows import REFERENCES, Row
 
 CPU = torch.device("cpu")
@@ -194,6 +194,45 @@ class Checked:
 
     def _wrong(self, method: str, what: str) -> InputError:
         return InputError(f"{self.name}: {method} {what}")
+
+
+class SteppedModel(TrainableModel):
+    """Any model with `start` and `step`, for attacks that read all positions of records; it has no gradients.
+
+    Args:
+        model: the model.
+        layout: the token layout.
+        name: name of the model, for errors.
+        device: the device of tokens.
+
+    Raises:
+        InputError: the model breaks the protocol.
+    """
+
+    def __init__(self, model: LanguageModel, layout: Layout, name: str, device: torch.device = CPU) -> None:
+        super().__init__(layout.vocabulary_size, ModelSettings())
+        self.model = model.to(device).eval() if isinstance(model, nn.Module) else model
+        self._checked, self._device = Checked(model, layout, name), device
+        refuse_inconsistent(self._checked, device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return log-probs [B, T, V], token after token."""
+        state, log_probs = self.start(tokens[:, :1])
+        columns = [log_probs]
+        for column in tokens[:, 1:].T:
+            state, log_probs = self.step(state, column)
+            columns.append(log_probs)
+        return torch.stack(columns, 1)
+
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        return self._checked.start(tokens)
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        return self._checked.step(state, tokens)
 
 
 def refuse_inconsistent(model: Checked, device: torch.device = CPU) -> None:

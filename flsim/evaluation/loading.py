@@ -1,6 +1,7 @@
 """Loading of a model that was trained elsewhere: the code that makes it, its weights, and a folder of checkpoints."""
 
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from flsim.base.errors import InputError, Terminated, in_one_line
 from flsim.base.extensions import add_own_file, execute, place
-from flsim.base.files import from_json
+from flsim.base.files import file_digest, from_json
 from flsim.evaluation.audit import ForwardModel, from_forward
 from flsim.models.hf import HuggingFaceModel
 from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import digest_of
 
 Made = TypeVar("Made")
 Weights = dict[str, Tensor]
@@ -86,7 +88,8 @@ def load_folder(path: Path, vocabulary_size: int, tokens: Path | None) -> Huggin
 
         with redirect_stdout(sys.stderr):
             try:
-                model.network = PeftModel.from_pretrained(model.network, str(path)).merge_and_unload()
+                merged = PeftModel.from_pretrained(model.network, str(path)).merge_and_unload()
+                model.network = merged.requires_grad_()
             except (ValueError, RuntimeError, TypeError, KeyError) as error:
                 raise InputError(f"{path}: peft refuses the adapter ({in_one_line(error):.200})") from error
     return model
@@ -191,6 +194,39 @@ def model_of_factory(spec: str, option: str = "", arguments: Mapping[str, Any] |
         if not callable(factory):
             raise InputError(f"{option}{spec}: {where} has no function {name}")
         return _run(spec, option, lambda: factory(**(arguments or {})))
+
+
+def weights_digest(model: Any) -> str | None:
+    """Return the sha256 of a module's parameters and buffers; None for a model that is not a module."""
+    module = model.module if isinstance(model, ForwardModel) else model
+    return digest_of(module.state_dict()) if isinstance(module, nn.Module) else None
+
+
+def code_file(spec: str, option: str = "") -> Path:
+    """Return the file of a factory (`model_of_factory`), without executing it.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    where = spec.rpartition(":")[0]
+    if not _is_path(where):
+        sys.path.insert(0, str(Path.cwd()))
+        found = _run(where, option, lambda: importlib.util.find_spec(where))
+        where = str(found.origin if found else where)
+    if not Path(where).is_file():
+        raise InputError(f"{option}{spec}: {where} is not a file; name a factory in a file")
+    return Path(where).resolve()
+
+
+def code_digests(file: Path) -> dict[str, str]:
+    """Return the digests of an executed file and of all imported files below its folder, by relative path.
+
+    Installed packages are not included.
+    """
+    named = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    imported = {Path(name).resolve() for name in named if name and "site-packages" not in name}
+    files = {file, *(path for path in imported if path.is_relative_to(file.parent) and path.is_file())}
+    return {path.relative_to(file.parent).as_posix(): file_digest(path) for path in sorted(files)}
 
 
 def _run(what: str, option: str, work: Callable[[], Made]) -> Made:

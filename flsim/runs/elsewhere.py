@@ -1,7 +1,8 @@
 """Folders of measurements of a model that was trained elsewhere, which tables, plots and audits read like runs.
 
 measurements.toml  training.kind = "elsewhere", the model's name, the law of its canaries, settings of the evaluation
-planted/           roster.parquet (flsim.canaries.roster)
+planted/           roster.parquet (flsim.canaries.roster); with a law, all files of flsim.canaries.elsewhere
+models/            round-000010.json, ...: how to load the model of a round, with digests of its code and parameters
 rows/              round-000010.parquet, ...: measurements, by the round of the checkpoint
 run.json           as in a run folder, with digests of measurements.toml and of the canaries
 """
@@ -18,20 +19,39 @@ import tomli_w
 import torch
 
 from flsim.base.errors import InputError
-from flsim.base.files import digest, new_folder, refuse_unwritable, write_json
-from flsim.canaries.elsewhere import CanarySet, Unit
+from flsim.base.files import (
+    digest,
+    file_digest,
+    from_json,
+    inside,
+    make_folder,
+    new_folder,
+    refuse_unwritable,
+    write_json,
+)
+from flsim.canaries.elsewhere import MANIFEST, CanarySet, Unit
 from flsim.canaries.planting import Overlay, Planting
 from flsim.canaries.roster import write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.tokenizer import TABLE
 from flsim.data.vocabulary import TOKENIZER, Layout, Vocabulary
-from flsim.evaluation.audit import audit
+from flsim.evaluation.audit import SteppedModel, audit
 from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
-from flsim.evaluation.loading import checkpoints_in, is_folder_of_model, load_folder, load_other
+from flsim.evaluation.loading import (
+    checkpoints_in,
+    code_digests,
+    code_file,
+    is_folder_of_model,
+    load_folder,
+    load_other,
+    weights_digest,
+)
+from flsim.models.language_model import TrainableModel
 from flsim.results.rows import Row, identity_of, write_rows
-from flsim.results.run_file import MEASUREMENTS, is_run, read_run_file
+from flsim.results.run_file import FILE, MEASUREMENTS, is_run, read_run_file
 
+MODELS = "models"
 LISTED = "listed"  # the source of canaries whose law is unknown
 
 
@@ -49,6 +69,8 @@ class Canaries:
         prefix: number of words that an attacker knows, unless an evaluation sets another number.
         seed: seed of the draws, and of references unless an evaluation sets another seed.
         tokens: file with the id of a Hugging Face model for each token id; None if words are not tokens of a model.
+        drawn: the canaries with their law; None if somebody listed them.
+        are_of_model: whether a Hugging Face model has these token ids, or those of `tokens`.
     """
 
     planting: Planting
@@ -60,13 +82,15 @@ class Canaries:
     prefix: int = 1
     seed: int = 0
     tokens: Path | None = None
+    drawn: CanarySet | None = None
+    are_of_model: bool = False
 
     @classmethod
-    def drawn(cls, drawn: CanarySet, folder: Path) -> "Canaries":
+    def of_folder(cls, drawn: CanarySet, folder: Path) -> "Canaries":
         """Return the canaries of a folder, with their law."""
         law = {name: value for name, value in asdict(drawn.hparams).items() if value not in (None, ())}
         tokens = folder / TABLE if drawn.words.layout.name == TOKENIZER else None
-        about = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens
+        about = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens, drawn, tokens is not None
         return cls(drawn.planting, drawn.words.vocabulary, drawn.words.layout, law, *about)
 
     @classmethod
@@ -137,8 +161,8 @@ class Measurements:
             )
         refuse_unwritable(self.path, "rows")
 
-    def add(self, round: int, rows: Sequence[Row]) -> None:
-        """Store the rows of a round and replace earlier rows; create the folder if needed.
+    def add(self, round: int, rows: Sequence[Row], model: Mapping[str, Any]) -> None:
+        """Store the rows of a round and how to load its model, and replace earlier rows; create the folder if needed.
 
         Raises:
             InputError: see `refuse_other`.
@@ -147,13 +171,18 @@ class Measurements:
         own = own_quantities(self.hparams.also)
         if is_run(self.path):
             write_rows(self.path, round, rows, own)
+            _write_model(self.path, round, model)
             self._describe(self.path, max(round, read_run_file(self.path)["round"]))
             return
         with new_folder(self.path) as folder:
             (folder / MEASUREMENTS).write_text(tomli_w.dumps(self.settings), encoding="utf-8")
-            (folder / "planted").mkdir()
-            write_roster(folder / "planted", self.canaries.planting, self.canaries.vocabulary)
+            if self.canaries.drawn is None:
+                (folder / "planted").mkdir()
+                write_roster(folder / "planted", self.canaries.planting, self.canaries.vocabulary)
+            else:
+                self.canaries.drawn.write(folder / "planted")
             write_rows(folder, round, rows, own)
+            _write_model(folder, round, model)
             self._describe(folder, round)
 
     def _describe(self, folder: Path, round: int) -> None:
@@ -174,6 +203,11 @@ class Measurements:
             "series": digest(json.dumps(without_seed, sort_keys=True)),
         }
         write_json(folder / "run.json", about)
+
+
+def _write_model(folder: Path, round: int, model: Mapping[str, Any]) -> None:
+    make_folder(folder / MODELS)
+    write_json(folder / MODELS / f"round-{round:06d}.json", dict(model))
 
 
 @dataclass(frozen=True)
@@ -226,12 +260,22 @@ class OtherModel:
         """Return the model with the weights of a checkpoint."""
         if self.folder is None or weights is None:
             return load_other(self.spec, self.arguments, weights, self.context, "--model ")
-        if canaries.tokens is None:
+        if not canaries.are_of_model:
             raise InputError(
                 f"--model {self.spec}: canaries have words, but the model has tokens; draw canaries with flsim data "
-                f"canaries --tokenizer {self.spec}, or wrap the model in a function"
+                f"canaries --tokenizer {self.spec}, name a --corpus with its tokens, or wrap the model in a function"
             )
         return load_folder(weights, canaries.layout.vocabulary_size, canaries.tokens)
+
+    def record(self, weights: Path | None, model: Any) -> dict[str, Any]:
+        """Return how to load the model of a checkpoint again, with digests of its code and of its parameters."""
+        about = {"weights": None if weights is None else str(weights.resolve()), "digest": weights_digest(model)}
+        if self.folder is not None:
+            return about
+        file, (where, _, name) = code_file(self.spec), self.spec.rpartition(":")
+        factory = f"{file}:{name}" if where.endswith(".py") or "/" in where else self.spec
+        arguments = {"arguments": dict(self.arguments), "context": self.context}
+        return about | {"factory": factory, "code": code_digests(file)} | arguments
 
 
 def measure(
@@ -260,6 +304,130 @@ def measure(
         planted, on = canaries.planting.canaries, torch.device(device)
         of_round = audit(found, planted, canaries.layout, hparams, seed, where, on, test, run, round_)
         if folder is not None:
-            folder.add(round_, of_round)
+            folder.add(round_, of_round, model.record(weights, found))
         rows += of_round
     return rows
+
+
+def canaries_of(path: Path) -> CanarySet:
+    """Return the canaries of a folder of measurements, drawn again from their law.
+
+    Raises:
+        InputError: somebody listed the canaries, or they are not those that were measured.
+    """
+    if not (path / "planted" / MANIFEST).is_file():
+        raise InputError(
+            f"{path}: has no law of its canaries, so nothing can be proven; draw canaries with flsim data canaries "
+            "before training, and measure the model with them"
+        )
+    drawn = CanarySet.read(path / "planted")
+    if drawn.identity != from_json((path / FILE).read_text(encoding="utf-8")).get("corpus"):
+        raise InputError(f"{path}: its canaries are not those that were measured; measure the model again")
+    return drawn
+
+
+def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
+    """Return the model of a folder of transformers or peft, with the token ids of the canaries of measurements.
+
+    Args:
+        folder: the folder of the model.
+        canaries: the canaries.
+        path: the folder of measurements.
+
+    Raises:
+        InputError: there is no such model, or its tokens are not those of the canaries.
+    """
+    if not is_folder_of_model(folder):
+        raise InputError(f"{folder}: has no model of transformers or peft; name the folder of a model")
+    table = path / "planted" / TABLE
+    return load_folder(folder, canaries.words.layout.vocabulary_size, table if table.is_file() else None)
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """The model of a folder of measurements after a round, loaded again.
+
+    Attributes:
+        path: the folder.
+        round: the round.
+        canaries: the canaries, with their law.
+        model: the model, with the parameters that were measured.
+    """
+
+    path: Path
+    round: int
+    canaries: CanarySet
+    model: TrainableModel
+
+    @classmethod
+    def open(
+        cls, path: Path, round: int | None = None, spec: str | None = None, device: str = "cpu"
+    ) -> "MeasuredModel":
+        """Load the model of a round, by default of the newest one, and compare it with the measured one.
+
+        Args:
+            path: the folder of measurements.
+            round: the round.
+            spec: factory of the model, whose code is executed. A folder of measurements names its factory, but only the
+                user decides what is executed. For a model without code: a folder, if it has been moved.
+            device: torch device, such as "cuda".
+
+        Raises:
+            InputError: the model is unknown, its factory is not named, or code or parameters are not those that were
+                measured.
+        """
+        canaries, record, number = canaries_of(path), *_record_of(path, round)
+        weights = None if record["weights"] is None else Path(record["weights"])
+        if "factory" in record:
+            found = _made_again(path, record, weights, spec)
+        else:
+            found = model_in(Path(str(weights if spec is None else spec)), canaries, path)
+        if weights_digest(found) != record["digest"]:
+            raise InputError(
+                f"{weights or spec}: not the parameters that {path} measured; restore them, or measure the model again"
+            )
+        if isinstance(found, TrainableModel):
+            return cls(path, number, canaries, found.to(torch.device(device)).eval())
+        return cls(path, number, canaries, SteppedModel(found, canaries.words.layout, str(spec), torch.device(device)))
+
+
+def _record_of(path: Path, round: int | None) -> tuple[dict[str, Any], int]:
+    """Return how to load the model of a round, and the round."""
+    known = {int(file.stem[6:]): file for file in (path / MODELS).glob("round-*.json") if file.stem[6:].isdecimal()}
+    if round is not None and known and round not in known:
+        raise InputError(
+            f"{path}: has no model of round {round}; measured rounds are {', '.join(map(str, sorted(known)))}"
+        )
+    if not known:
+        raise InputError(f"{path}: does not name its model; measure it again with flsim evaluate --model --out")
+    file = known[max(known) if round is None else round]
+    try:
+        record = from_json(file.read_text(encoding="utf-8"))
+        text, number = str | None, int | None
+        types: dict[str, Any] = {"weights": text, "digest": text, "factory": str, "code": dict, "arguments": dict}
+        types["context"] = number
+        if not all(isinstance(record[name], types[name]) for name in {"weights", "digest", *record}):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file}: does not describe a model; measure the model again") from error
+    return record, int(file.stem[6:])
+
+
+def _made_again(path: Path, record: Mapping[str, Any], weights: Path | None, spec: str | None) -> Any:
+    """Return the model of the factory that the user names, if its code is the code that was measured."""
+    if spec is None:
+        named = record["factory"] if record["factory"].isprintable() else repr(record["factory"])
+        raise InputError(
+            f"{path}: code makes its model, and flsim executes only code that you name; if you trust it, add --model "
+            f"{named}"
+        )
+    folder = code_file(spec, "--model ").parent
+    for name, content in record["code"].items():
+        file = inside(folder, name)
+        if not file.is_file() or file_digest(file) != content:
+            raise InputError(
+                f"--model {spec}: {file} is not the code that {path} measured; restore it, or measure again"
+            )
+    if weights is not None and not weights.exists():
+        raise InputError(f"{weights}: no such file of weights; restore it, or measure the model again")
+    return load_other(spec, record["arguments"], weights, record["context"], "--model ")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import Flsim
 
-from flsim.canaries.elsewhere import CanarySet, OtherUsers, WordList
+from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, WordList
 from flsim.canaries.preflight import Training, preflight
 from flsim.canaries.spec import CanaryHParams
 
@@ -48,6 +48,23 @@ def test_tokens_with_loss(
     targets = [mark for place, mark in enumerate(marked[:cut]) if place and not (masks and place < first)]
     assert (row["tokens"], row["loss"]) == (sum(marked), sum(targets))
     assert row["trained"] == ("none" if not sum(targets) else "all" if sum(targets) == sum(marked) else "part")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "instructions"])
+def test_records_of_every_form_pass(drawn: CanarySet, tmp_path: Path, flsim: Flsim, kind: Rows) -> None:
+    """As they were written; all planted canaries have loss in the completion, and the manifest has law and form."""
+    drawn.write(tmp_path / "planted", kind)
+    columns = ("--prompt-column", "prompt", "--text-column", "completion", "--mask-prompt")
+    options = columns if kind == "instructions" else ()
+    records = tmp_path / "planted" / FILES[kind]
+    code, out, err = flsim("data", "preflight", tmp_path / "planted", records, *options, "--json")
+    assert code == 0, err
+    assert {(row["planned"], row["found"], row["trained"]) for row in json.loads(out)} == {(1, 1, "all"), (3, 3, "all")}
+    manifest = json.loads((tmp_path / "planted" / "canaries.json").read_text())
+    assert manifest["rows"] == kind
+    law = {name: manifest["law"][name] for name in ("seed", "prefix", "layout", "unit")}
+    assert law == {"seed": 0, "prefix": 2, "layout": "tff", "unit": "user"}
+    assert manifest["law"]["canaries"]["insertions"] == [1, 3]
 
 
 def test_a_training_file_is_held_against_the_folder(drawn: CanarySet, tmp_path: Path, flsim: Flsim) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers import Flsim, rows
+from safetensors.torch import save_file
 
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
@@ -28,21 +29,27 @@ from flsim.models.hparams import ModelHParams
 
 def ours(vocabulary, embedding, units):
     return build(vocabulary, ModelHParams(embedding, units))
+
+def forwarded(vocabulary, embedding, units):
+    from flsim.evaluation.audit import from_forward
+    words = list(range(1, vocabulary - 3))
+    return from_forward(ours(vocabulary, embedding, units), 21, words, bos=vocabulary - 2, eos=vocabulary - 1)
 """
 
 
 @pytest.fixture
 def copied(trained_here: Trained, tmp_path: Path) -> Run:
     """A run, and foreign copies in weights/ of all its evaluated checkpoints, beside a listing of its canaries."""
-    run = Run.open(trained_here("evaluation.every=2"))
+    run = Run.open(trained_here("evaluation.every=2", "canaries.controls=4"))
     (tmp_path / "ours.py").write_text(OF_OURS)
     (tmp_path / "weights").mkdir()
     for path in (run.path / "rows").glob("*.parquet"):
         network = load_model(run.path / "checkpoints" / f"{path.stem}.safetensors")
         torch.save({"model": network.state_dict()}, tmp_path / "weights" / f"{path.stem}.pt")
-    roster = pd.read_parquet(run.path / "planted" / "roster.parquet")
+    roster = roster_of_run(run)
     listed = [
-        {"id": canary.id, "tokens": list(canary.tokens), "p_u": canary.p_u, "p_e": canary.p_e, "copies": int(copies)}
+        {"id": canary.id, "tokens": list(canary.tokens), "copies": int(copies)}
+        | ({"p_u": canary.p_u, "p_e": canary.p_e} if canary.is_planted else {})
         for canary, copies in zip(run.canaries, roster["insertions"], strict=True)
     ]
     (tmp_path / "canaries.json").write_text(json.dumps(listed))
@@ -69,6 +76,30 @@ def test_rows_of_a_copy_are_those_of_the_run(copied: Run, flsim: Flsim, tmp_path
     pd.testing.assert_frame_equal(theirs, own, check_exact=False, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("door", ["npz", "safetensors", "forwarded"])
+def test_rows_through_other_doors(copied: Run, flsim: Flsim, tmp_path: Path, door: str) -> None:
+    """Arrays without names as a Flower server saves them, safetensors, and a module with words of its own ids.
+
+    Of the last one, all ids that are no words are one unknown word, which can be a first guess; so canaries only.
+    """
+    newest = max((copied.path / "checkpoints").iterdir())
+    weights = load_model(newest).state_dict()
+    path = tmp_path / f"round-4.{'npz' if door == 'npz' else 'safetensors'}"
+    if door == "npz":
+        np.savez(path, *[value.numpy() for value in weights.values()])
+    else:
+        save_file(weights, path)
+    factory = ("--model", f"{tmp_path / 'ours.py'}:forwarded") if door == "forwarded" else ()
+    code, _, err = measured(copied, flsim, tmp_path, "--state", path, *factory)
+    assert code == 0, err
+    own, theirs = (
+        table.query(f"round == 4 and (canary != '' or {door != 'forwarded'})").reset_index(drop=True)
+        for table in (rows(copied.path), rows(tmp_path / "theirs"))
+    )
+    assert len(own) > 20
+    pd.testing.assert_frame_equal(theirs, own, check_exact=False, rtol=0, atol=1e-6)
+
+
 @pytest.fixture
 def drawn(copied: Run) -> CanarySet:
     """The canaries that `flsim data canaries` draws for the run's words, users, settings and seed."""
@@ -84,8 +115,12 @@ def test_canaries_are_those_of_a_run_over_such_users(copied: Run, drawn: CanaryS
     pd.testing.assert_frame_equal(roster_of(drawn.planting, copied.corpus.vocabulary), read_roster_as_written(copied))
 
 
+def roster_of_run(run: Run) -> pd.DataFrame:
+    return pd.read_parquet(run.path / "planted" / "roster.parquet")
+
+
 def read_roster_as_written(run: Run) -> pd.DataFrame:
-    roster = pd.read_parquet(run.path / "planted" / "roster.parquet")
+    roster = roster_of_run(run)
     return roster.assign(**{name: roster[name].map(list) for name in ("tokens", "words")})
 
 
@@ -186,11 +221,133 @@ def test_two_models_compare(theirs: Path, flsim: Flsim, tmp_path: Path) -> None:
     assert not any(differences)
 
 
-@pytest.mark.parametrize("command", ["membership", "extract", "forgetting", "verify", "privacy"])
+@pytest.mark.parametrize("command", ["forgetting", "verify", "privacy", "membership --unit user"])
 def test_what_needs_the_training_is_refused(theirs: Path, flsim: Flsim, command: str) -> None:
-    code, out, err = flsim(command, theirs)
+    name, *options = command.split()
+    code, out, err = flsim(name, theirs, *options)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "trained elsewhere" in err
+
+
+def named(theirs: Path) -> tuple[str, str]:
+    return "--model", f"{theirs.parent / 'ours.py'}:ours"
+
+
+def test_extraction_from_a_copy_is_that_from_the_run(copied: Run, theirs: Path, flsim: Flsim) -> None:
+    """All numbers of canaries, of weights that were loaded again from the record of the folder."""
+    code, out, err = flsim("extract", copied.path, "--json")
+    assert code == 0, err
+    own = pd.DataFrame(json.loads(out)["strings"]).query("kind == 'canary'").reset_index(drop=True)
+    code, out, err = flsim("extract", theirs, *named(theirs), "--json")
+    assert code == 0, err
+    found = pd.DataFrame(json.loads(out)["strings"])
+    assert len(found) == 2 * len(copied.canaries)  # prefixes of 1 and 3 words
+    differ = ["run", "setting", "series"]
+    pd.testing.assert_frame_equal(found.drop(columns=differ), own.drop(columns=differ), check_dtype=False, atol=1e-6)
+
+
+def test_membership_of_canaries_by_a_second_computation(copied: Run, theirs: Path, flsim: Flsim) -> None:
+    """The four planted canaries against the four controls, by mean log-probability with plain calls of the network."""
+    code, out, err = flsim("membership", theirs, *named(theirs), "--attack", "loss", "--json")
+    assert code == 0, err
+    ((row,),) = (run["rows"] for run in json.loads(out)["runs"])
+    network, means = load_model(max((copied.path / "checkpoints").iterdir())), {True: list[float](), False: []}
+    for canary, copies in zip(copied.canaries, roster_of_run(copied)["insertions"], strict=True):
+        tokens = torch.tensor([[copied.corpus.layout.bos, *canary.tokens]])
+        with torch.no_grad():
+            log_probs = network(tokens)[0].log_softmax(-1)
+        means[copies > 0].append(float(np.mean([log_probs[at, token] for at, token in enumerate(canary.tokens)])))
+    wins = [inside > outside for inside in means[True] for outside in means[False]]
+    assert (row["n_in"], row["n_out"]) == (4, 4)
+    assert row["auroc"] == pytest.approx(np.mean(wins), abs=1e-12)
+    assert list((theirs / "membership").iterdir())
+
+
+def test_membership_and_extraction_of_records_in_files(copied: Run, theirs: Path, flsim: Flsim) -> None:
+    """Members with a canary, and non-members that are training records too, are left out; all attacks run."""
+    corpus, phrase = copied.corpus, copied.canaries[0].tokens
+    texts = {
+        name: [[*map(int, record)] for user in range(len(split)) for record in split[user]]
+        for name, split in ((name, corpus.split(name)) for name in ("train", "test"))
+    }
+    for name, records in (("train", [*texts["train"], [*phrase]]), ("test", [*texts["test"], texts["train"][0]])):
+        lines = [json.dumps({"body": corpus.vocabulary.text(record)}) for record in records]
+        (theirs.parent / f"{name}.jsonl").write_text("\n".join(lines))
+    files = ("--members", theirs.parent / "train.jsonl", "--non-members", theirs.parent / "test.jsonl")
+    options = (*named(theirs), *files, "--text-column", "body")
+    code, out, err = flsim("membership", theirs, *options, "--json")
+    assert code == 0, err
+    (run,) = json.loads(out)["runs"]
+    attacks = pd.DataFrame(run["rows"]).set_index("attack")
+    names = {*attacks.index}
+    assert "gradient" not in names
+    assert {"loss", "reference", "zlib", "min-k", "min-k++", "neighbourhood", "quantile", "blind"} <= names
+    known = {tuple(record) for record in texts["train"]}
+    others = [record for record in texts["test"] if tuple(record) not in known]
+    lengths = [np.bincount([len(record) for record in side], minlength=10) for side in (texts["train"], others)]
+    pairs = int(np.minimum(*lengths).sum())
+    assert (attacks["n_in"]["loss"], attacks["n_out"]["loss"]) == (pairs, pairs)
+    code, out, err = flsim("extract", theirs, *options, "--prefix", "1", "--json")
+    assert code == 0, err
+    strings = pd.DataFrame(json.loads(out)["strings"])
+    assert set(strings["kind"]) == {"canary", "record"}
+    is_in_file = (strings["name"] == copied.canaries[0].id) | (strings["kind"] == "record") & strings["is_trained"]
+    assert strings["k_records"][is_in_file].min() >= 1
+
+
+def test_a_model_that_is_not_the_measured_one_is_refused(theirs: Path, flsim: Flsim) -> None:
+    """In one line each; later changes are seen before earlier ones, and changed code is not executed."""
+    record = theirs / "models" / "round-000004.json"
+    weights, executed = Path(json.loads(record.read_text())["weights"]), theirs.parent / "executed"
+
+    def refused(*options: object) -> str:
+        for command in ("extract", "membership"):
+            code, out, err = flsim(command, theirs, *options)
+            assert (code, out, len(err.splitlines())) == (2, "", 1)
+        return err
+
+    assert f"flsim executes only code that you name; if you trust it, add {' '.join(named(theirs))}" in refused()
+    assert "name both files" in refused(*named(theirs), "--members", "train.jsonl")
+    assert "has no model of round 99; measured rounds are 2, 4" in refused(*named(theirs), "--round", "99")
+    values = torch.load(weights)["model"]
+    torch.save({name: value + 1 for name, value in values.items()}, weights)
+    assert f"{weights}: not the parameters that" in refused(*named(theirs))
+    weights.unlink()
+    assert "no such file of weights; restore it, or measure the model again" in refused(*named(theirs))
+    (theirs.parent / "ours.py").write_text(f"open({str(executed)!r}, 'w')\n{OF_OURS}")
+    assert "ours.py is not the code that" in refused(*named(theirs))
+    assert not executed.exists()
+    record.write_text('{"weights": 3, "digest": null}')
+    assert "does not describe a model; measure the model again" in refused(*named(theirs))
+    shutil.rmtree(record.parent)
+    assert "does not name its model; measure it again with flsim evaluate --model --out" in refused(*named(theirs))
+
+
+def test_measurements_without_their_law_prove_nothing(theirs: Path, flsim: Flsim) -> None:
+    """A changed phrase, a folder of other canaries, and no law at all."""
+
+    def refused() -> str:
+        code, out, err = flsim("audit", theirs)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        return err
+
+    assert flsim("audit", theirs, "--threshold", "3")[0] == 0
+    drawn = CanarySet.read(theirs / "planted")
+    roster = pd.read_parquet(theirs / "planted" / "roster.parquet")
+    roster.assign(is_planted=True).to_parquet(theirs / "planted" / "roster.parquet", index=False)
+    assert "roster.parquet has changed" in refused()
+    shutil.rmtree(theirs / "planted")
+    again = CanarySet.draw(drawn.words, drawn.users, drawn.hparams, drawn.seed + 1, drawn.prefix)
+    again.write(theirs / "planted")
+    assert "its canaries are not those that were measured; measure the model again" in refused()
+    (theirs / "planted" / "canaries.json").unlink()
+    assert "has no law of its canaries, so nothing can be proven; draw canaries with flsim data canaries" in refused()
+
+
+def test_a_run_takes_no_options_of_models_from_elsewhere(copied: Run, flsim: Flsim) -> None:
+    for command in ("membership", "extract"):
+        code, _, err = flsim(command, copied.path, "--model", "ours.py:ours")
+        assert (code, "which stores model and records; remove the option" in err) == (2, True)
 
 
 def test_listed_canaries_prove_nothing(copied: Run, flsim: Flsim, tmp_path: Path) -> None:

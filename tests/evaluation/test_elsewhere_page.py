@@ -1,18 +1,27 @@
-"""The tutorial on a model that was trained elsewhere, executed as it stands: page "elsewhere.md"."""
+"""The tutorials on models that were trained elsewhere, executed as they stand: "elsewhere.md" and "flower-app.md"."""
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from documents import ROOT, blocks_of, commands_of
+from documents import ROOT, Block, blocks_of, commands_of
+from flower_commands import Flower, wait_until
+from raynodes import free_port
 
 from flsim.attacks.audit.subject import subject_of
 from flsim.attacks.audit.summary import detected_canaries
 
 pytestmark = pytest.mark.slow
-PAGE = ROOT / "docs" / "elsewhere.md"
+PAGE, FLOWER_APP = (ROOT / "docs" / name for name in ("elsewhere.md", "flower-app.md"))
+
+
+def saved(block: Block, folder: Path) -> None:
+    path = folder / block.text.splitlines()[0].removeprefix("# ")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(block.text, encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +30,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     folder, outputs = tmp_path_factory.mktemp("elsewhere"), {}
     for block in blocks_of(PAGE):
         if block.language == "python":
-            name = block.text.splitlines()[0].removeprefix("# ")
-            (folder / name).write_text(block.text, encoding="utf-8")
+            saved(block, folder)
         elif block.language == "sh":
             for program, *words in commands_of(block):
                 command = [sys.executable, *(["-m", "flsim"] if program == "flsim" else []), *words]
@@ -66,3 +74,43 @@ def test_detections_and_copies_by_a_second_computation(done: tuple[Path, dict[st
     assert found["copies"].to_dict() == {canary: int(listed.get(canary, 0)) for canary in found.index}
     assert not found[found["copies"] == 0]["detected"].any()
     assert found[found["copies"] == 8]["detected"].all()
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
+    """The folder in which the page on a Flower app was run, and the output of each of its blocks of commands."""
+    flower, outputs = Flower(tmp_path_factory.mktemp("flower")), list[str]()
+    port = str(free_port())
+    environment = flower.environment | {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port}
+    at = ("--host", "127.0.0.1", "--port", port)
+    try:
+        # As `flwr run` starts it, which waits for 15 seconds only, too short for a busy machine.
+        flower.start("flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess", *at)
+        wait_until(lambda: flower.is_up(port), flower)
+        for block in blocks_of(FLOWER_APP):
+            if block.language == "sh":
+                command = ["bash", "-euo", "pipefail", "-c", block.text]
+                ran = subprocess.run(command, cwd=flower.folder, env=environment, capture_output=True, text=True)
+                assert ran.returncode == 0, ran.stdout + ran.stderr
+                outputs.append(ran.stdout + ran.stderr)
+            else:
+                saved(block, flower.folder)
+        yield flower.folder, outputs
+    finally:
+        flower.close()
+
+
+def test_a_flower_app_is_trained_by_flower_and_audited(app: tuple[Path, list[str]]) -> None:
+    """Nothing of the app knows flsim; phrases of eight copies are detected, and controls are not."""
+    folder, outputs = app
+    assert not any("flsim" in path.read_text() for path in (folder / "pytorchexample").glob("*.py"))
+    subject = subject_of(folder / "runs" / "app")
+    assert subject.results.evaluated == [0, 2, 4, 6, 8]
+    found = detected_canaries(subject)
+    assert not found[found["copies"] == 0]["detected"].any()
+    assert found[found["copies"] == 8]["detected"].all()
+    assert (folder / "exposure.png").stat().st_size
+    assert "Memorization is proven" in outputs[-1]
+    assert "Something is wrong" not in outputs[-1]
+    before = subject_of(folder / "runs" / "app", 0)
+    assert not detected_canaries(before)["detected"].any()

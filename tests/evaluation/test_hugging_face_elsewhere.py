@@ -7,12 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers import Flsim
+from helpers import Flsim, Trained, rows
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from flsim.canaries.elsewhere import CanarySet
 from flsim.data.tokenizer import train_tokenizer
+from flsim.runs.folder import Run
 
 TEXTS = [f" {a}{b} {b}{a} {a}{c}{b}" for a in "abcdefgh" for b in "stuvw" for c in "lmno"] * 3
 DRAW = ("--users", "6", "--records", "20", "--set", "insertions=[1,3]", "--set", "count=3", "--set", "controls=2")
@@ -77,6 +78,32 @@ def test_canaries_by_the_tokenizer_of_a_model(base: Path, tmp_path: Path, flsim:
         row = json.loads(line)
         assert len(row["prompt"].split()) == 1
         assert row["completion"].startswith(" ")
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_rows_of_an_exported_run_are_those_of_the_run(
+    trained_here: Trained, tmp_path: Path, flsim: Flsim, merge: bool
+) -> None:
+    """Adapters with their base, and complete models: a folder of both checkpoints, with rows of utility."""
+    config = '{ model_type = "gpt2", n_layer = 1, n_head = 2, n_embd = 8, n_positions = 24 }'
+    sizes = ('model.architecture="hf"', "model.embedding=96", "model.units=670", f"model.config={config}")
+    run = Run.open(trained_here(*sizes, "model.lora={ rank = 2 }", "evaluation.also=[]"))
+    for number in ("2", "4"):
+        options = (
+            "--round",
+            number,
+            "--out",
+            tmp_path / "weights" / f"round-{number}",
+            *(["--merge"] if merge else []),
+        )
+        code, _, err = flsim("export", run.path, *options)
+        assert code == 0, err
+    listed = [{"id": canary.id, "tokens": list(canary.tokens), "copies": 1} for canary in run.canaries]
+    (tmp_path / "canaries.json").write_text(json.dumps(listed))
+    how = ("--canaries", tmp_path / "canaries.json", "--corpus", run.config.data.corpus, "--references", "200")
+    code, _, err = flsim("evaluate", "--model", tmp_path / "weights", *how, "--out", tmp_path / "theirs")
+    assert code == 0, err
+    pd.testing.assert_frame_equal(rows(tmp_path / "theirs"), rows(run.path), check_exact=False, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

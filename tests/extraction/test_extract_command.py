@@ -184,7 +184,7 @@ def test_text_of_held_out_users_that_is_planted_is_no_control(tmp_path: Path) ->
     run = Run.create(load(tmp_path / "run.toml", changes), tmp_path / "natural")
     (canary,) = run.canaries
     assert canary.is_natural
-    strings = record_strings(run, records_of(run, 1), 1, 3, 10)
+    strings = record_strings(run.config.seed, run.canaries, records_of(run, 1), 1, 3, 10)
     controls = [text.tolist() for text, kept in zip(strings.texts, ~strings.is_trained, strict=True) if kept]
     assert len(controls) == 2
     assert all(text in held_out["eve"] and tuple(text[:2]) != canary.tokens for text in controls)

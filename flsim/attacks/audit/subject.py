@@ -21,6 +21,7 @@ from flsim.privacy.ledger import Unit
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.store import RunResults, read_run
+from flsim.runs.elsewhere import canaries_of
 from flsim.runs.folder import Run
 from flsim.training.state import State
 
@@ -173,7 +174,7 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
     """
     results = read_run(path)
     if results.is_elsewhere:
-        return _of_measurements(results, results.at(round, epoch))
+        return _of_measurements(path, results, results.at(round, epoch))
     run = Run.open(path)
     at, config = results.at(round, epoch), run.config
     needs_state = config.canary_users.update_canaries > 0 or config.privacy.mechanism == "dp"
@@ -202,17 +203,15 @@ NO_LAW = (
 )
 
 
-def _of_measurements(results: RunResults, round_: int) -> Subject:
+def _of_measurements(path: Path, results: RunResults, round_: int) -> Subject:
     """Return the subject of an audit of a model that was trained elsewhere, of which there is no ledger.
 
     Raises:
-        InputError: nothing is known of how its canaries were drawn.
+        InputError: nothing is known of how its canaries were drawn, or they are not those of their law.
     """
     if results.settings.get("canaries.source") not in ("words", "template"):
         raise InputError(f"run {results.name}: has nothing that proves anything. {NO_LAW}")
-    planted, unit = results.planted, results.settings["canaries.unit"]
-    if unit not in ("user", "record"):
-        raise InputError(f"run {results.name}: measurements.toml has no unit of its canaries; measure the model again")
+    planted, unit = results.planted, canaries_of(path).unit
     ranks, controls = results.of_planted("rank", round_), results.of_controls("rank", round_)
     shared = planted["sharers" if unit == "user" else "insertions"]
     return Subject(

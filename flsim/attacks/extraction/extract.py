@@ -1,6 +1,6 @@
 """`flsim extract`: extraction of strings from the models of runs, compared with strings outside training."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from flsim.attacks.extraction.discoverable import Scheme, discover, least_tries
 from flsim.attacks.extraction.rates import KEY, P, eidetic_of, rates_of
-from flsim.attacks.extraction.strings import Strings, canary_strings, record_strings, records_of
-from flsim.attacks.membership.attacked import attacked_model
+from flsim.attacks.extraction.strings import Places, Strings, canary_strings, record_strings, records_of
+from flsim.attacks.membership.attacked import ElsewhereHParams, attacked_model
+from flsim.attacks.membership.elsewhere import sides_of
 from flsim.attacks.result import Result, over_seeds
 from flsim.base.errors import InputError, as_list
 from flsim.base.extensions import restrict_custom_code
@@ -30,10 +31,11 @@ from flsim.measures.memorization.beam_search import beam_searches
 from flsim.measures.memorization.score import nats, rows_at_once
 from flsim.measures.memorization.template import Template
 from flsim.models.language_model import LanguageModel, TrainableModel
-from flsim.results.run_file import read_run_file
+from flsim.results.run_file import MEASUREMENTS, read_run_file
 from flsim.results.seeds import named_apart
 from flsim.results.store import read_run, refuse_two_points
 from flsim.results.sweeps import over_runs
+from flsim.runs.elsewhere import MeasuredModel
 from flsim.runs.folder import Run
 from flsim.show.table import json_rows
 from flsim.training.local import threads as threads_of_torch
@@ -234,6 +236,7 @@ class ExtractionHParams:
         round: round of the checkpoint; the newest of each run if `round` and `epoch` are not set.
         epoch: the evaluated checkpoint after this number of epochs.
         device: torch device, such as "cuda".
+        elsewhere: settings for a model that was trained elsewhere.
     """
 
     prefixes: Annotated[tuple[Count, ...], DIFFERENT] = ()
@@ -243,6 +246,7 @@ class ExtractionHParams:
     round: int | None = None
     epoch: float | None = None
     device: str = "cpu"
+    elsewhere: ElsewhereHParams = field(default_factory=ElsewhereHParams)
 
     def __post_init__(self) -> None:
         refuse_two_points(self.round, self.epoch)
@@ -293,6 +297,7 @@ def extract(
     round: int | None = None,
     epoch: float | None = None,
     device: str = "cpu",
+    elsewhere: ElsewhereHParams | None = None,
 ) -> Extraction:
     """Measure which canaries and training records can be extracted from models, like `flsim extract`.
 
@@ -308,6 +313,7 @@ def extract(
         round: round of the checkpoint; the newest one of each run if not given.
         epoch: the number of passes over all records instead of `round`; this point must be evaluated.
         device: torch device, such as "cuda".
+        elsewhere: settings for models that were trained elsewhere.
 
     Raises:
         InputError: there is no such run or checkpoint, a run diverged, no author is held out of training, a prefix is
@@ -320,7 +326,8 @@ def extract(
     """
     scheme = Scheme(temperature, top_k, top_p)
     words = as_list("prefixes", prefixes)
-    hparams = ExtractionHParams(tuple(words), suffix, records, scheme, round, epoch, device)
+    more = elsewhere or ElsewhereHParams()
+    hparams = ExtractionHParams(tuple(words), suffix, records, scheme, round, epoch, device, more)
     parts = over_runs(runs, lambda path: extract_run(path, hparams))
     names = named_apart(parts)
     named = [[table.assign(**names[path]) for table in tables] for path, tables in parts.items()]
@@ -335,55 +342,123 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
     Raises:
         InputError, Diverged: see `extract`.
     """
-    run = Run.open(path)
-    described = read_run_file(path)
-    round_ = hparams.round if hparams.epoch is None else read_run(path).at(epoch=hparams.epoch)
-    if described["status"] == "diverged" and round_ is None:
-        raise InputError(f"{path}: diverged ({described['reason']}); name a checkpoint before that with --round")
+    is_elsewhere = (path / MEASUREMENTS).is_file()
     with threads_of_torch(1):
-        state, model = attacked_model(run, round_, hparams.device)
-        users = in_place(run.users, run.canaries, state.round)
-        groups = _strings_of(run, users, state.round, hparams)
-        measured = pd.concat(_measured(run, model, groups, hparams.scheme), ignore_index=True)
-    texts = Records.joined([group.texts for group in groups])
-    measured["k_records"], measured["k_users"] = occurrences(users, texts)
-    run.verify()  # measurements on other data must not be returned
-    named: dict[str, Any] = {"run": str(path), "setting": run.setting, "series": run.series, "seed": run.config.seed}
+        attacked = _of_measurements(path, hparams) if is_elsewhere else _of_run(path, hparams)
+        measured = pd.concat(_measured(attacked, hparams.scheme), ignore_index=True)
+    measured["k_records"], measured["k_users"] = attacked.counts()
     tables = (measured, rates_of(measured), eidetic_of(measured))
-    first, second, third = (table.assign(**named, round=state.round) for table in tables)
+    first, second, third = (table.assign(run=str(path), **attacked.about) for table in tables)
     return first, second, third
 
 
-def _strings_of(run: Run, users: Population, rounds: int, hparams: ExtractionHParams) -> list[Strings]:
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """A model with the strings of an extraction.
+
+    Attributes:
+        model: the model.
+        layout: the token layout.
+        groups: the strings.
+        beam_width: number of beams.
+        about: setting, series, seed and round.
+        counts: returns the numbers of training records and of users that contain each string, int64 [N] each.
+    """
+
+    model: TrainableModel
+    layout: Layout
+    groups: Sequence[Strings]
+    beam_width: int
+    about: dict[str, Any]
+    counts: Callable[[], tuple[Ints, Ints]]
+
+
+def _of_run(path: Path, hparams: ExtractionHParams) -> Attacked:
+    hparams.elsewhere.refuse_for(path)
+    run = Run.open(path)
+    described = read_run_file(path)
+    round_ = _round_of(path, hparams)
+    if described["status"] == "diverged" and round_ is None:
+        raise InputError(f"{path}: diverged ({described['reason']}); name a checkpoint before that with --round")
+    state, model = attacked_model(run, round_, hparams.device)
+    users = in_place(run.users, run.canaries, state.round)
+    copies, sides = copies_in(users, len(run.canaries)), records_of(run, state.round)
+    groups = _strings_of(path, run.config.seed, run.canaries, copies, sides, hparams)
+
+    def counts() -> tuple[Ints, Ints]:
+        counted = occurrences(users, Records.joined([group.texts for group in groups]))
+        run.verify()  # measurements on other data must not be returned
+        return counted
+
+    about = {"setting": run.setting, "series": run.series, "seed": run.config.seed, "round": state.round}
+    return Attacked(model, run.corpus.layout, groups, run.config.evaluation.beam_width, about, counts)
+
+
+def _of_measurements(path: Path, hparams: ExtractionHParams) -> Attacked:
+    """Return the strings of a model that was trained elsewhere: its canaries, and records of files."""
+    measured = MeasuredModel.open(path, _round_of(path, hparams), hparams.elsewhere.model, hparams.device)
+    canaries, results = measured.canaries, read_run(path)
+    planting, sides, training = canaries.planting, None, None
+    if hparams.elsewhere.members is not None:
+        both = sides_of(canaries, measured.model, hparams.elsewhere)
+        sides = both.places
+        training = Population(both.train, (), Overlay(np.empty(0, np.int64), np.empty(0, np.uint16)))
+    seed, all_canaries = canaries.seed, planting.canaries
+    groups = _strings_of(path, seed, all_canaries, planting.insertions, sides, hparams)
+
+    def counts() -> tuple[Ints, Ints]:
+        if training is not None:
+            return occurrences(training, Records.joined([group.texts for group in groups]))
+        place = {canary.id: index for index, canary in enumerate(all_canaries)}
+        index = [place[name] for group in groups for name in group.names]
+        return planting.insertions[index], planting.sharers[index]
+
+    about = {"setting": results.setting, "series": results.series, "seed": seed, "round": measured.round}
+    width = results.settings["evaluation.beam_width"]
+    return Attacked(measured.model, canaries.words.layout, groups, width, about, counts)
+
+
+def _round_of(path: Path, hparams: ExtractionHParams) -> int | None:
+    return hparams.round if hparams.epoch is None else read_run(path).at(epoch=hparams.epoch)
+
+
+def _strings_of(
+    path: Path,
+    seed: int,
+    canaries: Sequence[Canary],
+    copies: Ints,
+    sides: tuple[Places, Places] | None,
+    hparams: ExtractionHParams,
+) -> list[Strings]:
     """Return the strings of each kind and prefix; kinds without strings are omitted."""
-    groups, sides = list[Strings](), records_of(run, rounds)
+    groups = list[Strings]()
     for prefix in hparams.prefixes or PREFIXES:
-        both = (
-            canary_strings(run, prefix, copies_in(users, len(run.canaries))),
-            record_strings(run, sides, prefix, hparams.suffix, hparams.count),
-        )
+        both = [canary_strings(canaries, prefix, copies)]
+        if sides is not None:
+            both.append(record_strings(seed, canaries, sides, prefix, hparams.suffix, hparams.count))
         if prefix in hparams.prefixes and not any(map(len, both)):
             raise InputError(
-                f"{run.path}: prefix {prefix}: no canary, and no record of both training and held-out users, has more "
+                f"{path}: prefix {prefix}: no canary, and no record of both training and held-out users, has more "
                 f"than {prefix} words of the vocabulary; name a shorter prefix"
             )
         groups += [group for group in both if len(group)]
     if not groups:
         raise InputError(
-            f"{run.path}: there are no canaries and no records to extract at this round; choose a later --round"
+            f"{path}: there are no canaries and no records to extract at this round; choose a later --round"
         )
     return groups
 
 
-def _measured(run: Run, model: TrainableModel, groups: Sequence[Strings], scheme: Scheme) -> Iterator[pd.DataFrame]:
+def _measured(attacked: Attacked, scheme: Scheme) -> Iterator[pd.DataFrame]:
     """Yield a table of the strings of each group, without the numbers of records and users."""
-    layout, device = run.corpus.layout, model.device
+    model, layout, groups = attacked.model, attacked.layout, attacked.groups
+    device = model.device
     longest = max(int(np.diff(group.texts.offsets).max()) - group.prefix for group in groups)
     continuations = one_word_continuations(model, longest, layout, device)
     for group in tracked("extracting", groups):
         prefix, texts = group.prefix, group.texts
         is_greedy, log_probs = discover(model, texts, prefix, scheme, layout)
-        is_near = is_near_verbatim(model, texts, prefix, run.config.evaluation.beam_width, layout, device)
+        is_near = is_near_verbatim(model, texts, prefix, attacked.beam_width, layout, device)
         yield pd.DataFrame(
             {
                 "kind": group.kind,

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from flsim.attacks.membership.targets import matched, members_of, never_trained
 from flsim.base.rng import stream
+from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.runs.folder import Run
@@ -41,17 +42,17 @@ class Strings:
         return len(self.texts)
 
 
-def canary_strings(run: Run, prefix: int, copies: Ints) -> Strings:
+def canary_strings(canaries: Sequence[Canary], prefix: int, copies: Ints) -> Strings:
     """Return the canaries of more than `prefix` words, complete; canaries without a copy are controls.
 
     Args:
-        run: the run.
+        canaries: the canaries.
         prefix: number of words that are known.
         copies: int64 [canaries], number of training records that contain each.
     """
-    longer = [index for index, canary in enumerate(run.canaries) if len(canary.tokens) > prefix]
-    texts = Records.from_lists([list(run.canaries[index].tokens) for index in longer])
-    return Strings(CANARY, prefix, texts, [run.canaries[index].id for index in longer], copies[longer] > 0)
+    longer = [index for index, canary in enumerate(canaries) if len(canary.tokens) > prefix]
+    texts = Records.from_lists([list(canaries[index].tokens) for index in longer])
+    return Strings(CANARY, prefix, texts, [canaries[index].id for index in longer], copies[longer] > 0)
 
 
 def records_of(run: Run, rounds: int) -> tuple[Places, Places]:
@@ -68,21 +69,24 @@ def records_of(run: Run, rounds: int) -> tuple[Places, Places]:
     return [(run.corpus.split("train"), members_of(run, rounds))], held_out
 
 
-def record_strings(run: Run, sides: tuple[Places, Places], prefix: int, suffix: int, count: int) -> Strings:
-    """Draw beginnings of training records, and as many of held-out records, as a function of the run's seed.
+def record_strings(
+    seed: int, canaries: Sequence[Canary], sides: tuple[Places, Places], prefix: int, suffix: int, count: int
+) -> Strings:
+    """Draw beginnings of training records, and as many of held-out records, as a function of the seed.
 
     Held-out records with text that was planted as a canary, and strings with a word outside the vocabulary, are
     excluded. On each side, strings are distinct, and both sides have equal numbers of strings of each length.
 
     Args:
-        run: the run.
+        seed: the experiment's seed.
+        canaries: the canaries.
         sides: the records of both sides, from `records_of`.
         prefix: number of words that are known.
         suffix: largest number of words after the prefix.
         count: largest number of strings of each side.
     """
-    rng = stream(run.config.seed, "extraction", prefix)
-    planted = {canary.tokens for canary in run.canaries}
+    rng = stream(seed, "extraction", prefix)
+    planted = {canary.tokens for canary in canaries}
     both = [[*_beginnings(places, prefix, suffix, count, planted, rng).items()] for places in sides]
     lengths, lengths_out = (np.array([len(text) for text, _ in side], np.int64) for side in both)
     chosen = matched(lengths, lengths_out, count, rng)

@@ -1,7 +1,7 @@
 """A run under attack: the attacked model, further models, and storing of rows in the run folder."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import claim_of
 from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.stored import FOLDER, SCHEMA, write_rows
-from flsim.attacks.membership.targets import unigram_of
+from flsim.attacks.membership.targets import Targets, targets_of, unigram_of
 from flsim.attacks.result import Result
 from flsim.base.errors import InputError
 from flsim.base.files import refuse_unwritable
@@ -33,6 +33,33 @@ CONFOUNDED = 0.55  # area of the control above which members differ from non-mem
 
 
 @settings
+class ElsewhereHParams:
+    """Settings of an attack on a model that was trained elsewhere.
+
+    Attributes:
+        model: factory of the model; see `flsim.runs.elsewhere.MeasuredModel.open`.
+        members: file of records that training read, .jsonl, .csv or .parquet; without files, canaries are attacked.
+        others: file of records of the same kind that training did not read.
+        text: the column of the text in both files.
+    """
+
+    model: str | None = None
+    members: Path | None = None
+    others: Path | None = None
+    text: str = "text"
+
+    def __post_init__(self) -> None:
+        if (self.members is None) != (self.others is None):
+            raise InputError("--members and --non-members: an attack compares both; name both files")
+
+    def refuse_for(self, run: Path) -> None:
+        """Raise InputError for a run of flsim, which stores model and records."""
+        if self.model is not None or self.members is not None:
+            name = "--members" if self.model is None else "--model"
+            raise InputError(f"{name}: {run} is a run of flsim, which stores model and records; remove the option")
+
+
+@settings
 class AttackHParams:
     """Settings of an attack on a run, for any unit.
 
@@ -43,6 +70,7 @@ class AttackHParams:
             the frequency of single words.
         delta: delta of the claim for the rows; that of each run if not given.
         device: torch device, such as "cuda".
+        elsewhere: settings for a model that was trained elsewhere.
     """
 
     count: Count = 1_000
@@ -50,6 +78,7 @@ class AttackHParams:
     reference: Path | None = None
     delta: float | None = None
     device: str = "cpu"
+    elsewhere: ElsewhereHParams = field(default_factory=ElsewhereHParams)
 
     def __post_init__(self) -> None:
         refuse_missing_device(self.device)
@@ -70,6 +99,7 @@ class Attacked:
     hparams: AttackHParams
     state: State
     model: TrainableModel
+    excluded = ()
 
     @classmethod
     def open(cls, path: Path, hparams: AttackHParams) -> "Attacked":
@@ -87,6 +117,15 @@ class Attacked:
     def claim(self) -> Claim | None:
         """Return the claim of the run's ledger; None without noise."""
         return claim_of(self.run, self.state, self.hparams.delta)
+
+    @property
+    def unit(self) -> str:
+        """Return the unit of the ledger."""
+        return self.run.config.unit
+
+    def targets(self) -> Targets:
+        """Return members and non-members; see `flsim.attacks.membership.targets.targets_of`."""
+        return targets_of(self.run, self.state.round, self.hparams.count)
 
     def before_both(self, records: Records, keys: Sequence[str]) -> tuple[Candidates, Candidates]:
         """Return records with the attacked model, and with the same model before training.
@@ -108,10 +147,17 @@ class Attacked:
     def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> Result:
         """Store rows in the run folder and return them with the columns of `SCHEMA`, and notes on the controls."""
         self.run.verify()  # measurements on other data must not be stored
-        named = {"run": self.run.identity, "setting": self.run.setting, "round": self.state.round}
-        table = pd.DataFrame([named | row for row in rows]).reindex(columns=list(SCHEMA.names))
-        write_rows(self.run.path, self.state.round, table)
-        return Result(frame=table, notes=(*_controls(table.iloc[0]), *notes))
+        return store(self.run.path, self.run.identity, self.run.setting, self.state.round, rows, notes)
+
+
+def store(
+    path: Path, identity: str, setting: str, round: int, rows: Sequence[dict[str, Any]], notes: Sequence[str]
+) -> Result:
+    """Store rows in a folder and return them; see `Attacked.stored`."""
+    named = {"run": identity, "setting": setting, "round": round}
+    table = pd.DataFrame([named | row for row in rows]).reindex(columns=list(SCHEMA.names))
+    write_rows(path, round, table)
+    return Result(frame=table, notes=(*_controls(table.iloc[0]), *notes))
 
 
 def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], Result]) -> pd.DataFrame:

@@ -15,11 +15,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.attacks.audit.claim import Claim
-from flsim.attacks.membership.attacked import CONFOUNDED, Attacked, AttackHParams, over_folders
+from flsim.attacks.membership.attacked import CONFOUNDED, AttackHParams, over_folders
 from flsim.attacks.membership.built_in import BLIND, BUILT_IN, attack_named
 from flsim.attacks.membership.candidates import Attack, Candidates
+from flsim.attacks.membership.elsewhere import open_attacked
 from flsim.attacks.membership.stored import LEVELS, column
-from flsim.attacks.membership.targets import Targets, targets_of
+from flsim.attacks.membership.targets import Targets
 from flsim.attacks.result import Result
 from flsim.base.errors import InputError, RunFailed, as_list
 from flsim.base.extensions import restrict_custom_code
@@ -80,15 +81,19 @@ def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Re
         Diverged: a score of a built-in attack is not finite.
     """
     with threads_of_torch(1):
-        chosen, attacked = [attack_named(name) for name in attacks or BUILT_IN], Attacked.open(path, hparams)
-        targets = targets_of(attacked.run, attacked.state.round, hparams.count)
+        chosen, attacked = [attack_named(name) for name in attacks or BUILT_IN], open_attacked(path, hparams)
+        for name in set(attacks) & set(attacked.excluded):
+            raise InputError(f"--attack {name}: {path} has only the probabilities of its model; name another attack")
+        chosen = [attack for attack in chosen if attack.name not in attacked.excluded]
+        targets = attacked.targets()
         candidates, untrained = attacked.before_both(targets.records, targets.keys)
         control = _area(BLIND, candidates, targets)
         controls = {"control_auroc": control, "is_confounded": control > CONFOUNDED}
         rows = []
         for attack in tracked("attacking", chosen):
-            row = row_of(attack, candidates, targets, attacked.claim, attacked.run.config.unit)
-            rows.append(row | controls | {"untrained_auroc": _area(attack, untrained, targets)})
+            row = row_of(attack, candidates, targets, attacked.claim, attacked.unit)
+            before = None if untrained is None else _area(attack, untrained, targets)
+            rows.append(row | controls | {"untrained_auroc": before})
     return attacked.stored(rows, targets.notes)
 
 

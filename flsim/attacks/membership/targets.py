@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from flsim.base.rng import stream
 from flsim.data.authors import author_of
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Records, piece, windows
+from flsim.data.vocabulary import Layout
 from flsim.data.withheld import in_whole
 from flsim.runs.folder import Run
 
@@ -62,14 +64,41 @@ def targets_of(run: Run, rounds: int, count: int) -> Targets:
     corpus, train = run.corpus, run.corpus.split("train")
     splits, notes = never_trained(corpus)
     members = members_of(run, rounds)
-    others = [(split, _unseen(split, chosen, train)) for split, chosen in splits]
+    others = [(split, unseen(split, chosen, train)) for split, chosen in splits]
+    return pairs_of(train, members, others, count, run.config.seed, run.path, notes)
+
+
+def pairs_of(
+    train: Split,
+    members: Ints,
+    others: Sequence[tuple[Split, Ints]],
+    count: int,
+    seed: int,
+    folder: Path,
+    notes: Sequence[str] = (),
+) -> Targets:
+    """Draw pairs of a member and a non-member of equal lengths.
+
+    Args:
+        train: the split of members.
+        members: int64 [n], their positions.
+        others: splits with the positions of non-members.
+        count: largest number of pairs.
+        seed: seed of the draw.
+        folder: the folder of the run, for messages.
+        notes: sentences about limits.
+
+    Raises:
+        InputError: no member has the length of a non-member.
+    """
+    notes = list(notes)
     lengths_out = np.concatenate([_lengths(split, chosen) for split, chosen in others])
-    rng = stream(run.config.seed, "membership targets")
+    rng = stream(seed, "membership targets")
     chosen_in, chosen_out = matched(_lengths(train, members), lengths_out, count, rng)
     if not len(chosen_in):
         raise InputError(
-            f"{run.path}: no member has the length of a non-member, so no pairs can be formed; use a corpus with "
-            "more held-out text"
+            f"{folder}: no member has the length of a non-member, so no pairs can be formed; use a corpus or file "
+            "with more held-out text"
         )
     pairs = len(chosen_in)
     if pairs < FEW:
@@ -132,10 +161,13 @@ def unigram_of(corpus: Corpus) -> Floats:
 
     All splits count, so that the unigram covers the text of members and non-members.
     """
-    layout = corpus.layout
+    return unigram_over([corpus.split(name) for name in ("train", *NEVER_TRAINED)], corpus.layout)
+
+
+def unigram_over(splits: Sequence[Split], layout: Layout) -> Floats:
+    """Return log-probabilities of single tokens in splits together, float64 [V], with one added to each count."""
     counts = np.ones(layout.vocabulary_size)
-    for name in ("train", *NEVER_TRAINED):
-        split = corpus.split(name)
+    for split in splits:
         for _, tokens in windows(split.tokens):
             counts += np.bincount(tokens, minlength=layout.vocabulary_size)
         for _, offsets in windows(split.record_offsets, overlap=1):
@@ -180,7 +212,7 @@ def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
     return kept, notes
 
 
-def _unseen(split: Split, chosen: Ints, train: Split) -> Ints:
+def unseen(split: Split, chosen: Ints, train: Split) -> Ints:
     """Return those of the chosen records whose text is not a training record."""
     every = np.concatenate([*fingerprints(split), np.empty(0, np.uint64)])[chosen]
     known, place = np.unique(every, return_inverse=True)

@@ -1,0 +1,173 @@
+"""A model that was trained elsewhere under attack, with its canaries or with files of text as members."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.attacks.membership.attacked import Attacked, AttackHParams, ElsewhereHParams, store
+from flsim.attacks.membership.candidates import Candidates
+from flsim.attacks.membership.targets import Targets, pairs_of, unigram_over, unseen
+from flsim.attacks.result import Result
+from flsim.base.files import refuse_unwritable
+from flsim.canaries.elsewhere import CanarySet
+from flsim.canaries.preflight import read_records
+from flsim.data.corpus import Split
+from flsim.data.tokenizer import TokenVocabulary
+from flsim.data.vocabulary import Layout
+from flsim.models.language_model import TrainableModel
+from flsim.results.run_file import MEASUREMENTS, read_run_file
+from flsim.runs.elsewhere import MeasuredModel, model_in
+
+Ints = NDArray[np.int64]
+WHITE_BOX = "gradient"  # attack that needs more than probabilities
+MOST_TOKENS = 128  # of a record of a file; later tokens are not read
+
+
+@dataclass(frozen=True, eq=False)
+class TextSplit(Split):
+    """Records of text, each of one user.
+
+    Attributes:
+        keys: names of the records.
+    """
+
+    keys: tuple[str, ...] = ()
+
+    @cached_property
+    def names(self) -> list[str]:
+        return list(self.keys)
+
+    @classmethod
+    def of(cls, name: str, texts: Sequence[Sequence[int]], layout: Layout, keys: Sequence[str]) -> "TextSplit":
+        """Return records of token ids as a split."""
+        tokens = np.array([token for text in texts for token in text], layout.token_type)
+        offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        return cls(layout, tokens, offsets, np.arange(len(texts) + 1), Path(name), None, tuple(keys))
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Records of training and other records, as positions in two splits."""
+
+    train: Split
+    members: Ints
+    held_out: Split
+    others: Ints
+
+    @property
+    def places(self) -> tuple[list[tuple[Split, Ints]], list[tuple[Split, Ints]]]:
+        """Return the splits and positions of both sides."""
+        return [(self.train, self.members)], [(self.held_out, self.others)]
+
+
+def sides_of(canaries: CanarySet, model: TrainableModel, files: ElsewhereHParams) -> Sides:
+    """Return members and non-members: records of files without canaries; without files, canaries.
+
+    Canaries without a copy are non-members. They were drawn like the others, so only training can distinguish them.
+    Non-members whose text is also a training record are excluded.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    layout = replace(canaries.words.layout, record_words=MOST_TOKENS)
+    if files.members is None or files.others is None:
+        each = list(zip(canaries.planting.canaries, canaries.planting.insertions > 0, strict=True))
+        splits = [
+            TextSplit.of(
+                "canaries",
+                [canary.tokens for canary, is_member in each if is_member == side],
+                layout,
+                [canary.id for canary, is_member in each if is_member == side],
+            )
+            for side in (True, False)
+        ]
+        positions = [np.arange(split.records) for split in splits]
+        return Sides(splits[0], positions[0], splits[1], positions[1])
+    phrases = [canaries.text_of(canary)["text"].strip() for canary in canaries.planting.canaries]
+    splits, positions = [], []
+    for path in (files.members, files.others):
+        texts = [row["text"] for row in read_records(path, files.text)]
+        keys = [f"{path.name}:{index}" for index in range(len(texts))]
+        splits.append(TextSplit.of(path.name, [_tokens(canaries, text, model) for text in texts], layout, keys))
+        is_text = np.array([not any(phrase in text for phrase in phrases) for text in texts], np.bool_)
+        positions.append(np.flatnonzero(is_text & (np.diff(splits[-1].record_offsets) > 0)))
+    return Sides(splits[0], positions[0], splits[1], unseen(splits[1], positions[1], splits[0]))
+
+
+def _tokens(canaries: CanarySet, text: str, model: TrainableModel) -> list[int]:
+    vocabulary = canaries.words.vocabulary
+    if isinstance(vocabulary, TokenVocabulary):
+        tokens = vocabulary.encode_text(text)
+    else:
+        tokens = vocabulary.encode(vocabulary.split(text))
+    context = getattr(getattr(model, "config", None), "max_position_embeddings", None) or MOST_TOKENS
+    return tokens[: min(MOST_TOKENS, context - 1)]
+
+
+@dataclass(frozen=True)
+class AttackedElsewhere:
+    """A model that was trained elsewhere and is attacked, with the interface of `Attacked`.
+
+    Attributes:
+        measured: the model, with its folder of measurements.
+        hparams: settings of the attack.
+        sides: members and non-members.
+    """
+
+    measured: MeasuredModel
+    hparams: AttackHParams
+    sides: Sides
+    claim = None
+    excluded = (WHITE_BOX,)
+
+    @classmethod
+    def open(cls, path: Path, hparams: AttackHParams) -> "AttackedElsewhere":
+        """Load the model of a folder of measurements; see `MeasuredModel.open`."""
+        refuse_unwritable(path, "membership")
+        measured = MeasuredModel.open(path, hparams.round, hparams.elsewhere.model, hparams.device)
+        return cls(measured, hparams, sides_of(measured.canaries, measured.model, hparams.elsewhere))
+
+    @property
+    def unit(self) -> str:
+        """The unit of canaries."""
+        return self.measured.canaries.unit
+
+    def targets(self) -> Targets:
+        """Return pairs of a member and a non-member; see `flsim.attacks.membership.targets.pairs_of`."""
+        sides, seed = self.sides, self.measured.canaries.seed
+        return pairs_of(sides.train, sides.members, sides.places[1], self.hparams.count, seed, self.measured.path)
+
+    def before_both(self, records: Any, keys: Sequence[str]) -> tuple[Candidates, Candidates | None]:
+        """Return the records with the model; and with the reference, if there is one, as the model before training."""
+        canaries, sides, path = self.measured.canaries, self.sides, self.hparams.reference
+        layout, reference = canaries.words.layout, None
+        if path is not None:
+            reference = model_in(path, canaries, self.measured.path).to(self.measured.model.device).eval()
+        # A record of one word "can have been cut", so no end of a sequence is scored: such a model may have none.
+        layout = replace(layout, record_words=1)
+        subject = canaries.words.vocabulary, unigram_over([sides.train, sides.held_out], layout), canaries.seed, layout
+        candidates = Candidates(self.measured.model, records, keys, *subject, reference)
+        return candidates, None if reference is None else candidates.before(reference)
+
+    def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> Result:
+        """Store rows in the folder of measurements; see `Attacked.stored`."""
+        described = read_run_file(self.measured.path)
+        setting = described["label"]
+        return store(self.measured.path, described["identity"], setting, self.measured.round, rows, notes)
+
+
+def open_attacked(path: Path, hparams: AttackHParams) -> Attacked | AttackedElsewhere:
+    """Open a run, or a folder of measurements of a model that was trained elsewhere.
+
+    Raises:
+        InputError: see `Attacked.open` and `AttackedElsewhere.open`; or a run has options for models from elsewhere.
+    """
+    if (path / MEASUREMENTS).is_file():
+        return AttackedElsewhere.open(path, hparams)
+    hparams.elsewhere.refuse_for(path)
+    return Attacked.open(path, hparams)
