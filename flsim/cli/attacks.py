@@ -111,7 +111,7 @@ class Unit(StrEnum):
     user = "user"
 
 
-ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quantile, blind"
+ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quantile, blind, ez, wbc, recall, dc-pdd"
 
 
 def membership(
@@ -121,7 +121,7 @@ def membership(
         typer.Option(
             metavar="ATTACK",
             help=f"Attack; repeatable: {ATTACKS}, or a custom attack as path/to/file.py:NAME; flsim executes the file.",
-            show_default="all built-in attacks",
+            show_default="loss to blind",
         ),
     ] = None,
     unit: Annotated[
@@ -142,8 +142,8 @@ def membership(
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="For the attack reference, and --unit user: checkpoint of a run on another corpus with the same "
-            'vocabulary; or base, the model before training of architecture "hf".',
+            help="For the attacks reference, ez and wbc, and --unit user: checkpoint of a run on another corpus with "
+            'the same vocabulary; or base, the model before training of architecture "hf".',
             show_default="frequency of single words",
         ),
     ] = None,
@@ -170,6 +170,8 @@ def membership(
     Example: flsim membership runs/demo/iid runs/demo/non-iid
 
     Example: flsim membership runs/demo/non-iid --attack loss --attack min-k++ --records 5000 --json
+
+    Example: flsim membership runs/lora --attack ez --attack wbc --reference base
 
     Example: flsim membership runs/demo/non-iid --attack my_attack.py:rarest
 

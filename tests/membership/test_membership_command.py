@@ -13,7 +13,7 @@ from helpers import PRIVATE, Flsim, Trained
 import flsim as api
 from flsim.attacks.audit.subject import claim_of
 from flsim.attacks.audit.trade_off import of_group
-from flsim.attacks.membership.built_in import BUILT_IN
+from flsim.attacks.membership.built_in import BUILT_IN, BY_DEFAULT
 from flsim.attacks.membership.stored import LEVELS, newest_rows, read_rows
 from flsim.base.errors import InputError
 from flsim.cli.attacks import ATTACKS
@@ -72,7 +72,7 @@ def test_json_is_what_is_stored(copied: Path, flsim: Flsim) -> None:
     (printed,) = json.loads(out)["runs"]
     run = Run.open(copied)
     stored = newest_rows(copied, run.identity).set_index("attack")
-    assert [row["attack"] for row in printed["rows"]] == list(BUILT_IN) == list(stored.index)
+    assert [row["attack"] for row in printed["rows"]] == list(BY_DEFAULT) == list(stored.index)
     for row in printed["rows"]:
         kept = stored.loc[row["attack"]]
         assert (row["run"], row["unit"], row["round"], row["epsilon"]) == (run.identity, "record", 4, None)

@@ -88,12 +88,15 @@ class Attacked:
         """Return the claim of the run's ledger; None without noise."""
         return claim_of(self.run, self.state, self.hparams.delta)
 
-    def before_both(self, records: Records, keys: Sequence[str]) -> tuple[Candidates, Candidates]:
+    def before_both(
+        self, records: Records, keys: Sequence[str], context: Records | None = None
+    ) -> tuple[Candidates, Candidates]:
         """Return records with the attacked model, and with the same model before training.
 
         Args:
             records: N records.
             keys: N names, which distinguish random streams of records.
+            context: further records that training did not read.
 
         Raises:
             InputError: there is no such reference, or it does not fit the corpus of the run.
@@ -101,7 +104,7 @@ class Attacked:
         run, reference, device = self.run, self.hparams.reference, self.hparams.device
         untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
         other = None if reference is None else _reference_model(run, reference, device)
-        subject = run.corpus.vocabulary, unigram_of(run.corpus), run.config.seed, run.corpus.layout, other
+        subject = run.corpus.vocabulary, unigram_of(run.corpus), run.config.seed, run.corpus.layout, other, context
         candidates = Candidates(self.model, records, keys, *subject)
         return candidates, candidates.before(as_measured(run, untrained))
 
