@@ -277,6 +277,16 @@ def extract(
             rich_help_panel=SAMPLING,
         ),
     ] = 1.0,
+    edits: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="WORDS",
+            help="Also count suffixes with at most this number of inserted, deleted or replaced words, and suffixes "
+            "with a BLEU score above 0.75, e.g. 2.",
+            show_default="neither",
+        ),
+    ] = None,
     by_setting: OneSetting = False,
     out: FigureOut = None,
     round: CheckpointRound = None,
@@ -314,6 +324,7 @@ def extract(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        edits=edits,
         round=round,
         epoch=epoch,
         device=device,
