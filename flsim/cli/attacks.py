@@ -1,9 +1,10 @@
 """`flsim audit`, `membership`, `extract` and `forgetting`: attacks on runs, and their evidence."""
 
 import json
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +27,9 @@ from flsim.cli.options import (
     refuse_two_prints,
     write_table,
 )
+
+if TYPE_CHECKING:
+    from flsim.attacks.result import Result
 
 
 def audit(
@@ -209,11 +213,8 @@ def membership(
     if by_setting:
         means = means_over_seeds(results)
         typer.echo(json.dumps(json_rows(means), indent=2) if as_json else means_to_text(means), nl=as_json)
-    elif as_json:
-        objects = [{"folder": str(path)} | attacked.to_json() for path, attacked in results.items()]
-        typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
     else:
-        typer.echo("\n".join(to_text(path.resolve().name, attacked) for path, attacked in results.items()), nl=False)
+        _print_by_run(results, to_text, as_json)
 
 
 def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
@@ -287,6 +288,18 @@ def extract(
             show_default="neither",
         ),
     ] = None,
+    personal_data: Annotated[
+        bool,
+        typer.Option(
+            "--personal-data",
+            help="Measure which mail addresses, telephone and card numbers of a user the model generates from text of "
+            "this user, and of others.",
+        ),
+    ] = False,
+    names: Annotated[
+        Path | None,
+        typer.Option(help="With --personal-data: file with a name on each line, to search for names as well."),
+    ] = None,
     by_setting: OneSetting = False,
     out: FigureOut = None,
     round: CheckpointRound = None,
@@ -308,12 +321,21 @@ def extract(
     Example: flsim extract runs/four-settings --over-seeds
 
     Example: flsim extract runs/demo/non-iid --top-k 0 --top-p 0.9 --json
+
+    Example: flsim extract runs/lora --personal-data --names names.txt
     """
     from flsim.attacks.extraction.extract import extract as extract_from
     from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
     from flsim.show.figure import refuse_other_than_figure
 
     check_device(device)
+    if personal_data:
+        if prefix or edits is not None or by_setting or out is not None or epoch is not None:
+            raise InputError("--personal-data: remove --prefix, --edits, --over-seeds, --out and --epoch")
+        _personal_data(runs, names, records, round, device, as_json)
+        return
+    if names is not None:
+        raise InputError(f"--names {names}: is for --personal-data; add it, or remove --names")
     if out is not None:
         refuse_other_than_figure(out)
     measured = extract_from(
@@ -337,6 +359,24 @@ def extract(
         typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
     else:
         typer.echo(over_seeds_to_text(measured) if by_setting else to_text(measured), nl=False)
+
+
+def _personal_data(
+    runs: list[Path], names: Path | None, records: int, round: int | None, device: str, as_json: bool
+) -> None:
+    from flsim.attacks.extraction.personal import extract_personal_data, to_text
+    from flsim.results.sweeps import over_runs
+
+    results = over_runs(runs, lambda path: extract_personal_data(path, names, records, round, device))
+    _print_by_run(results, to_text, as_json)
+
+
+def _print_by_run(results: Mapping[Path, "Result"], to_text: Callable[[str, "Result"], str], as_json: bool) -> None:
+    if as_json:
+        objects = [{"folder": str(path)} | result.to_json() for path, result in results.items()]
+        typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
+    else:
+        typer.echo("\n".join(to_text(path.resolve().name, result) for path, result in results.items()), nl=False)
 
 
 def forgetting(

@@ -80,7 +80,7 @@ def test_a_model_without_training_extracts_no_more_than_from_controls() -> None:
             is_greedy=is_greedy,
             log_probability=log_probs,
             is_elicited=is_elicited(continuations, texts, 1),
-            is_near=near_verbatim(model, texts, 1, 1, LAYOUT, model.device)["is_near"],
+            is_near=near_verbatim(model, texts, 1, 1, LAYOUT, model.device)[0],
         )
     )
     assert (table["excess_low"] <= 0).all()

@@ -59,9 +59,14 @@ def one_word_continuations(model: LanguageModel, length: int, layout: Layout, de
     """
     words = torch.arange(layout.first_word, layout.last_word + 1, device=device)
     prompts = torch.stack([torch.full_like(words, layout.bos), words], dim=1)
+    return greedy(model, prompts, length).cpu().numpy()
+
+
+def greedy(model: LanguageModel, prompts: Tensor, length: int) -> Tensor:
+    """Return the output of greedy decoding after prompts int64 [N, L], int64 [N, length], in batches that fit."""
     state, log_probs = model.start(prompts[:1])
     rows = rows_at_once(log_probs, state)
-    return torch.cat([_greedy(model, part, length) for part in torch.split(prompts, rows)]).cpu().numpy()
+    return torch.cat([_greedy(model, part, length) for part in torch.split(prompts, rows)])
 
 
 def _greedy(model: LanguageModel, prompts: Tensor, length: int) -> Tensor:
@@ -88,8 +93,8 @@ def is_elicited(continuations: Ints, strings: Records, prefix: int) -> Flags:
 
 def near_verbatim(
     model: LanguageModel, strings: Records, prefix: int, width: int, layout: Layout, device: torch.device
-) -> dict[str, Flags | Ints | Floats]:
-    """Return how near a beam search continues each prefix to the suffix, as columns by name [N].
+) -> tuple[Flags, Ints, Floats]:
+    """Return how near a beam search continues each prefix to the suffix.
 
     Args:
         model: the model.
@@ -100,8 +105,8 @@ def near_verbatim(
         device: the model's device.
 
     Returns:
-        ``is_near``: whether at most `WRONG` words of a continuation differ (Hamming distance); a suffix of one word
-        must be exact. ``edit_distance``, int64, and ``bleu``: those of the most similar continuation.
+        Whether at most `WRONG` words of a continuation differ (Hamming distance), bool [N]; a suffix of one word must
+        be exact. Edit distance, int64 [N], and BLEU, float64 [N], of the most similar continuation.
 
     Raises:
         Diverged: a log-probability is not finite.
@@ -119,7 +124,7 @@ def near_verbatim(
         edits[rows] = edit_distances(written, suffixes[:, None]).min(-1)
         pairs = zip(written.tolist(), suffixes.tolist(), strict=True)
         scores[rows] = [max(bleu(beam, suffix) for beam in each) for each, suffix in pairs]
-    return {"is_near": is_near, "edit_distance": edits, "bleu": scores}
+    return is_near, edits, scores
 
 
 # The number of training records, and of users, whose text contains a string.
@@ -396,7 +401,7 @@ def _measured(run: Run, model: TrainableModel, groups: Sequence[Strings], scheme
     for group in tracked("extracting", groups):
         prefix, texts = group.prefix, group.texts
         is_greedy, log_probs = discover(model, texts, prefix, scheme, layout)
-        near = near_verbatim(model, texts, prefix, run.config.evaluation.beam_width, layout, device)
+        is_near, edits, scores = near_verbatim(model, texts, prefix, run.config.evaluation.beam_width, layout, device)
         yield pd.DataFrame(
             {
                 "kind": group.kind,
@@ -408,8 +413,8 @@ def _measured(run: Run, model: TrainableModel, groups: Sequence[Strings], scheme
                 "log_probability": log_probs,
                 **{f"least_n_{p:g}": least_tries(log_probs, p) for p in P},
                 "is_elicited": is_elicited(continuations, texts, prefix),
-                "is_near": is_greedy | near["is_near"],
-                "edit_distance": np.where(is_greedy, 0, near["edit_distance"]),
-                "bleu": np.where(is_greedy, 1.0, near["bleu"]),
+                "is_near": is_greedy | is_near,
+                "edit_distance": np.where(is_greedy, 0, edits),
+                "bleu": np.where(is_greedy, 1.0, scores),
             }
         )

@@ -35,7 +35,7 @@ def rates_of(strings: pd.DataFrame, edits: int | None = None) -> pd.DataFrame:
         is_trained = group["is_trained"].to_numpy(bool)
         for attack, n, p, is_extracted in _attacks(group, edits):
             columns = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True))
-            rows.append(columns | _against_controls(is_extracted[is_trained], is_extracted[~is_trained]))
+            rows.append(columns | against_controls(is_extracted[is_trained], is_extracted[~is_trained]))
     return pd.DataFrame(rows)
 
 
@@ -61,7 +61,7 @@ def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
             for most in USERS:
                 trained, controls = is_trained & (users <= most), ~is_trained & (users <= most - 1)
                 columns = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True)) | {"k_users": most}
-                rows.append(columns | _against_controls(is_extracted[trained], is_extracted[controls]))
+                rows.append(columns | against_controls(is_extracted[trained], is_extracted[controls]))
     return pd.DataFrame(rows)
 
 
@@ -84,7 +84,8 @@ def _attacks(strings: pd.DataFrame, edits: int | None = None) -> Iterator[tuple[
         yield f"BLEU {BLEU}", np.nan, np.nan, (strings["bleu"] > BLEU).to_numpy(bool)
 
 
-def _against_controls(trained: Flags, controls: Flags) -> dict[str, float]:
+def against_controls(trained: Flags, controls: Flags) -> dict[str, float]:
+    """Return the rates of two sides and their difference, as columns of `rates_of`."""
     row: dict[str, float] = {}
     for name, is_extracted in (("", trained), ("control_", controls)):
         hits, strings = int(is_extracted.sum()), len(is_extracted)
