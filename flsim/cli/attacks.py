@@ -159,6 +159,7 @@ def membership(
         ),
     ] = False,
     by_setting: OneSetting = False,
+    out: FigureOut = None,
     delta: ClaimDelta = None,
     round: CheckpointRound = None,
     device: TorchDevice = "cpu",
@@ -169,11 +170,13 @@ def membership(
     Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
     of equal length. With --unit user, members are users who took part. The attack scores a user by records that
     training did not read (data.user_holdout). Prints how well each attack distinguishes members from non-members, with
-    controls, and stores the results in the run folder.
+    controls, and stores the results in the run folder. --out shows the ROC curve of each attack on each run.
 
     Example: flsim membership runs/demo/iid runs/demo/non-iid
 
     Example: flsim membership runs/demo/non-iid --attack loss --attack min-k++ --records 5000 --json
+
+    Example: flsim membership runs/demo/iid runs/demo/non-iid --out roc.png
 
     Example: flsim membership runs/lora --attack ez --attack wbc --reference base
 
@@ -188,10 +191,15 @@ def membership(
     from flsim.attacks.membership.tables import means_over_seeds, means_to_text, to_text
     from flsim.attacks.membership.users import attack_users
     from flsim.results.sweeps import expanded, over_runs, run_folders
+    from flsim.show.figure import refuse_other_than_figure
     from flsim.show.table import json_rows
 
     check_device(device)
+    if out is not None:
+        refuse_other_than_figure(out)
     if shadows:
+        if out is not None:
+            raise InputError(f"--out {out}: attacks with shadow models have no figure; remove --out or --shadows")
         if by_setting:
             raise InputError(
                 "--over-seeds: with --shadows, the seeds of a setting are its shadow models; remove --over-seeds "
@@ -210,6 +218,10 @@ def membership(
     results = over_runs(
         runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
     )
+    if out is not None:
+        from flsim.attacks.membership.plot import plot
+
+        plot(results, out)
     if by_setting:
         means = means_over_seeds(results)
         typer.echo(json.dumps(json_rows(means), indent=2) if as_json else means_to_text(means), nl=as_json)

@@ -94,8 +94,7 @@ def test_similar_suffixes_are_counted_on_request() -> None:
     )
     assert len(rates.rates_of(near)) == len(rates.rates_of(near, 2)) - 2
     found = rates.rates_of(near, 2).set_index("attack")[["extracted", "control_extracted"]]
-    assert found.loc["edit distance 2"].tolist() == [2, 1]
-    assert found.loc["BLEU 0.75"].tolist() == [1, 1]
+    assert found.loc[["edit distance 2", "BLEU 0.75"]].to_numpy().tolist() == [[2, 1], [1, 1]]
 
 
 def test_strings_of_few_users_stand_beside_controls_of_one_less() -> None:

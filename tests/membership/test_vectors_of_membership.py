@@ -163,7 +163,8 @@ def test_recall_is_the_ratio_after_a_prefix_read_word_by_word() -> None:
     for record, ratio in zip(records, ratios, strict=True):
         text = record.tolist() + [LAYOUT.eos] * LAYOUT.ends_with_eos(len(record))
         means = []
-        for prefix in (candidates.context.tokens.tolist(), []):
+        for length in (len(candidates.context.tokens), 0):
+            prefix = candidates.context.tokens[:length].tolist()
             state, log_probs = model.start(torch.tensor([[LAYOUT.bos, *prefix]]))
             values = []
             for token in text:
@@ -180,9 +181,10 @@ def test_a_context_is_cut_to_the_positions_of_the_model() -> None:
     first = len(every.context[0])
     short = replace(every, context=Records.from_lists([every.context[0].tolist()]))
     expected = BUILT_IN["recall"].score(short)
-    every.model.config = SimpleNamespace(max_position_embeddings=12 + first)
+    model: Any = every.model
+    model.config = SimpleNamespace(max_position_embeddings=12 + first)
     assert BUILT_IN["recall"].score(every).tolist() == expected.tolist()
-    every.model.config = SimpleNamespace(max_position_embeddings=11 + first)
+    model.config = SimpleNamespace(max_position_embeddings=11 + first)
     for refused in (every, replace(every, context=None)):
         with pytest.raises(InputError, match="attack recall: found no held-out record that is not attacked and fits"):
             BUILT_IN["recall"].score(refused)

@@ -241,7 +241,7 @@ def extract_personal_data(
         generated = [elicited(model, side, layout, vocabulary, finder) for side in (first, second)]
     run.verify()  # measurements on other data must not be returned
     frame = coverage_of(train, others, (first, second), (generated[0], generated[1]))
-    named = {"run": str(path), "setting": run.setting, "series": run.series, "seed": run.config.seed}
+    named: dict[str, Any] = {"run": str(path), "setting": run.setting, "series": run.series, "seed": run.config.seed}
     notes.append(f"{len(first):,} prompts of training users and {len(second):,} of held-out users were continued.")
     return Result(frame=frame.assign(**named, round=state.round), notes=tuple(notes))
 
