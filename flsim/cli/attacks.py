@@ -1,10 +1,11 @@
 """`flsim audit`, `membership`, `extract` and `forgetting`: attacks on runs, and their evidence."""
 
 import json
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +28,9 @@ from flsim.cli.options import (
     refuse_two_prints,
     write_table,
 )
+
+if TYPE_CHECKING:
+    from flsim.attacks.result import Result
 
 
 def audit(
@@ -143,7 +147,7 @@ class Unit(StrEnum):
     user = "user"
 
 
-ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quantile, blind"
+ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quantile, blind, ez, wbc, recall, dc-pdd"
 
 
 def membership(
@@ -153,7 +157,7 @@ def membership(
         typer.Option(
             metavar="ATTACK",
             help=f"Attack; repeatable: {ATTACKS}, or a custom attack as path/to/file.py:NAME; flsim executes the file.",
-            show_default="all built-in attacks",
+            show_default="loss to blind",
         ),
     ] = None,
     unit: Annotated[
@@ -174,8 +178,8 @@ def membership(
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="For the attack reference, and --unit user: checkpoint of a run on another corpus with the same "
-            'vocabulary; or base, the model before training of architecture "hf".',
+            help="For the attacks reference, ez and wbc, and --unit user: checkpoint of a run on another corpus with "
+            'the same vocabulary; or base, the model before training of architecture "hf".',
             show_default="frequency of single words",
         ),
     ] = None,
@@ -187,6 +191,7 @@ def membership(
         ),
     ] = False,
     by_setting: OneSetting = False,
+    out: FigureOut = None,
     delta: ClaimDelta = None,
     round: CheckpointRound = None,
     device: TorchDevice = "cpu",
@@ -201,11 +206,15 @@ def membership(
     Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
     of equal length. With --unit user, members are users who took part. The attack scores a user by records that
     training did not read (data.user_holdout). Prints how well each attack distinguishes members from non-members, with
-    controls, and stores the results in the run folder.
+    controls, and stores the results in the run folder. --out shows the ROC curve of each attack on each run.
 
     Example: flsim membership runs/demo/iid runs/demo/non-iid
 
     Example: flsim membership runs/demo/non-iid --attack loss --attack min-k++ --records 5000 --json
+
+    Example: flsim membership runs/demo/iid runs/demo/non-iid --out roc.png
+
+    Example: flsim membership runs/lora --attack ez --attack wbc --reference base
 
     Example: flsim membership runs/demo/non-iid --attack my_attack.py:rarest
 
@@ -220,10 +229,15 @@ def membership(
     from flsim.attacks.membership.tables import means_over_seeds, means_to_text, to_text
     from flsim.attacks.membership.users import attack_users
     from flsim.results.sweeps import expanded, over_runs, run_folders
+    from flsim.show.figure import refuse_other_than_figure
     from flsim.show.table import json_rows
 
     check_device(device)
+    if out is not None:
+        refuse_other_than_figure(out)
     if shadows:
+        if out is not None:
+            raise InputError(f"--out {out}: attacks with shadow models have no figure; remove --out or --shadows")
         if by_setting:
             raise InputError(
                 "--over-seeds: with --shadows, the seeds of a setting are its shadow models; remove --over-seeds "
@@ -243,14 +257,15 @@ def membership(
     results = over_runs(
         runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
     )
+    if out is not None:
+        from flsim.attacks.membership.plot import plot
+
+        plot(results, out)
     if by_setting:
         means = means_over_seeds(results)
         typer.echo(json.dumps(json_rows(means), indent=2) if as_json else means_to_text(means), nl=as_json)
-    elif as_json:
-        objects = [{"folder": str(path)} | attacked.to_json() for path, attacked in results.items()]
-        typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
     else:
-        typer.echo("\n".join(to_text(path.resolve().name, attacked) for path, attacked in results.items()), nl=False)
+        _print_by_run(results, to_text, as_json)
 
 
 def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
@@ -308,6 +323,28 @@ def extract(
         float,
         of_sampling(help="Sample from the most likely tokens with this share of the probability, e.g. 0.9."),
     ] = 1.0,
+    edits: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="WORDS",
+            help="Also count suffixes with at most this number of inserted, deleted or replaced words, and suffixes "
+            "with a BLEU score above 0.75, e.g. 2.",
+            show_default="neither",
+        ),
+    ] = None,
+    personal_data: Annotated[
+        bool,
+        typer.Option(
+            "--personal-data",
+            help="Measure which mail addresses, telephone and card numbers of a user the model generates from text of "
+            "this user, and of others.",
+        ),
+    ] = False,
+    names: Annotated[
+        Path | None,
+        typer.Option(help="With --personal-data: file with a name on each line, to search for names as well."),
+    ] = None,
     by_setting: OneSetting = False,
     out: FigureOut = None,
     round: CheckpointRound = None,
@@ -333,6 +370,8 @@ def extract(
     Example: flsim extract runs/four-settings --over-seeds
 
     Example: flsim extract runs/demo/non-iid --top-k 0 --top-p 0.9 --json
+
+    Example: flsim extract runs/lora --personal-data --names names.txt
     """
     from flsim.attacks.extraction.extract import extract as extract_from
     from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
@@ -340,6 +379,13 @@ def extract(
     from flsim.show.figure import refuse_other_than_figure
 
     check_device(device)
+    if personal_data:
+        if prefix or edits is not None or by_setting or out is not None or epoch is not None:
+            raise InputError("--personal-data: remove --prefix, --edits, --over-seeds, --out and --epoch")
+        _personal_data(runs, names, records, round, device, as_json)
+        return
+    if names is not None:
+        raise InputError(f"--names {names}: is for --personal-data; add it, or remove --names")
     if out is not None:
         refuse_other_than_figure(out)
     measured = extract_from(
@@ -350,6 +396,7 @@ def extract(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        edits=edits,
         round=round,
         epoch=epoch,
         device=device,
@@ -363,6 +410,24 @@ def extract(
         typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
     else:
         typer.echo(over_seeds_to_text(measured) if by_setting else to_text(measured), nl=False)
+
+
+def _personal_data(
+    runs: list[Path], names: Path | None, records: int, round: int | None, device: str, as_json: bool
+) -> None:
+    from flsim.attacks.extraction.personal import extract_personal_data, to_text
+    from flsim.results.sweeps import over_runs
+
+    results = over_runs(runs, lambda path: extract_personal_data(path, names, records, round, device))
+    _print_by_run(results, to_text, as_json)
+
+
+def _print_by_run(results: Mapping[Path, "Result"], to_text: Callable[[str, "Result"], str], as_json: bool) -> None:
+    if as_json:
+        objects = [{"folder": str(path)} | result.to_json() for path, result in results.items()]
+        typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
+    else:
+        typer.echo("\n".join(to_text(path.resolve().name, result) for path, result in results.items()), nl=False)
 
 
 def forgetting(

@@ -85,6 +85,16 @@ def test_rates_of_attacks_stand_beside_controls() -> None:
     assert found[found["attack"] == "near-verbatim"]["rate"].tolist() == [1]
 
 
+def test_similar_suffixes_are_counted_on_request() -> None:
+    """Suffixes of 1, 2, 4, 4 and 4 words: at most two edits, of which one word must be right, and BLEU above 0.75."""
+    near = table().assign(
+        words=[4, 5, 7, 7, 7], edit_distance=[1, 1, 2, 3, 2], bleu=[0.0, 0.9, 0.75, 0.7501, 0.0], kind="record"
+    )
+    assert len(rates.rates_of(near)) == len(rates.rates_of(near, 2)) - 2
+    found = rates.rates_of(near, 2).set_index("attack")[["extracted", "control_extracted"]]
+    assert found.loc[["edit distance 2", "BLEU 0.75"]].to_numpy().tolist() == [[2, 1], [1, 1]]
+
+
 def test_strings_of_few_users_stand_beside_controls_of_one_less() -> None:
     found = rates.eidetic_of(table())
     assert set(found["attack"]) == {"greedy", "sampling"}
@@ -116,11 +126,11 @@ def test_an_extraction_from_python_has_the_settings_of_the_command(monkeypatch: 
     monkeypatch.setattr(extract, "over_runs", run)
     monkeypatch.setattr(extract, "named_apart", lambda paths: {path: {"setting": "s"} for path in paths})
     assert extract.extract("run").scheme == Scheme(1.0, 40, 1.0)
-    extract.extract("run", prefixes=[2], suffix=3, records=4, temperature=0.5, top_k=6, top_p=0.7, round=8)
+    extract.extract("run", prefixes=[2], suffix=3, records=4, temperature=0.5, top_k=6, top_p=0.7, edits=1, round=8)
     extract.extract("run", epoch=0.5)
     assert asked == [
         extract.ExtractionHParams((), 5, 1_000, Scheme(1.0, 40, 1.0)),
-        extract.ExtractionHParams((2,), 3, 4, Scheme(0.5, 6, 0.7), 8),
+        extract.ExtractionHParams((2,), 3, 4, Scheme(0.5, 6, 0.7), 1, 8),
         extract.ExtractionHParams(epoch=0.5),
     ]
 

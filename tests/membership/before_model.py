@@ -1,5 +1,7 @@
 """Records before small models, as tests of attacks take them."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from flsim.attacks.membership.candidates import Candidates
@@ -32,6 +34,11 @@ def before(model: TrainableModel, records: Records) -> Candidates:
     unigram = np.full(LAYOUT.vocabulary_size, -np.log(LAYOUT.vocabulary_size))
     keys = [f"train:{index}" for index in range(len(records))]
     return Candidates(model, records, keys, VOCABULARY, unigram, 0, LAYOUT)
+
+
+def before_two(model: TrainableModel, records: Records) -> Candidates:
+    """The same before another model as well, with other records as the context."""
+    return replace(before(model, records), reference=untrained(seed=9), context=drawn(2, seed=9))
 
 
 def in_pairs(pairs: int, seed: int = 0, shortest: int = 1) -> tuple[Records, Targets]:

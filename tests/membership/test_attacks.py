@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from membership.before_model import LAYOUT, before, in_pairs, untrained
+from membership.before_model import LAYOUT, before, before_two, in_pairs, untrained
 
 from flsim.algorithms.fedavg import train_user
 from flsim.attacks.membership.built_in import BLIND, BUILT_IN, quantile_of_others
@@ -24,27 +24,27 @@ from flsim.training.local import local_batches
 
 # Areas that attacks reach at least on a model that knows its records by heart. Gradients vanish last.
 OVERFITTED = dict.fromkeys(("loss", "reference", "zlib", "min-k", "min-k++", "neighbourhood", "quantile"), 0.95)
-OVERFITTED["gradient"] = 0.7
+OVERFITTED |= {"gradient": 0.7, "wbc": 0.95, "recall": 0.9, "dc-pdd": 0.8}
 
 
 @cache
-def by_heart() -> tuple[TrainableModel, Candidates, Targets]:
-    """A model after 80 epochs over the 50 members alone."""
+def by_heart(epochs: int = 80) -> tuple[TrainableModel, Candidates, Targets]:
+    """A model after so many epochs over the 50 members alone."""
     records, targets = in_pairs(50, seed=3, shortest=4)
     model = untrained(seed=1)
     members = Records.from_lists(
         [record.tolist() for record, member in zip(records, targets.is_member, strict=True) if member]
     )
-    hparams = LocalHParams(epochs=80, batch_size=10, learning_rate=0.02, optimizer="adam")
+    hparams = LocalHParams(epochs=epochs, batch_size=10, learning_rate=0.02, optimizer="adam")
     train_user(model, local_batches(members, LAYOUT, hparams, stream(0, "test")), hparams)
-    return model, before(model, records), targets
+    return model, before_two(model, records), targets
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_model_that_read_nothing_tells_nothing(name: str) -> None:
     """The area of scores of one law has mean 1/2 and variance (n + m + 1) / (12 n m) (Mann and Whitney, 1947)."""
     records, targets = in_pairs(300, seed=5)
-    row = row_of(BUILT_IN[name], before(untrained(), records), targets)
+    row = row_of(BUILT_IN[name], before_two(untrained(), records), targets)
     n, m = row["n_in"], row["n_out"]
     assert (n, m) == ((150, 150) if BUILT_IN[name].fit else (300, 300))
     assert abs(row["auroc"] - 0.5) < 3 * math.sqrt((n + m + 1) / (12 * n * m))
@@ -56,6 +56,13 @@ def test_a_model_that_knows_fifty_records_by_heart_is_caught(name: str) -> None:
     row = row_of(BUILT_IN[name], candidates, targets)
     assert row["auroc_low"] > OVERFITTED[name]
     assert row[column("tpr", 0.1)] >= 0.5
+
+
+def test_the_error_zone_is_for_models_that_still_make_errors() -> None:
+    """After 80 epochs most members have fewer than two errors, and score 0 like any record without a zone."""
+    early, late = (row_of(BUILT_IN["ez"], *by_heart(epochs)[1:])["auroc_low"] for epochs in (10, 80))
+    assert early > 0.6
+    assert late < 0.5
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

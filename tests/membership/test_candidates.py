@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from membership.before_model import LAYOUT, before, drawn, untrained
+from membership.before_model import LAYOUT, before, before_two, drawn, untrained
 
 from flsim.attacks.membership import candidates
 from flsim.attacks.membership.built_in import BLIND, BUILT_IN
@@ -65,10 +65,10 @@ def test_gradient_norms_are_those_of_one_record_after_another(architecture: str)
 def test_small_batches_give_the_scores_of_one_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few records, and each record by itself."""
     model, records = untrained(), drawn(12)
-    whole = BUILT_IN[name].score(before(model, records))
+    whole = BUILT_IN[name].score(before_two(model, records))
     monkeypatch.setattr(candidates, "FLOATS", 700)  # of 40 words: 17 positions, or one or two records
-    np.testing.assert_allclose(BUILT_IN[name].score(before(model, records)), whole, rtol=1e-4, atol=1e-6)
-    every = before(model, records)
+    np.testing.assert_allclose(BUILT_IN[name].score(before_two(model, records)), whole, rtol=1e-4, atol=1e-6)
+    every = before_two(model, records)
     for index, record in enumerate(records):
         one = candidates.Candidates(
             model,
@@ -78,6 +78,8 @@ def test_small_batches_give_the_scores_of_one_batch(name: str, monkeypatch: pyte
             every.unigram,
             0,
             LAYOUT,
+            every.reference,
+            every.context,
         )
         np.testing.assert_allclose(BUILT_IN[name].score(one)[0], whole[index], rtol=1e-4, atol=1e-6)
 
@@ -89,7 +91,7 @@ def test_the_blind_control_reads_no_model() -> None:
     assert one[:, 0].tolist() == [len(record) for record in records]
 
 
-ARRAYS = ("words", "lengths", "log_probs", "unigram_log_probs", "reference_log_probs", "unigram")
+ARRAYS = ("words", "lengths", "log_probs", "unigram_log_probs", "reference_log_probs", "unigram", "tokens")
 
 
 @pytest.mark.parametrize("name", ARRAYS)

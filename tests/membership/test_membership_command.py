@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from helpers import PRIVATE, Flsim, Trained
@@ -13,8 +14,10 @@ from helpers import PRIVATE, Flsim, Trained
 import flsim as api
 from flsim.attacks.audit.subject import claim_of
 from flsim.attacks.audit.trade_off import of_group
-from flsim.attacks.membership.built_in import BUILT_IN
+from flsim.attacks.membership.built_in import BUILT_IN, BY_DEFAULT
+from flsim.attacks.membership.plot import draw
 from flsim.attacks.membership.stored import LEVELS, newest_rows, read_rows
+from flsim.attacks.result import Result
 from flsim.base.errors import InputError
 from flsim.cli.attacks import ATTACKS
 from flsim.runs.folder import Run
@@ -72,7 +75,7 @@ def test_json_is_what_is_stored(copied: Path, flsim: Flsim) -> None:
     (printed,) = json.loads(out)["runs"]
     run = Run.open(copied)
     stored = newest_rows(copied, run.identity).set_index("attack")
-    assert [row["attack"] for row in printed["rows"]] == list(BUILT_IN) == list(stored.index)
+    assert [row["attack"] for row in printed["rows"]] == list(BY_DEFAULT) == list(stored.index)
     for row in printed["rows"]:
         kept = stored.loc[row["attack"]]
         assert (row["run"], row["unit"], row["round"], row["epsilon"]) == (run.identity, "record", 4, None)
@@ -136,6 +139,9 @@ def test_a_ledger_of_users_is_about_replacing_one(trained_here: Trained) -> None
     [
         (("--attack", "guess"), "attack must be one of loss, reference"),
         (("--round", 3_000), "round-003000.safetensors: no such checkpoint; name another --round"),
+        (("--out", "roc.txt"), "plots have the formats .png, .svg and .pdf"),
+        (("--shadows", "--out", "roc.png"), "attacks with shadow models have no figure; remove --out or --shadows"),
+        (("--attack", "ez"), "attack ez: needs a model to compare with; name one with --reference"),
         (("--reference", "nowhere"), "--reference nowhere: no such checkpoint"),
     ],
 )
@@ -181,6 +187,21 @@ def test_a_report_has_a_table_and_curves(copied: Path, tmp_path: Path, trained_h
     assert f'<desc id="membership-0-d">loss: area {loss["auroc"]:.3f}.</desc>' in section
     api.write_report(trained_here(), out=tmp_path / "other.html")
     assert "How well attacks" not in (tmp_path / "other.html").read_text(encoding="utf-8")
+
+
+def test_a_figure_has_a_curve_for_each_attack(copied: Path, tmp_path: Path, flsim: Flsim) -> None:
+    figure = tmp_path / "roc.svg"
+    code, _, _ = flsim("membership", copied, "--attack", "loss", "--attack", "dc-pdd", "--out", figure)
+    assert code == 0
+    assert figure.stat().st_size > 10_000
+    attacked = {copied: Result(frame=newest_rows(copied, Run.open(copied).identity))}
+    (axes,) = draw(attacked).axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert set(lines) == {"chance", "loss", "dc-pdd"}
+    for row in attacked[copied].frame.to_dict("records"):
+        line = lines[row["attack"]]
+        assert np.asarray(line.get_xdata()).tolist() == [*row["curve_fpr"]]
+        assert np.asarray(line.get_ydata()).tolist() == [max(rate, 1 / row["n_out"]) for rate in row["curve_tpr"]]
 
 
 def test_two_commands_at_once_lose_no_rows(copied: Path, flsim: Flsim) -> None:

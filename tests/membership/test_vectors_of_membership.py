@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +13,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy
-from membership.before_model import LAYOUT, before, drawn, untrained
+import torch
+from membership.before_model import LAYOUT, before, before_two, drawn, untrained
 from scipy.stats import norm
 
 from flsim.attacks.audit.trade_off import Allowed
 from flsim.attacks.membership import candidates, lira, rmia, scores, shadows, users
 from flsim.attacks.membership.attacked import Attacked, AttackHParams
+from flsim.attacks.membership.built_in import BUILT_IN
 from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.users import FreshRecords, _allows, user_statistics
 from flsim.attacks.result import Result
+from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.base.statistics import RESAMPLES
 from flsim.data.authors import author_of
@@ -127,6 +130,70 @@ def test_min_k_of_thirty_tokens_takes_six() -> None:
     values = -np.arange(1.0, 101.0)[None]
     assert scores.lowest_share(values, np.array([100]), 0.29)[0] == -np.arange(72, 101).mean()
     assert scores.lowest_share(values[:, :9], np.array([9]))[0] == -9
+
+
+def test_scores_equal_those_of_the_authors_code() -> None:
+    """The values were printed by functions of the authors, called with these arrays, one record after another.
+
+    ez: error_zone_pos_neg_sum_ratio, github.com/JetBrains-Research/ez-mia at aa0b6b7, mia/ez_score.py. wbc: the mean of
+    _compute_window_score over the sizes of configs/example.yaml, github.com/Stry233/WBC at 8112878, attacks/wbc.py.
+    dc-pdd: cal_met, github.com/zhang-wei-chao/DC-PDD at 8461d44, com_det_sco.py, with the other sign.
+    """
+    rng = np.random.default_rng(0)
+    shape, lengths = (6, 45), np.array([45, 20, 7, 3, 1, 4])
+    log_probs, of_reference = -rng.exponential(2, shape).round(2), -rng.exponential(2.2, shape).round(2)
+    is_likeliest, tokens = rng.random(shape) < 0.4, rng.integers(1, 12, shape)
+    weights = rng.random(12) + 0.1
+    of_reference[5] = log_probs[5] - 1  # no shift is negative
+    of_unigram = np.log(weights / weights.sum())[tokens]
+    ez = [1.2038318254389995, 2.0798004987528578, 0.016110471806672483, 0.0, 0.0, 0.0]
+    wbc = [0.6313635887473097, 0.7903637770897832, 0.0, 1.0, 0.0, 1.0]
+    dc_pdd = [0.009092384996751598, 0.00936523536804012, 0.008046875037708378, 0.01, 0.01, 0.01]
+    assert scores.error_zone(log_probs, of_reference, is_likeliest, lengths) == pytest.approx(ez, rel=1e-9)
+    assert scores.windows_above(log_probs, of_reference, lengths) == pytest.approx(wbc, rel=1e-9)
+    assert scores.divergence(log_probs, of_unigram, tokens, lengths) == pytest.approx(dc_pdd, rel=1e-9)
+
+
+def test_recall_is_the_ratio_after_a_prefix_read_word_by_word() -> None:
+    """LL(x | P) / LL(x): Xie et al. (2024), equation 1, and get_conditional_ll of github.com/ruoyuxie/recall."""
+    model, records = untrained("transformer"), drawn(15)
+    candidates = before_two(model, records)
+    assert candidates.context is not None
+    ratios = BUILT_IN["recall"].score(candidates)
+    for record, ratio in zip(records, ratios, strict=True):
+        text = record.tolist() + [LAYOUT.eos] * LAYOUT.ends_with_eos(len(record))
+        means = []
+        for length in (len(candidates.context.tokens), 0):
+            prefix = candidates.context.tokens[:length].tolist()
+            state, log_probs = model.start(torch.tensor([[LAYOUT.bos, *prefix]]))
+            values = []
+            for token in text:
+                values.append(float(log_probs[0, token]))
+                state, log_probs = model.step(state, torch.tensor([token]))
+            means.append(sum(values) / len(values))
+        assert ratio == pytest.approx(means[0] / means[1], rel=1e-4)
+
+
+def test_a_context_is_cut_to_the_positions_of_the_model() -> None:
+    """Records of up to 12 words: the first record of the context fits in as many more positions as it has words."""
+    every = before_two(untrained(), drawn(5))
+    assert every.context is not None
+    first = len(every.context[0])
+    short = replace(every, context=Records.from_lists([every.context[0].tolist()]))
+    expected = BUILT_IN["recall"].score(short)
+    model: Any = every.model
+    model.config = SimpleNamespace(max_position_embeddings=12 + first)
+    assert BUILT_IN["recall"].score(every).tolist() == expected.tolist()
+    model.config = SimpleNamespace(max_position_embeddings=11 + first)
+    for refused in (every, replace(every, context=None)):
+        with pytest.raises(InputError, match="attack recall: found no held-out record that is not attacked and fits"):
+            BUILT_IN["recall"].score(refused)
+
+
+@pytest.mark.parametrize("name", ["ez", "wbc"])
+def test_attacks_against_a_model_need_one(name: str) -> None:
+    with pytest.raises(InputError, match=f"attack {name}: needs a model to compare with; name one with --reference"):
+        BUILT_IN[name].score(before(untrained(), drawn(5)))
 
 
 @pytest.mark.parametrize("level", [0.2, 0.7])

@@ -155,7 +155,7 @@ def test_central_training_with_and_without_dp_sgd(experiment: Experiment, privac
 
 def test_attacks_take_the_base_as_reference(lora: Experiment) -> None:
     trained(lora)
-    lora.call("membership", "run", "--reference", "base")
+    lora.call("membership", "run", "--reference", "base", "--attack", "reference", "--attack", "ez", "--attack", "wbc")
     lora.call("evaluate", "run", "--calibrate", "base")
     assert "calibrated" in " ".join(rows_of(lora.folder / "run")["metric"])
     refused = lora.call("export", "run", "--round", "3000", "--out", "out", check=False)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flsim.attacks.extraction.discoverable import Scheme, discover, least_tries
 from flsim.attacks.extraction.rates import KEY, P, eidetic_of, rates_of
+from flsim.attacks.extraction.similarity import bleu, edit_distances
 from flsim.attacks.extraction.strings import Places, Strings, canary_strings, record_strings, records_of
 from flsim.attacks.membership.attacked import ElsewhereHParams, attacked_model
 from flsim.attacks.membership.elsewhere import sides_of
@@ -21,7 +22,7 @@ from flsim.base.errors import InputError, as_list
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
-from flsim.base.settings import DIFFERENT, Count, settings
+from flsim.base.settings import DIFFERENT, Count, Natural, settings
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
@@ -41,6 +42,7 @@ from flsim.show.table import json_rows
 from flsim.training.local import threads as threads_of_torch
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 # Extraction with other prompts than the beginning of a string, and near-verbatim extraction.
@@ -59,9 +61,14 @@ def one_word_continuations(model: LanguageModel, length: int, layout: Layout, de
     """
     words = torch.arange(layout.first_word, layout.last_word + 1, device=device)
     prompts = torch.stack([torch.full_like(words, layout.bos), words], dim=1)
+    return greedy(model, prompts, length).cpu().numpy()
+
+
+def greedy(model: LanguageModel, prompts: Tensor, length: int) -> Tensor:
+    """Return the output of greedy decoding after prompts int64 [N, L], int64 [N, length], in batches that fit."""
     state, log_probs = model.start(prompts[:1])
     rows = rows_at_once(log_probs, state)
-    return torch.cat([_greedy(model, part, length) for part in torch.split(prompts, rows)]).cpu().numpy()
+    return torch.cat([_greedy(model, part, length) for part in torch.split(prompts, rows)])
 
 
 def _greedy(model: LanguageModel, prompts: Tensor, length: int) -> Tensor:
@@ -86,12 +93,10 @@ def is_elicited(continuations: Ints, strings: Records, prefix: int) -> Flags:
     return np.array([suffix in written[len(suffix)] for suffix in suffixes], np.bool_)
 
 
-def is_near_verbatim(
+def near_verbatim(
     model: LanguageModel, strings: Records, prefix: int, width: int, layout: Layout, device: torch.device
-) -> Flags:
-    """Return whether a beam search continues each prefix with nearly the suffix, bool [N].
-
-    One word can differ (Hamming distance `WRONG`). A suffix of one word must be exact.
+) -> tuple[Flags, Ints, Floats]:
+    """Return how near a beam search continues each prefix to the suffix.
 
     Args:
         model: the model.
@@ -101,19 +106,27 @@ def is_near_verbatim(
         layout: the corpus' token layout.
         device: the model's device.
 
+    Returns:
+        Whether at most `WRONG` words of a continuation differ (Hamming distance), bool [N]; a suffix of one word must
+        be exact. Edit distance, int64 [N], and BLEU, float64 [N], of the most similar continuation.
+
     Raises:
         Diverged: a log-probability is not finite.
     """
     lengths: Ints = np.diff(strings.offsets) - prefix
-    is_near = np.zeros(len(strings), np.bool_)
+    is_near, edits, scores = np.zeros(len(strings), np.bool_), lengths.copy(), np.zeros(len(strings))
     for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
         texts = torch.tensor(np.stack([strings[row].astype(np.int64) for row in rows.tolist()]), device=device)
         prefixes = torch.cat([torch.full_like(texts[:, :1], layout.bos), texts[:, :prefix]], dim=1)
         beams, _ = beam_searches(model, prefixes, Template.text(layout, length), width)
-        wrong = (beams != texts[:, None, prefix:]).sum(-1).amin(-1)
-        is_near[rows] = (wrong <= min(WRONG, length - 1)).cpu().numpy()
-    return is_near
+        written, suffixes = beams.cpu().numpy(), texts[:, prefix:].cpu().numpy()
+        wrong = (written != suffixes[:, None]).sum(-1).min(-1)
+        is_near[rows] = wrong <= min(WRONG, length - 1)
+        edits[rows] = edit_distances(written, suffixes[:, None]).min(-1)
+        pairs = zip(written.tolist(), suffixes.tolist(), strict=True)
+        scores[rows] = [max(bleu(beam, suffix) for beam in each) for each, suffix in pairs]
+    return is_near, edits, scores
 
 
 # The number of training records, and of users, whose text contains a string.
@@ -233,6 +246,7 @@ class ExtractionHParams:
         suffix: largest number of words after the prefix of a record; for canaries, all words.
         count: largest number of training records, and of held-out records.
         scheme: how words are sampled.
+        edits: largest edit distance of near-verbatim suffixes; if None, these and BLEU have no rates.
         round: round of the checkpoint; the newest of each run if `round` and `epoch` are not set.
         epoch: the evaluated checkpoint after this number of epochs.
         device: torch device, such as "cuda".
@@ -243,6 +257,7 @@ class ExtractionHParams:
     suffix: Count = 5
     count: Count = 1_000
     scheme: Scheme = field(default_factory=Scheme)
+    edits: Natural | None = None
     round: int | None = None
     epoch: float | None = None
     device: str = "cpu"
@@ -260,7 +275,8 @@ class Extraction(Result):
     Attributes:
         frame: a row per attack; see `flsim.attacks.extraction.rates.rates_of`.
         strings: a row per string and prefix: kind, prefix, name, words, is_trained, is_greedy, log_probability (log
-            p_z in nats), least_n_0.1, least_n_0.5 and least_n_0.9, is_elicited, is_near, k_records and k_users.
+            p_z in nats), least_n_0.1, least_n_0.5 and least_n_0.9, is_elicited, is_near, edit_distance, bleu,
+            k_records and k_users.
         eidetic: a row per attack and number of users; see `flsim.attacks.extraction.rates.eidetic_of`.
         scheme: how words are sampled.
     """
@@ -294,6 +310,7 @@ def extract(
     temperature: float = 1.0,
     top_k: int = 40,
     top_p: float = 1.0,
+    edits: int | None = None,
     round: int | None = None,
     epoch: float | None = None,
     device: str = "cpu",
@@ -310,6 +327,7 @@ def extract(
         temperature: divisor of log-probs for sampling.
         top_k: number of the most likely tokens to sample from; 0 for all.
         top_p: share of probability of the most likely tokens to sample from.
+        edits: also return rates of suffixes with at most this number of edited words, and with BLEU above 0.75.
         round: round of the checkpoint; the newest one of each run if not given.
         epoch: the number of passes over all records instead of `round`; this point must be evaluated.
         device: torch device, such as "cuda".
@@ -327,7 +345,7 @@ def extract(
     scheme = Scheme(temperature, top_k, top_p)
     words = as_list("prefixes", prefixes)
     more = elsewhere or ElsewhereHParams()
-    hparams = ExtractionHParams(tuple(words), suffix, records, scheme, round, epoch, device, more)
+    hparams = ExtractionHParams(tuple(words), suffix, records, scheme, edits, round, epoch, device, more)
     parts = over_runs(runs, lambda path: extract_run(path, hparams))
     names = named_apart(parts)
     named = [[table.assign(**names[path]) for table in tables] for path, tables in parts.items()]
@@ -347,7 +365,7 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
         attacked = _of_measurements(path, hparams) if is_elsewhere else _of_run(path, hparams)
         measured = pd.concat(_measured(attacked, hparams.scheme), ignore_index=True)
     measured["k_records"], measured["k_users"] = attacked.counts()
-    tables = (measured, rates_of(measured), eidetic_of(measured))
+    tables = (measured, rates_of(measured, hparams.edits), eidetic_of(measured))
     first, second, third = (table.assign(run=str(path), **attacked.about) for table in tables)
     return first, second, third
 
@@ -458,7 +476,7 @@ def _measured(attacked: Attacked, scheme: Scheme) -> Iterator[pd.DataFrame]:
     for group in tracked("extracting", groups):
         prefix, texts = group.prefix, group.texts
         is_greedy, log_probs = discover(model, texts, prefix, scheme, layout)
-        is_near = is_near_verbatim(model, texts, prefix, attacked.beam_width, layout, device)
+        is_near, edits, scores = near_verbatim(model, texts, prefix, attacked.beam_width, layout, device)
         yield pd.DataFrame(
             {
                 "kind": group.kind,
@@ -471,5 +489,7 @@ def _measured(attacked: Attacked, scheme: Scheme) -> Iterator[pd.DataFrame]:
                 **{f"least_n_{p:g}": least_tries(log_probs, p) for p in P},
                 "is_elicited": is_elicited(continuations, texts, prefix),
                 "is_near": is_greedy | is_near,
+                "edit_distance": np.where(is_greedy, 0, edits),
+                "bleu": np.where(is_greedy, 1.0, scores),
             }
         )

@@ -14,14 +14,16 @@ TRIES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 P = (0.1, 0.5, 0.9)
 USERS = (1.0, 2.0, 5.0, 10.0, np.inf)
 GREEDY, SAMPLING, ONE_WORD, NEAR = "greedy", "sampling", "one-word prompt", "near-verbatim"
+BLEU = 0.75  # Ippolito et al., "Preventing Verbatim Memorization Gives a False Sense of Privacy" (2022), section 4
 KEY = ("kind", "prefix", "attack", "n", "p")
 
 
-def rates_of(strings: pd.DataFrame) -> pd.DataFrame:
+def rates_of(strings: pd.DataFrame, edits: int | None = None) -> pd.DataFrame:
     """Return the rate of each attack among trained strings and among controls, and the excess.
 
     Args:
         strings: rows of `flsim.attacks.extraction.extract.Extraction.strings` of one run.
+        edits: largest edit distance, for rows of similar suffixes; see `_attacks`.
 
     Returns:
         A row per kind, prefix, attack and, of sampling, n and p. Columns strings, extracted, rate, low and high are for
@@ -31,9 +33,9 @@ def rates_of(strings: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
         is_trained = group["is_trained"].to_numpy(bool)
-        for attack, n, p, is_extracted in _attacks(group):
+        for attack, n, p, is_extracted in _attacks(group, edits):
             columns = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True))
-            rows.append(columns | _against_controls(is_extracted[is_trained], is_extracted[~is_trained]))
+            rows.append(columns | against_controls(is_extracted[is_trained], is_extracted[~is_trained]))
     return pd.DataFrame(rows)
 
 
@@ -59,12 +61,16 @@ def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
             for most in USERS:
                 trained, controls = is_trained & (users <= most), ~is_trained & (users <= most - 1)
                 columns = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True)) | {"k_users": most}
-                rows.append(columns | _against_controls(is_extracted[trained], is_extracted[controls]))
+                rows.append(columns | against_controls(is_extracted[trained], is_extracted[controls]))
     return pd.DataFrame(rows)
 
 
-def _attacks(strings: pd.DataFrame) -> Iterator[tuple[str, float, float, Flags]]:
-    """Yield each attack, with n and p of sampling, and which strings it extracts."""
+def _attacks(strings: pd.DataFrame, edits: int | None = None) -> Iterator[tuple[str, float, float, Flags]]:
+    """Yield each attack, with n and p of sampling, and which strings it extracts.
+
+    With `edits`, these include suffixes with at most this number of edited words, of which one must be right, and
+    suffixes with a score above `BLEU`.
+    """
     yield GREEDY, np.nan, np.nan, strings["is_greedy"].to_numpy(bool)
     for tries in TRIES:
         within = probability_within(tries, strings["log_probability"].to_numpy("float64"))
@@ -72,9 +78,14 @@ def _attacks(strings: pd.DataFrame) -> Iterator[tuple[str, float, float, Flags]]
             yield SAMPLING, tries, p, within >= p
     yield ONE_WORD, np.nan, np.nan, strings["is_elicited"].to_numpy(bool)
     yield NEAR, np.nan, np.nan, strings["is_near"].to_numpy(bool)
+    if edits is not None:
+        most = np.minimum(edits, strings["words"] - strings["prefix"] - 1)
+        yield f"edit distance {edits}", np.nan, np.nan, (strings["edit_distance"] <= most).to_numpy(bool)
+        yield f"BLEU {BLEU}", np.nan, np.nan, (strings["bleu"] > BLEU).to_numpy(bool)
 
 
-def _against_controls(trained: Flags, controls: Flags) -> dict[str, float]:
+def against_controls(trained: Flags, controls: Flags) -> dict[str, float]:
+    """Return the rates of two sides and their difference, as columns of `rates_of`."""
     row: dict[str, float] = {}
     for name, is_extracted in (("", trained), ("control_", controls)):
         hits, strings = int(is_extracted.sum()), len(is_extracted)

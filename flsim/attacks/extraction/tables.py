@@ -26,7 +26,8 @@ MEANS = (
 ATTACKS = (
     "Greedy: always the most likely token. n, p: with probability p or more, one of n samples is the suffix. "
     "One-word prompt: greedy decoding after a word of the vocabulary generates the suffix. Near-verbatim: a "
-    "greedy or beam search continuation differs in at most one word."
+    "greedy or beam search continuation differs in at most one word. Edit distance k: at most k words of such a "
+    "continuation are inserted, deleted or replaced. BLEU: its BLEU score is above 0.75."
 )
 HELD = (
     "Users: number of extracted strings that at most this number of training users hold. In brackets: % of "

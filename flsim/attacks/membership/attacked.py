@@ -127,12 +127,15 @@ class Attacked:
         """Return members and non-members; see `flsim.attacks.membership.targets.targets_of`."""
         return targets_of(self.run, self.state.round, self.hparams.count)
 
-    def before_both(self, records: Records, keys: Sequence[str]) -> tuple[Candidates, Candidates]:
+    def before_both(
+        self, records: Records, keys: Sequence[str], context: Records | None = None
+    ) -> tuple[Candidates, Candidates]:
         """Return records with the attacked model, and with the same model before training.
 
         Args:
             records: N records.
             keys: N names, which distinguish random streams of records.
+            context: further records that training did not read.
 
         Raises:
             InputError: there is no such reference, or it does not fit the corpus of the run.
@@ -140,7 +143,7 @@ class Attacked:
         run, reference, device = self.run, self.hparams.reference, self.hparams.device
         untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
         other = None if reference is None else _reference_model(run, reference, device)
-        subject = run.corpus.vocabulary, unigram_of(run.corpus), run.config.seed, run.corpus.layout, other
+        subject = run.corpus.vocabulary, unigram_of(run.corpus), run.config.seed, run.corpus.layout, other, context
         candidates = Candidates(self.model, records, keys, *subject)
         return candidates, candidates.before(as_measured(run, untrained))
 

@@ -15,11 +15,13 @@ from flsim.attacks.membership.candidates import (
     Floats,
     Learned,
     gradient_norms,
+    likeliest,
     log_probabilities,
     moments,
 )
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import custom_call_errors, is_custom, resolve, short_name
+from flsim.data.records import Records
 from flsim.models.language_model import refusing_changes
 
 # A wrapper for custom attacks: errors name the file, and models must not change.
@@ -133,6 +135,49 @@ def gradient(candidates: Candidates) -> Floats:
     return -gradient_norms(candidates.model, candidates.records, candidates.layout)
 
 
+def error_zone(candidates: Candidates) -> Floats:
+    """Return the sum of positive shifts from the reference divided by that of negative shifts, at wrong guesses."""
+    is_likeliest = likeliest(candidates.model, candidates.records, candidates.layout)
+    return scores.error_zone(candidates.log_probs, _of_model("ez", candidates), is_likeliest, candidates.lengths)
+
+
+def windows(candidates: Candidates) -> Floats:
+    """Return the share of windows of each record that the model finds more likely than the reference."""
+    return scores.windows_above(candidates.log_probs, _of_model("wbc", candidates), candidates.lengths)
+
+
+def _of_model(name: str, candidates: Candidates) -> Floats:
+    if candidates.reference is None:
+        raise InputError(f"attack {name}: needs a model to compare with; name one with --reference, such as base")
+    return candidates.reference_log_probs
+
+
+def conditional(candidates: Candidates) -> Floats:
+    """Return the mean log-probability of each record after the context, divided by that without context.
+
+    The context is cut to the records that fit in the positions of the model.
+    """
+    layout, context = candidates.layout, candidates.context or Records.from_lists([])
+    room = getattr(getattr(candidates.model, "config", None), "max_position_embeddings", None) or np.inf
+    fits = context.offsets + candidates.lengths.max() <= room
+    prefix = context.tokens[: context.offsets[fits].max(initial=0)].tolist()
+    if not prefix:
+        raise InputError(
+            "attack recall: found no held-out record that is not attacked and fits into the model before other "
+            "records; lower --records, or choose another attack"
+        )
+    texts = Records.from_lists([[*prefix, *record.tolist()] for record in candidates.records])
+    texts = replace(texts, prompts=np.full(len(texts), len(prefix)))
+    longer = replace(layout, record_words=layout.record_words + len(prefix))
+    log_probs = log_probabilities(candidates.model, texts, longer)[:, len(prefix) :]
+    return scores.mean_log_probability(log_probs, candidates.lengths) / loss(candidates)
+
+
+def divergence(candidates: Candidates) -> Floats:
+    """Return the mean divergence of each record's distinct tokens from the frequency of single words."""
+    return scores.divergence(candidates.log_probs, candidates.unigram_log_probs, candidates.tokens, candidates.lengths)
+
+
 def quantile_statistics(candidates: Candidates) -> Floats:
     """Return each record's mean log-probability, then statistics without the model [N, 4]."""
     compressed = scores.compressed_bytes(candidates.texts)
@@ -177,7 +222,7 @@ BLIND = Attack(
     "control",
     logistic,
 )
-BUILT_IN: dict[str, Attack] = {
+BY_DEFAULT: dict[str, Attack] = {
     attack.name: attack
     for attack in (
         Attack("loss", loss, "mean log-probability per token", "Yeom et al. (2018)"),
@@ -197,6 +242,15 @@ BUILT_IN: dict[str, Attack] = {
             quantile_of_others,
         ),
         BLIND,
+    )
+}
+BUILT_IN: dict[str, Attack] = BY_DEFAULT | {
+    attack.name: attack
+    for attack in (
+        Attack("ez", error_zone, "positive divided by negative shifts at wrong guesses", "Ilic et al. (2026)"),
+        Attack("wbc", windows, "share of windows that are more likely than before", "Chen et al. (2026)"),
+        Attack("recall", conditional, "log-probability after other records, relative", "Xie et al. (2024)"),
+        Attack("dc-pdd", divergence, "mean divergence from the frequency of words", "Zhang et al. (2024)"),
     )
 }
 

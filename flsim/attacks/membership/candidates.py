@@ -62,6 +62,7 @@ class Candidates:
         seed: the experiment's seed.
         layout: the corpus' token layout.
         reference: a model that was not trained on any of the records; None if there is none.
+        context: further records that training did not read; None if there are none.
     """
 
     model: TrainableModel
@@ -72,6 +73,7 @@ class Candidates:
     seed: int
     layout: Layout
     reference: TrainableModel | None = None
+    context: Records | None = None
 
     def __post_init__(self) -> None:
         # Views, so arrays of the caller do not change. A prompt is text of its record, because attackers see it.
@@ -108,10 +110,14 @@ class Candidates:
         return _read_only(log_probabilities(self.model, self.records, self.layout))
 
     @cached_property
+    def tokens(self) -> Ints:
+        """Return the tokens of each record that the model predicts, int64 [N, T]; PAD after the end of a record."""
+        return _read_only(batch(self.records, np.arange(len(self)), self.layout).targets)
+
+    @cached_property
     def unigram_log_probs(self) -> Floats:
         """Return the unigram's log-probabilities of each record's tokens, float64 [N, T]; 0 after the end."""
-        targets = batch(self.records, np.arange(len(self)), self.layout).targets
-        return _read_only(np.where(targets != self.layout.pad, self.unigram[targets], 0.0))
+        return _read_only(np.where(self.tokens != self.layout.pad, self.unigram[self.tokens], 0.0))
 
     @cached_property
     def reference_log_probs(self) -> Floats:
@@ -159,6 +165,14 @@ def log_probabilities(model: TrainableModel, records: Records, layout: Layout) -
     for rows, real, targets, logits in _distributions(model, records, layout):
         _put(values, rows, real, logits.log_softmax(-1).gather(1, targets[:, None])[:, 0])
     return values
+
+
+def likeliest(model: TrainableModel, records: Records, layout: Layout) -> NDArray[np.bool_]:
+    """Return whether each token of records is the most likely token of the model, bool [N, T]; False after the end."""
+    values = _empty(records, layout)
+    for rows, real, targets, logits in _distributions(model, records, layout):
+        _put(values, rows, real, logits.argmax(-1) == targets)
+    return values > 0
 
 
 def moments(model: TrainableModel, records: Records, layout: Layout) -> tuple[Floats, Floats]:

@@ -17,6 +17,7 @@ from flsim.base.files import refuse_unwritable
 from flsim.canaries.elsewhere import CanarySet
 from flsim.canaries.preflight import read_records
 from flsim.data.corpus import Split
+from flsim.data.records import Records
 from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import TrainableModel
@@ -142,7 +143,9 @@ class AttackedElsewhere:
         sides, seed = self.sides, self.measured.canaries.seed
         return pairs_of(sides.train, sides.members, sides.places[1], self.hparams.count, seed, self.measured.path)
 
-    def before_both(self, records: Any, keys: Sequence[str]) -> tuple[Candidates, Candidates | None]:
+    def before_both(
+        self, records: Records, keys: Sequence[str], context: Records | None = None
+    ) -> tuple[Candidates, Candidates | None]:
         """Return the records with the model; and with the reference, if there is one, as the model before training."""
         canaries, sides, path = self.measured.canaries, self.sides, self.hparams.reference
         layout, reference = canaries.words.layout, None
@@ -151,7 +154,7 @@ class AttackedElsewhere:
         # A record of one word "can have been cut", so no end of a sequence is scored: such a model may have none.
         layout = replace(layout, record_words=1)
         subject = canaries.words.vocabulary, unigram_over([sides.train, sides.held_out], layout), canaries.seed, layout
-        candidates = Candidates(self.measured.model, records, keys, *subject, reference)
+        candidates = Candidates(self.measured.model, records, keys, *subject, reference, context)
         return candidates, None if reference is None else candidates.before(reference)
 
     def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> Result:

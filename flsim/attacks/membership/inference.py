@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.membership.attacked import CONFOUNDED, AttackHParams, over_folders
-from flsim.attacks.membership.built_in import BLIND, BUILT_IN, attack_named
+from flsim.attacks.membership.built_in import BLIND, BY_DEFAULT, attack_named
 from flsim.attacks.membership.candidates import Attack, Candidates
 from flsim.attacks.membership.elsewhere import open_attacked
 from flsim.attacks.membership.stored import LEVELS, column
@@ -48,11 +48,12 @@ def infer_membership(
 
     Args:
         runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
-        attacks: names of built-in attacks, or ``path/to/file.py:NAME``; all built-in attacks if empty.
+        attacks: names of built-in attacks, or ``path/to/file.py:NAME``; if empty, the built-in attacks that need no
+            further model or text.
         records: largest number of members, and of non-members.
         round: round of the attacked checkpoint; the newest of each run if not given.
-        reference: checkpoint of a run on another corpus with this vocabulary, for the attack "reference"; by default
-            the reference is the frequency of single words.
+        reference: checkpoint of a run on another corpus with this vocabulary, or "base", for the attacks "reference",
+            "ez" and "wbc"; by default "reference" compares with the frequency of single words.
         delta: delta of the claim for the rows; that of each run if not given.
         device: torch device, such as "cuda".
 
@@ -81,12 +82,12 @@ def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Re
         Diverged: a score of a built-in attack is not finite.
     """
     with threads_of_torch(1):
-        chosen, attacked = [attack_named(name) for name in attacks or BUILT_IN], open_attacked(path, hparams)
+        chosen, attacked = [attack_named(name) for name in attacks or BY_DEFAULT], open_attacked(path, hparams)
         for name in set(attacks) & set(attacked.excluded):
             raise InputError(f"--attack {name}: {path} has only the probabilities of its model; name another attack")
         chosen = [attack for attack in chosen if attack.name not in attacked.excluded]
         targets = attacked.targets()
-        candidates, untrained = attacked.before_both(targets.records, targets.keys)
+        candidates, untrained = attacked.before_both(targets.records, targets.keys, targets.context)
         control = _area(BLIND, candidates, targets)
         controls = {"control_auroc": control, "is_confounded": control > CONFOUNDED}
         rows = []

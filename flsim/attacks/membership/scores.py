@@ -14,7 +14,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 SHARE = 0.2  # share of a record's tokens in Min-K% and Min-K%++
+ERRORS = 2  # smallest number of errors of a record for the error zone
+WINDOWS = (2, 3, 4, 6, 9, 13, 18, 25, 32, 40)  # tokens of a window
+LARGEST = 0.01  # limit of a token's divergence
 
 
 def mean_log_probability(log_probs: Floats, lengths: Ints) -> Floats:
@@ -117,6 +121,75 @@ def against_neighbours(own: Floats, of_neighbours: Floats) -> Floats:
     return difference
 
 
+def error_zone(log_probs: Floats, of_reference: Floats, is_likeliest: Flags, lengths: Ints) -> Floats:
+    """Return P / N of each record [N]: the sum of positive and of negative shifts in its error zone.
+
+    The error zone has the tokens that are not the model's most likely ones, without the first token of the record. The
+    shift of a token is log p(t_i | t_<i) - log q(t_i | t_<i), and N is the sum of absolute values. The score is 0 with
+    fewer than two errors, or without a negative shift. See Ilic et al., "Powerful Training-Free Membership Inference
+    Against Autoregressive Language Models" (2026), and its code, github.com/JetBrains-Research/ez-mia at aa0b6b7, which
+    has these exceptions.
+
+    Args:
+        log_probs: float64 [N, T], by the model.
+        of_reference: float64 [N, T], by the reference, usually the model before training.
+        is_likeliest: bool [N, T], whether the token is the most likely one of the model.
+        lengths: int64 [N].
+    """
+    is_error = ~is_likeliest & (np.arange(log_probs.shape[1]) > 0) & _is_token(log_probs, lengths)
+    shifts = np.where(is_error, log_probs - of_reference, 0.0)
+    positive, negative = shifts.clip(min=0).sum(axis=1), -shifts.clip(max=0).sum(axis=1)
+    is_known = (is_error.sum(axis=1) >= ERRORS) & (negative > 0)
+    ratios: Floats = np.where(is_known, positive, 0.0) / np.where(is_known, negative, 1.0)
+    return ratios
+
+
+def windows_above(log_probs: Floats, of_reference: Floats, lengths: Ints) -> Floats:
+    """Return the share of windows of a record that p finds more likely than q, averaged over `WINDOWS` [N].
+
+    A window is a number of consecutive tokens, at most all n of the record. See Chen et al., "Window-based Membership
+    Inference Attacks Against Fine-tuned Large Language Models" (2026); sizes are those of its code,
+    github.com/Stry233/WBC at 8112878.
+
+    Args:
+        log_probs: float64 [N, T], by the model.
+        of_reference: float64 [N, T], by the reference, usually the model before training.
+        lengths: int64 [N], at least 1.
+    """
+    until = np.pad((log_probs - of_reference).cumsum(axis=1), ((0, 0), (1, 0)))
+    start, shares = np.arange(log_probs.shape[1]), np.zeros(len(lengths))
+    for size in WINDOWS:
+        width = np.minimum(size, lengths)[:, None]
+        is_inside = start + width <= lengths[:, None]
+        end = np.minimum(start + width, log_probs.shape[1])
+        is_above = np.take_along_axis(until, end, axis=1) > until[:, :-1]
+        shares += (is_above & is_inside).sum(axis=1) / is_inside.sum(axis=1)
+    return shares / len(WINDOWS)
+
+
+def divergence(log_probs: Floats, of_unigram: Floats, tokens: Ints, lengths: Ints) -> Floats:
+    """Return the mean of min(-p(t_i | t_<i) log f(t_i), `LARGEST`) over the distinct tokens of each record [N].
+
+    f is the frequency of single tokens. Of equal tokens, the first one counts. See Zhang et al., "Pretraining Data
+    Detection for Large Language Models: A Divergence-based Calibration Method" (2024), and its code,
+    github.com/zhang-wei-chao/DC-PDD at 8461d44, which has this limit.
+
+    Args:
+        log_probs: float64 [N, T], by the model.
+        of_unigram: float64 [N, T], log f.
+        tokens: int64 [N, T].
+        lengths: int64 [N], at least 1.
+    """
+    order = np.argsort(tokens, axis=1, kind="stable")
+    ordered = np.take_along_axis(tokens, order, axis=1)
+    is_first = np.empty(tokens.shape, bool)
+    np.put_along_axis(is_first, order, np.diff(ordered, axis=1, prepend=ordered[:, :1] - 1) != 0, axis=1)
+    is_first &= _is_token(log_probs, lengths)
+    divergences = np.minimum(-np.exp(log_probs) * of_unigram, LARGEST)
+    means: Floats = np.where(is_first, divergences, 0.0).sum(axis=1) / is_first.sum(axis=1)
+    return means
+
+
 def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
     """Return the coefficients [F + 1] of the linear quantile regression of values on features, with the constant first.
 
@@ -140,7 +213,7 @@ def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
     return coefficients
 
 
-def logistic_fit(features: Floats, is_member: NDArray[np.bool_], penalty: float = 1e-3) -> Floats:
+def logistic_fit(features: Floats, is_member: Flags, penalty: float = 1e-3) -> Floats:
     """Return the coefficients [F] of a logistic regression of membership, without the constant.
 
     Args:
@@ -162,8 +235,8 @@ def logistic_fit(features: Floats, is_member: NDArray[np.bool_], penalty: float 
     return coefficients
 
 
-def _is_token(values: Floats, lengths: Ints) -> NDArray[np.bool_]:
-    is_token: NDArray[np.bool_] = np.arange(values.shape[1]) < lengths[:, None]
+def _is_token(values: Floats, lengths: Ints) -> Flags:
+    is_token: Flags = np.arange(values.shape[1]) < lengths[:, None]
     return is_token
 
 

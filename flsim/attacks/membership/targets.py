@@ -22,6 +22,7 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 FEW = 100  # number of members below which a table has a note
 RECORDS = 2**16  # records of a split that are read at once
+SHOTS = 7  # largest number of records of a context
 NEVER_TRAINED = ("heldout", "test")
 
 
@@ -36,6 +37,7 @@ class Targets:
         is_member: bool [2N].
         pairs: int64 [2N], number of each record's pair.
         notes: sentences about limits.
+        context: non-members outside the pairs, at most `SHOTS`.
     """
 
     records: Records
@@ -44,6 +46,7 @@ class Targets:
     is_member: Flags
     pairs: Ints
     notes: tuple[str, ...] = ()
+    context: Records | None = None
 
 
 def targets_of(run: Run, rounds: int, count: int) -> Targets:
@@ -104,12 +107,16 @@ def pairs_of(
     if pairs < FEW:
         notes.append(f"Only {pairs} members and {pairs} non-members have equal lengths, so the intervals are wide.")
     places = [(train, members[chosen_in])]
-    owner = np.repeat(np.arange(len(others)), [len(chosen) for _, chosen in others])[chosen_out]
-    positions = np.concatenate([chosen for _, chosen in others])[chosen_out]
-    order = [np.arange(pairs)]
+    owner = np.repeat(np.arange(len(others)), [len(chosen) for _, chosen in others])
+    positions = np.concatenate([chosen for _, chosen in others])
+    rest = np.setdiff1d(np.flatnonzero(lengths_out), chosen_out)
+    rest = stream(seed, "membership context").permutation(rest)[:SHOTS]
+    order, context = [np.arange(pairs)], []
     for index, (split, _) in enumerate(others):
-        places.append((split, positions[owner == index]))
-        order.append(np.flatnonzero(owner == index))
+        is_own = owner[chosen_out] == index
+        places.append((split, positions[chosen_out][is_own]))
+        order.append(np.flatnonzero(is_own))
+        context.append(split.records_at(positions[rest[owner[rest] == index]]))
     shuffled = rng.permutation(2 * pairs)
     records = Records.joined([split.records_at(chosen) for split, chosen in places])
     keys = [f"{split.folder.name}:{position}" for split, chosen in places for position in chosen.tolist()]
@@ -121,6 +128,7 @@ def pairs_of(
         (np.arange(2 * pairs) < pairs)[shuffled],
         np.concatenate(order)[shuffled],
         tuple(notes),
+        Records.joined(context),
     )
 
 

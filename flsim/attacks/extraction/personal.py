@@ -1,0 +1,264 @@
+"""Personal data that a model generates from prompts of its training text, by class.
+
+Prompts of a user that the model completes with personal data of this user, or of another user, show extraction within
+and across clients: Hu et al., "Simple Yet Effective: Extracting Private Data Across Clients in Federated Fine-Tuning of
+Large Language Models" (2025), and Udsa et al., "Exploring Cross-Client Memorization of Training Data in Large Language
+Models for Federated Learning" (2025). Held-out users are the controls.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from flsim.attacks.extraction.extract import RECORDS, greedy, in_place
+from flsim.attacks.extraction.rates import against_controls
+from flsim.attacks.extraction.tables import RATES
+from flsim.attacks.membership.attacked import attacked_model
+from flsim.attacks.membership.targets import never_trained
+from flsim.attacks.result import Result, text_of
+from flsim.base.errors import InputError, first_line
+from flsim.base.extensions import restrict_custom_code
+from flsim.base.machine import refuse_missing_device
+from flsim.base.rng import stream
+from flsim.data.records import Records, RecordSource
+from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.models.language_model import TrainableModel
+from flsim.runs.folder import Run
+from flsim.show.table import Field, table_of
+from flsim.training.local import threads as threads_of_torch
+
+Ints = NDArray[np.int64]
+Datum = tuple[str, str]
+NAME, MAIL, CARD, TELEPHONE = "name", "mail address", "card number", "telephone number"
+WITHIN, ACROSS = "within", "across"
+# Corpora of words have spaces around punctuation.
+PATTERNS = {
+    MAIL: re.compile(r"[\w.+%-]+ ?@ ?[\w-]+(?:\.[\w-]+| \. [\w-]+)+"),
+    CARD: re.compile(r"(?<!\d)\d(?:[ -]?\d){12,18}(?!\d)"),
+    TELEPHONE: re.compile(r"(?<![\w.])(?<!\d[ ./()-])(?:\+ ?)?\(?\d(?:[ ./()-]{0,3}\d){6,14}(?![ ./()-]{0,3}\d)(?!\w)"),
+}
+READ = (
+    "Within: data of users that prompts of the same user elicit; % of the data of prompted users. Across: data that "
+    "prompts of other users elicit; % of all data. Control: the same for data of held-out users, within by their "
+    "prompts, across by those of training users. Only the excess shows memorization."
+)
+LABELS = (Field("Class", "class"), Field("Reach", "reach"), Field("Data", "strings", "{:,}"))
+
+
+def passes_luhn(digits: str) -> bool:
+    """Return whether the last digit is the check digit of the others (Luhn; ISO/IEC 7812-1, annex B).
+
+    >>> passes_luhn("4111111111111111"), passes_luhn("4111111111111112")
+    (True, False)
+    """
+    doubled = [2 * int(digit) if place % 2 else int(digit) for place, digit in enumerate(reversed(digits))]
+    return sum(value - 9 * (value > 9) for value in doubled) % 10 == 0
+
+
+@dataclass(frozen=True)
+class Finder:
+    """A search for personal data in text.
+
+    Attributes:
+        names: a pattern of names; None to find no names.
+    """
+
+    names: re.Pattern[str] | None = None
+
+    @classmethod
+    def open(cls, path: Path | None) -> "Finder":
+        """Return a finder of the names in a file, a name on each line; raise InputError if there are none."""
+        if path is None:
+            return cls()
+        try:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"--names {path}: cannot be read as text ({first_line(error)})") from error
+        names = {" ".join(line.split()) for line in lines} - {""}
+        if not names:
+            raise InputError(f"--names {path}: has no names; write a name on each line")
+        longest_first = sorted(map(re.escape, names), key=lambda name: (-len(name), name))
+        return cls(re.compile(rf"(?<!\w)(?:{'|'.join(longest_first)})(?!\w)", re.IGNORECASE))
+
+    def find(self, text: str) -> Iterator[tuple[str, str, int, int]]:
+        """Yield class, normalized value, start and end of personal data; data of different classes do not overlap.
+
+        Mail addresses and names are in lower case. Of numbers, only digits remain. Card numbers have 13 to 19 digits
+        with a valid check digit, and telephone numbers 7 to 15 digits.
+        """
+        taken = np.zeros(len(text), bool)
+        for kind, pattern in (PATTERNS | ({NAME: self.names} if self.names else {})).items():
+            for match in pattern.finditer(text):
+                is_number = kind in (CARD, TELEPHONE)
+                value = re.sub(r"\D" if is_number else r"\s" if kind == MAIL else r"$^", "", match[0].lower())
+                start, end = match.span()
+                if taken[start:end].any() or (kind == CARD and not passes_luhn(value)):
+                    continue
+                taken[start:end] = True
+                yield kind, value, start, end
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """Personal data in a record of a user.
+
+    Attributes:
+        user: the user.
+        datum: class and normalized value.
+        prompt: the tokens of the record before the data.
+        length: number of tokens of the data.
+    """
+
+    user: str
+    datum: Datum
+    prompt: tuple[int, ...]
+    length: int
+
+
+def occurrences_in(
+    records: Records, users: Sequence[str], vocabulary: Vocabulary, finder: Finder
+) -> Iterator[Occurrence]:
+    """Yield personal data in records, one user each."""
+    for record, user in zip(records, users, strict=True):
+        tokens = record.tolist()
+        places = range(len(tokens) + 1)
+        for kind, value, start, end in finder.find(vocabulary.text(tokens)):
+            first = bisect_right(places, start, key=lambda place: len(vocabulary.text(tokens[:place]))) - 1
+            last = bisect_left(places, end, key=lambda place: len(vocabulary.text(tokens[:place])))
+            yield Occurrence(user, (kind, value), tuple(tokens[:first]), last - first)
+
+
+def elicited(
+    model: TrainableModel, chosen: Sequence[Occurrence], layout: Layout, vocabulary: Vocabulary, finder: Finder
+) -> set[tuple[str, Datum]]:
+    """Return the users of prompts, each with personal data that greedy decoding generates after a prompt.
+
+    A continuation has as many tokens as the longest data, at most to the length of a record, and ends at EOS.
+    """
+    longest = max((one.length for one in chosen), default=0)
+    result = set[tuple[str, Datum]]()
+    for size in sorted({len(one.prompt) for one in chosen}):
+        group = [one for one in chosen if len(one.prompt) == size]
+        prompts = torch.tensor([[layout.bos, *one.prompt] for one in group], device=model.device)
+        length = min(longest, layout.record_words - size)
+        for one, tokens in zip(group, greedy(model, prompts, length).tolist(), strict=True):
+            kept = tokens[: tokens.index(layout.eos)] if layout.eos in tokens else tokens
+            before = len(vocabulary.text(one.prompt))
+            text = vocabulary.text([*one.prompt, *kept])
+            result |= {(one.user, (kind, value)) for kind, value, start, _ in finder.find(text) if start >= before}
+    return result
+
+
+def coverage_of(
+    train: Sequence[Occurrence],
+    others: Sequence[Occurrence],
+    chosen: tuple[Sequence[Occurrence], Sequence[Occurrence]],
+    generated: tuple[set[tuple[str, Datum]], set[tuple[str, Datum]]],
+) -> pd.DataFrame:
+    """Return the share of personal data that prompts elicit, by class and reach.
+
+    Args:
+        train: all personal data of training users.
+        others: all personal data of held-out users.
+        chosen: those with a prompt that was tried, of both.
+        generated: the result of `elicited` for both.
+
+    Returns:
+        A row per class and reach, with the columns of `flsim.attacks.extraction.rates.rates_of`. Within: of the data of
+        prompted users, those that prompts of the same user elicit. Across: of all data of training users, those that
+        prompts of a user without them elicit. Controls are data of held-out users that no training user has: within by
+        their own prompts, across by those of training users.
+    """
+    holders = defaultdict[Datum, set[str]](set)
+    for one in train:
+        holders[one.datum].add(one.user)
+    unseen = {one.datum for one in others} - set(holders)
+    within = [sorted({(one.user, one.datum) for one in side}) for side in chosen]
+    by_others = {datum for user, datum in generated[0] if user not in holders.get(datum, ())}
+    rows = []
+    for kind in sorted({kind for kind, _ in [*holders, *unseen]}):
+        own = [pair in generated[0] for pair in within[0] if pair[1][0] == kind]
+        own_control = [pair in generated[1] for pair in within[1] if pair[1][0] == kind and pair[1] in unseen]
+        other, other_control = (
+            [datum in by_others for datum in sorted(data) if datum[0] == kind] for data in (holders, unseen)
+        )
+        for reach, sides in ((WITHIN, (own, own_control)), (ACROSS, (other, other_control))):
+            flags = (np.array(side, np.bool_) for side in sides)
+            rows.append({"class": kind, "reach": reach} | against_controls(*flags))
+    return pd.DataFrame(rows)
+
+
+@restrict_custom_code("architecture")
+def extract_personal_data(
+    path: Path, names: Path | None = None, records: int = 1_000, round: int | None = None, device: str = "cpu"
+) -> Result:
+    """Measure which personal data of a run's users its model generates.
+
+    Args:
+        path: the run folder.
+        names: file with a name on each line; without it, names are not searched.
+        records: largest number of prompts of training users, and of held-out users.
+        round: round of the checkpoint; the newest if not given.
+        device: torch device, such as "cuda".
+
+    Returns:
+        The rows of `coverage_of`, with the columns run, setting, series, seed and round.
+
+    Raises:
+        InputError: there is no such run or checkpoint, no author is held out of training, the file has no names, or no
+            record that training read has personal data.
+    """
+    refuse_missing_device(device)
+    finder, run = Finder.open(names), Run.open(path)
+    layout, vocabulary = run.corpus.layout, run.corpus.vocabulary
+    splits, notes = never_trained(run.corpus)
+    with threads_of_torch(1):
+        state, model = attacked_model(run, round, device)
+        users = in_place(run.users, run.canaries, state.round)
+        is_read = run.config.records_read(users, state.round)
+        train = [*_over(users, users.user_offsets, np.flatnonzero(is_read), "train", vocabulary, finder)]
+        others = [
+            one
+            for split, positions in splits
+            for one in _over(split, split.user_offsets, positions, split.folder.name, vocabulary, finder)
+        ]
+        rng = stream(run.config.seed, "personal data")
+        first, second = (
+            [one for index in rng.permutation(len(side)) if (one := side[index]).prompt][:records]
+            for side in (train, others)
+        )
+        if not first:
+            raise InputError(f"{path}: no record that training read has personal data after a prompt; see --names")
+        generated = [elicited(model, side, layout, vocabulary, finder) for side in (first, second)]
+    run.verify()  # measurements on other data must not be returned
+    frame = coverage_of(train, others, (first, second), (generated[0], generated[1]))
+    named: dict[str, Any] = {"run": str(path), "setting": run.setting, "series": run.series, "seed": run.config.seed}
+    notes.append(f"{len(first):,} prompts of training users and {len(second):,} of held-out users were continued.")
+    return Result(frame=frame.assign(**named, round=state.round), notes=tuple(notes))
+
+
+def _over(
+    source: RecordSource, offsets: Any, positions: Ints, name: str, vocabulary: Vocabulary, finder: Finder
+) -> Iterator[Occurrence]:
+    """Yield personal data in the records of a source at positions, which are read piece by piece."""
+    for first in range(0, len(positions), RECORDS):
+        part = positions[first : first + RECORDS]
+        users = np.searchsorted(np.asarray(offsets), part, side="right") - 1
+        labels = [f"{name}:{user}" for user in users.tolist()]
+        yield from occurrences_in(source.records_at(part), labels, vocabulary, finder)
+
+
+def to_text(name: str, measured: Result) -> str:
+    """Return the rows of one run as text; `name` is that of the run's folder."""
+    first = measured.frame.iloc[0]
+    title = f"{first['setting']} ({name}), after round {first['round']:,}: personal data that prompts elicit"
+    return text_of(title, [table_of(measured.frame, LABELS, RATES, [READ])], measured.notes)
