@@ -1,7 +1,9 @@
 """Figure of what a round reveals against the number of users of a sum, by clip and noise."""
 
+import math
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -69,13 +71,13 @@ def draw(revealed: Revealed) -> Figure:
                 style = line_style(views.index((view, multiplier))) | {"markersize": 4, "label": name}
                 (line,) = axes.plot(of_view["users"], scale * of_view[value], **style)
                 band = [scale * of_view[end] for end in ends]
-                axes.fill_between(of_view["users"], *band, color=line.get_color(), alpha=0.12, linewidth=0)
+                axes.fill_between(of_view["users"], *band, color=line.get_color(), alpha=0.1, linewidth=0)
             if blind is not None:
                 first = rows.drop_duplicates("users")
                 axes.plot(first["users"], first[blind], color="#8a8a83", linestyle=(0, (4, 2)), label="blind")
             axes.axhline(scale * chance, color="#555555", linestyle=(0, (1, 2)), linewidth=1)
             axes.set_xscale("log")
-            axes.xaxis.set_major_locator(FixedLocator(sorted(set(rows["users"]))))
+            axes.xaxis.set_major_locator(FixedLocator(_ticks(rows["users"])))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.xaxis.set_major_formatter(ScalarFormatter())
             if row == 0:
@@ -89,3 +91,9 @@ def draw(revealed: Revealed) -> Figure:
     }
     figure.legend(lines.values(), list(lines), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
+
+
+def _ticks(users: "pd.Series[int]") -> list[int]:
+    """Return the sizes of sums, without those whose label would overlap the next one."""
+    sizes = sorted(set(users))
+    return [size for size, after in zip(sizes, [*sizes[1:], math.inf], strict=True) if after >= 1.5 * size]

@@ -42,6 +42,7 @@ from flsim.base.statistics import auroc, t_interval
 from flsim.canaries.population import Population
 from flsim.models.language_model import Params, TrainableModel
 from flsim.privacy import noise
+from flsim.privacy.mechanism import check_noise_multiplier
 from flsim.results.sweeps import over_runs
 from flsim.runs.config.custom_code import TRAINED, announce
 from flsim.runs.folder import Run
@@ -85,6 +86,8 @@ class RevealHParams:
 
     def __post_init__(self) -> None:
         refuse_missing_device(self.device)
+        for multiplier in self.noise:
+            check_noise_multiplier(multiplier, "noise")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -235,9 +238,10 @@ class _Round:
 
         for name, total in part.updates.items():
             yield view(name, None, total, part.steps[name])
+        noises = self._noise_of(group) if self._multipliers else {}
         for multiplier in self._multipliers:
             deviation, total = multiplier * (self.state.clip or 0.0), part.updates[CLIPPED]
-            noised = {name: value + deviation * self._noise[name] for name, value in total.items()}
+            noised = {name: value + deviation * noises[name] for name, value in total.items()}
             yield view(NOISED, multiplier, noised, part.steps[CLIPPED])
 
     @cached_property
@@ -245,12 +249,13 @@ class _Round:
         of_run = self.training.privacy.update_noise_multiplier(self.training.algorithm.cohort)
         return sorted({*self.hparams.noise, of_run} - {0.0})
 
-    @cached_property
-    def _noise(self) -> Params:
-        """Return the noise of the round at unit scale, which all sums share."""
-        training, state = self.training, self.state
+    def _noise_of(self, group: Group) -> Params:
+        """Return noise at unit scale: for all users of the round, the noise of the run; otherwise other draws of it."""
+        training, state, seed = self.training, self.state, self.run.config.seed
         process = training.algorithm.process(training.privacy, len(self.users), self.run.rounds)
-        return noise.step(process, training.seed, state.params, state.moments, state.round)[0]
+        if group[0] < len(self.requests):
+            seed = int(stream(seed, "noise of a smaller sum", *group).integers(2**31))
+        return noise.step(process, seed, state.params, state.moments, state.round)[0]
 
     @cached_property
     def _predicted(self) -> Tensor:

@@ -25,7 +25,7 @@ OF_WORDS = (
     [Field("Spearman", "spearman", "{:.2f}"), Field("Blind", "blind_spearman", "{:.2f}")],
 )
 OF_RECORDS = (
-    [Field("In", "n_in", "{:,}"), Field("Out", "n_out", "{:,}")],
+    [Field("In", "n_in", "{:,.0f}"), Field("Out", "n_out", "{:,.0f}")],
     [AUROC, BLIND],
     *(
         [
@@ -49,7 +49,7 @@ ABOUT_WORDS = (
     "correlation with the numbers of occurrences."
 )
 ABOUT_RECORDS = (
-    "% at 5%: percentage of records in the sum with an exact p-value of at most 5%, with the interval of Clopper and "
+    "In, Out: numbers of tests of records inside and outside the sums. % at 5%: percentage of records in the sum with an exact p-value of at most 5%, with the interval of Clopper and "
     "Pearson, which treats records as independent. Out %: the same for records that are not in the sum. Allowed: the "
     "largest percentage that the noise of this round allows any attacker who knows all other users. Blind: AUROC of "
     "the mean frequency of a record's words."
