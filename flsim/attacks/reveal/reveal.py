@@ -66,6 +66,12 @@ NO_ROWS = (
 NO_CANARIES = 'Canaries are tested only if their words are random (canaries.source = "words").'
 
 
+FEW = (
+    "Users outside the cohort have few records: a test of records has only {:,} references, so no p-value is below "
+    "1 / (references + 1)."
+)
+
+
 @settings
 class RevealHParams:
     """Settings of an attack on the updates of a round.
@@ -199,7 +205,9 @@ class _Round:
 
     @cached_property
     def requests(self) -> list[RoundRequest]:
-        return requests_of_users(self.training, self.state)
+        if requests := requests_of_users(self.training, self.state):
+            return requests
+        raise InputError(f"{self.run.path}: no user takes part in round {self.state.round + 1:,}; name another --round")
 
     @cached_property
     def unigram(self) -> Floats:
@@ -219,14 +227,25 @@ class _Round:
             rows, targets = self._word_rows(views, data), self._targets(views, data)
         named: dict[str, Any] = {"run": str(self.run.path), "setting": self.run.setting, "seed": self.run.config.seed}
         named |= {"round": self.state.round + 1}
-        notes = [NO_ROWS] * (not rows) + [NO_CANARIES] * (self.run.config.canaries.source != "words")
-        frame = pd.DataFrame([named | row for row in [*rows, *_record_rows(targets, self._independent_noise)]])
-        return Revealed(frame=frame, targets=targets.assign(**named), notes=tuple(notes))
+        rows += _record_rows(targets, self.run.config.privacy.noise == "independent")
+        return Revealed(
+            frame=pd.DataFrame([named | row for row in rows]),
+            targets=targets.assign(**named),
+            notes=tuple(self._notes(views, int(targets["references"].min()))),
+        )
 
-    @property
+    def _notes(self, views: Sequence[_View], references: int) -> Iterator[str]:
+        if not any(view.guess for view in views):
+            yield NO_ROWS
+        if self.run.config.canaries.source != "words":
+            yield NO_CANARIES
+        if references < self.hparams.references:
+            yield FEW.format(references)
+
+    @cached_property
     def _sizes(self) -> list[int]:
         users = len(self.requests)
-        return [size for size in SIZES if size < users] + [users] * bool(users)
+        return [*(size for size in SIZES if size < users), users]
 
     def _views(self, group: Group, part: CohortSum) -> Iterator[_View]:
         """Yield a sum plain, clipped, and with noise, as far as the run has a clip and noise."""
@@ -342,10 +361,6 @@ class _Round:
                 tables.append(pd.DataFrame(view.key | columns))
         return pd.concat(tables, ignore_index=True)
 
-    @property
-    def _independent_noise(self) -> bool:
-        return self.run.config.privacy.noise == "independent"
-
 
 def _record_rows(targets: pd.DataFrame, has_independent_noise: bool) -> list[dict[str, Any]]:
     """Return a row per kind, size and view: how many records inside and outside have a small p-value."""
@@ -381,8 +396,8 @@ def _area(tested: pd.DataFrame, score: str) -> float:
 
 
 def _means(values: pd.DataFrame) -> dict[str, Any]:
-    """Return the mean of each column over groups, and Student's t interval of the area."""
-    low, high = t_interval(values["auroc"].dropna().to_numpy("float64"))
+    """Return the mean of each column over groups, and Student's t interval of the area within [0, 1]."""
+    low, high = np.clip(t_interval(values["auroc"].dropna().to_numpy("float64")), 0, 1)
     return {str(name): mean for name, mean in values.mean().items()} | {"auroc_low": low, "auroc_high": high}
 
 

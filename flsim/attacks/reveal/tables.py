@@ -49,10 +49,10 @@ ABOUT_WORDS = (
     "correlation with the numbers of occurrences."
 )
 ABOUT_RECORDS = (
-    "In, Out: numbers of tests of records inside and outside the sums. % at 5%: percentage of records in the sum with an exact p-value of at most 5%, with the interval of Clopper and "
-    "Pearson, which treats records as independent. Out %: the same for records that are not in the sum. Allowed: the "
-    "largest percentage that the noise of this round allows any attacker who knows all other users. Blind: AUROC of "
-    "the mean frequency of a record's words."
+    "In, Out: numbers of tests of records inside and outside the sums. % at 5%: percentage of records inside with an "
+    "exact p-value of at most 5%, with the interval of Clopper and Pearson, which treats records as independent. Out "
+    "%: the same percentage of records outside. Allowed: the largest percentage that the noise of this round allows "
+    "any attacker who knows all other users. Blind: AUROC of the mean frequency of a record's words."
 )
 
 
