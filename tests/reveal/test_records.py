@@ -27,8 +27,8 @@ RECORDS = Records.from_lists([[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12], [1, 2
 
 @pytest.mark.parametrize("architecture", ["cifg", "transformer"])
 def test_an_alignment_is_the_cosine_with_the_gradient_of_one_record(architecture: str) -> None:
-    heads = {"heads": 2} if architecture == "transformer" else {}
-    model = build(30, ModelHParams(architecture=architecture, embedding=8, units=12, **heads)).initialize(0)
+    heads = 2 if architecture == "transformer" else 4
+    model = build(30, ModelHParams(architecture=architecture, embedding=8, units=12, heads=heads)).initialize(0)
     vectors = torch.from_numpy(
         np.random.default_rng(0).normal(size=(sum(p.numel() for p in model.trainable.values()), 3))
     )
