@@ -39,6 +39,7 @@ GUIDES = {
     "forgetting": "forgetting.md",
     "membership": "membership.md",
     "extract": "extraction.md",
+    "reveal": "reveal.md",
     "table": "partitions.md",
     "plot": "partitions.md",
     "canaries": "first-run.md",

@@ -14,6 +14,7 @@ from flsim.attacks.forgetting.measure import Forgetting, measure_forgetting
 from flsim.attacks.membership.inference import infer_membership
 from flsim.attacks.membership.shadows import infer_by_shadows
 from flsim.attacks.membership.users import infer_users
+from flsim.attacks.reveal.reveal import Revealed, reveal
 from flsim.base.errors import Diverged, InputError, RunFailed, as_list
 from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus

@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     TRAIN: (training.run, training.sweep, training.tune, privacy.plan, checks.verify),
     MEASURE: (
         *(checks.evaluate, checks.quantize, checks.export, privacy.privacy),
-        *(attacks.audit, attacks.forgetting, attacks.membership, attacks.extract),
+        *(attacks.audit, attacks.forgetting, attacks.membership, attacks.extract, attacks.reveal),
     ),
     TABLES: (results.table, results.plot, results.canaries, results.compare, results.trace, results.report),
 }

@@ -1,4 +1,4 @@
-"""`flsim audit`, `membership`, `extract` and `forgetting`: attacks on runs, and their evidence."""
+"""`flsim audit`, `membership`, `extract`, `forgetting` and `reveal`: attacks on runs, and their evidence."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -475,3 +475,62 @@ def forgetting(
         typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
     else:
         typer.echo(to_csv(measured.success) if as_csv else to_text(measured), nl=False)
+
+
+def reveal(
+    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    round: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Round whose updates are attacked, e.g. 41; needs the checkpoint before it.",
+            show_default="the last round of each run that has a checkpoint before it",
+        ),
+    ] = None,
+    records: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Largest number of records to test inside each sum, and outside.")
+    ] = 100,
+    references: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Largest number K of references of a test; the smallest p-value is 1 / (K + 1).",
+        ),
+    ] = 999,
+    noise: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="Z",
+            help="Noise multiplier of further sums, for a run with a clip; repeatable, e.g. --noise 0.1 --noise 1.",
+            show_default="only the noise of the run",
+        ),
+    ] = None,
+    out: FigureOut = None,
+    device: TorchDevice = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Measure what the updates of a round reveal about its users.
+
+    Trains the users of the round again, and attacks one user's update and sums over 1, 10, 100 and all users: plain,
+    clipped, and with noise, as the run is configured. Prints how well an attacker reads the words of these users from
+    the sum, and whether the attacker detects records and canaries in the sum, with exact p-values and controls. Takes
+    about as long as the training of one round.
+
+    Example: flsim reveal runs/demo/non-iid --round 41
+
+    Example: flsim reveal runs/dp --noise 0.01 --noise 0.1 --out reveal.png
+    """
+    from flsim.attacks.reveal.reveal import reveal as reveal_in
+    from flsim.attacks.reveal.tables import to_text
+    from flsim.show.figure import refuse_other_than_figure
+
+    check_device(device)
+    if out is not None:
+        refuse_other_than_figure(out)
+    revealed = reveal_in(*runs, round=round, records=records, references=references, noise=noise or (), device=device)
+    if out is not None:
+        from flsim.attacks.reveal.plot import plot
+
+        plot(revealed, out)
+    typer.echo(json.dumps(revealed.to_json(), indent=2, allow_nan=False) if as_json else to_text(revealed), nl=as_json)

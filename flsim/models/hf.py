@@ -149,6 +149,18 @@ class HuggingFaceModel(TrainableModel):
             return of_model
         return of_model[..., self._inputs].masked_fill(self._closed, CLOSED)
 
+    def rows_of_tokens(self, tensors: Params) -> tuple[Tensor | None, Tensor | None]:
+        names = {id(value): name for name, value in self.trainable.items()}
+
+        def rows(parameter: Tensor | None) -> Tensor | None:
+            if (name := names.get(id(parameter))) is None:
+                return None
+            of_model = tensors[name]
+            return of_model if self._inputs is None else of_model[self._inputs.to(of_model.device)]
+
+        bias = getattr(self.network.get_output_embeddings(), "bias", None)
+        return rows(bias), rows(self.network.get_input_embeddings().weight)
+
     def logits_at(self, inputs: Tensor, real: Tensor, dropout_mask: Tensor | None = None) -> Tensor:
         if dropout_mask is not None:
             return super().logits_at(inputs, real, dropout_mask)  # which refuses it

@@ -199,6 +199,18 @@ class TrainableModel(nn.Module, ABC):
         one, other = parameter.shape[0], parameter[0].numel()
         return float((6 / (one + other)) ** 0.5)
 
+    def rows_of_tokens(self, tensors: Params) -> tuple[Tensor | None, Tensor | None]:  # noqa: ARG002 (for subclasses)
+        """Return the parts of trained tensors, or of their update, that have a row for each token id.
+
+        Args:
+            tensors: a tensor for each of `trainable`.
+
+        Returns:
+            The part of the output bias [V], and of the input embedding [V, D]; None for a part that is not trained, or
+            that the model does not name.
+        """
+        return None, None
+
     def logits_at(self, inputs: Tensor, real: Tensor, dropout_mask: Tensor | None = None) -> Tensor:
         """Return logits [n, V] at the n positions of tokens int64 [B, T] at which `real`, bool [B, T], is set.
 
@@ -268,6 +280,9 @@ class NextWordModel(TrainableModel):
     def _bound(self, name: str, parameter: Tensor) -> float:
         """Return the bound of `TrainableModel`; for embeddings, the bound with unit expected norm."""
         return float((3 / parameter.shape[1]) ** 0.5) if name == "embedding" else super()._bound(name, parameter)
+
+    def rows_of_tokens(self, tensors: Params) -> tuple[Tensor | None, Tensor | None]:
+        return tensors["output_bias"], tensors["embedding"]
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Return logits [..., V] of outputs [..., D]."""

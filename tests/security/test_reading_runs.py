@@ -51,7 +51,7 @@ READING: dict[str, tuple[str, ...]] = {
     "data inspect": ("corpus",),
 }
 # What docs/security.md lists: commands that execute code of a run, and name the file first.
-EXECUTING = {"evaluate", "quantize", "run", "verify"}
+EXECUTING = {"evaluate", "quantize", "reveal", "run", "verify"}
 # These read no run folder: they make corpora and runs, from files that their user wrote.
 WRITING = {"demo", "plan", "settings", "sweep", "tune"}
 NEEDS_MODEL = {("membership", "model"), ("extract", "model")}
@@ -131,6 +131,7 @@ def test_every_kind_of_custom_code_is_in_a_run() -> None:
         ("evaluate", "run"),
         ("quantize", "run", "--out", "rounded"),
         ("verify", "run"),
+        ("reveal", "run"),
         ("run", "tiny.toml", "--out", "run", "--resume", "--in-process"),
     ],
     ids=lambda arguments: arguments[0],

@@ -18,6 +18,16 @@ from flsim.base.statistics import share_interval
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # false-positive rates
 
 
+def ranks_among(scores: NDArray[np.float64], references: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 1 + the number of references that score at least as high, for each score: float64 [n], from 1 to R + 1.
+
+    >>> ranks_among(np.array([3.0, 2.0, 0.5]), np.array([1.0, 2.0])).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    below = np.searchsorted(np.sort(references), scores, side="left")
+    return (1 + len(references) - below).astype(np.float64)
+
+
 def p_values(ranks: NDArray[np.float64], references: int) -> NDArray[np.float64]:
     """Return rank / (R + 1) of each canary: the p-value for the hypothesis that training did not use it.
 

@@ -14,7 +14,7 @@ from flsim.base.errors import Diverged
 from flsim.base.rng import stream
 from flsim.data.records import Records, batch, batches_by_length
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.models.language_model import TrainableModel
+from flsim.models.language_model import Params, TrainableModel
 from flsim.training.central.record_level import record_gradients
 
 Floats = NDArray[np.float64]
@@ -199,17 +199,22 @@ def gradient_norms(model: TrainableModel, records: Records, layout: Layout) -> F
     Raises:
         Diverged: a value is not finite.
     """
-    parameters = sum(value.numel() for value in model.trainable.values())
     norms = np.zeros(len(records))
+    for rows, gradients in gradients_of(model, records, layout):
+        squares = sum(value.double().flatten(1).square().sum(1) for value in gradients.values())
+        norms[rows] = _finite(torch.as_tensor(squares).sqrt())
+    return norms
+
+
+def gradients_of(model: TrainableModel, records: Records, layout: Layout) -> Iterator[tuple[Ints, Params]]:
+    """Yield batches of records, int64 [B], and the gradients of their mean losses by parameter, [B, ...] each."""
+    parameters = sum(value.numel() for value in model.trainable.values())
     for like in batches_by_length(records, layout, FLOATS // model.vocabulary_size):
         rows = max(1, FLOATS // parameters)
         for part in (like[first : first + rows] for first in range(0, len(like), rows)):
             read = batch(records, part, layout)
             inputs, targets = (torch.from_numpy(side).to(model.device) for side in (read.inputs, read.targets))
-            gradients, _ = record_gradients(model, inputs, targets, layout.pad)
-            squares = sum(value.double().flatten(1).square().sum(1) for value in gradients.values())
-            norms[part] = _finite(torch.as_tensor(squares).sqrt())
-    return norms
+            yield part, record_gradients(model, inputs, targets, layout.pad)[0]
 
 
 @torch.no_grad()

@@ -1,0 +1,4 @@
+"""The information about users in a round's updates: their words, and whether a record was used.
+
+`flsim reveal` and `flsim.reveal` call `reveal`.
+"""

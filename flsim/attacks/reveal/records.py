@@ -1,0 +1,138 @@
+"""Whether a record is in a sum of updates: the alignment of the sum with the record's gradient, and exact p-values.
+
+The score of a record x is the cosine of the sum and -grad loss(x), at the model before the round. K references have the
+distribution of a record that is not in the sum, and are independent of the sum. Therefore
+
+    p = (1 + #{references that score at least as high}) / (K + 1)
+
+is at most alpha with probability at most alpha if the record is not in the sum, for any model and any sum.
+
+- Records: candidates and references are one random sample, without replacement, of the records of users outside the
+  cohort, except texts that also occur in the cohort.
+- Canaries of random words: references are other random words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flsim.attacks.membership.candidates import gradients_of
+from flsim.canaries.population import Population
+from flsim.canaries.spec import Canary
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.data.withheld import in_whole
+from flsim.measures.memorization.random_sampling import references as random_phrases
+from flsim.models.language_model import TrainableModel
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Group = tuple[int, int]  # number of users of a sum, and number of the sum
+SAMPLED = 10**6  # records from which those outside the cohort are drawn
+RECORD, CANARY = "record", "canary"
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Texts of one kind that are tested against sums.
+
+    Attributes:
+        kind: `RECORD` or `CANARY`.
+        texts: N candidates, and then K references.
+        names: N names, such as ``"train:17"`` or ``"c07"``.
+        inside: by sum: the candidates in the sum, int64 [n].
+        outside: by sum: candidates that are not in the sum, int64 [n].
+    """
+
+    kind: str
+    texts: Records
+    names: Sequence[str]
+    inside: Mapping[Group, Ints]
+    outside: Mapping[Group, Ints]
+
+
+def record_candidates(
+    users: Population, cohort: Ints, sums: Mapping[Group, Ints], count: int, references: int, rng: np.random.Generator
+) -> Candidates:
+    """Draw records inside each sum, and records and references of users outside the cohort.
+
+    Args:
+        users: the users in the round.
+        cohort: the users of the cohort.
+        sums: by sum: positions of the records that its users trained on, int64 [n].
+        count: largest number of records inside each sum, and outside.
+        references: largest number of references.
+        rng: source of the draws.
+    """
+    of_corpus = (
+        np.setdiff1d(positions[positions < users.records], users.overlay.records) for positions in sums.values()
+    )
+    inside = [rng.choice(positions, min(count, len(positions)), replace=False) for positions in of_corpus]
+    others = _outside(users, cohort, count + references, rng)
+    number = min(count, len(others) // 2)
+    every, place = np.unique(np.concatenate([*inside, others[:number]]), return_inverse=True)
+    *places, outside = np.split(place, np.cumsum([len(positions) for positions in inside]))
+    names = in_whole(users.split, every if users.twin is None else users.twin.order[every])
+    return Candidates(
+        RECORD,
+        Records.joined([users.records_at(every), users.records_at(others[number:])]),
+        [f"train:{name}" for name in names.tolist()],
+        dict(zip(sums, places, strict=True)),
+        dict.fromkeys(sums, outside),
+    )
+
+
+def canary_candidates(
+    users: Population, canaries: Sequence[Canary], sums: Mapping[Group, Ints], references: int, seed: int
+) -> Candidates:
+    """Return all canaries, whose words are random, with other random words as references; see `record_candidates`."""
+    owners = np.concatenate([users.overlay.canaries, users.injected])
+    positions = np.concatenate([users.overlay.records, users.records + np.arange(len(users.injected))])
+    inside = {group: np.unique(owners[np.isin(positions, of_sum)]).astype(np.int64) for group, of_sum in sums.items()}
+    texts = [list(canary.tokens) for canary in canaries]
+    drawn = random_phrases(seed, references, len(texts[0]), users.layout).tolist()
+    return Candidates(
+        CANARY,
+        Records.from_lists(texts + drawn),
+        [canary.id for canary in canaries],
+        inside,
+        {group: np.setdiff1d(np.arange(len(texts)), of_sum) for group, of_sum in inside.items()},
+    )
+
+
+def alignments(model: TrainableModel, records: Records, layout: Layout, sums: Tensor) -> Floats:
+    """Return the cosine of each sum and the negative gradient of each record, float64 [N, sums].
+
+    A record without a position to predict has the cosine 0.
+
+    Args:
+        model: the model before the round.
+        records: N records.
+        layout: the corpus' token layout.
+        sums: float32 [P, sums], the vectors of `flsim.attacks.reveal.sums.flattened`.
+    """
+    cosines, lengths = np.zeros((len(records), sums.shape[1])), sums.double().norm(dim=0)
+    for rows, gradients in gradients_of(model, records, layout):
+        flat = torch.cat([gradients[name].flatten(1) for name in sorted(gradients)], dim=1).cpu()
+        products = (flat @ sums).double() / (flat.double().norm(dim=1, keepdim=True) * lengths)
+        cosines[rows] = -products.nan_to_num(0.0).numpy()
+    return cosines
+
+
+def _outside(users: Population, cohort: Ints, count: int, rng: np.random.Generator) -> Ints:
+    """Draw positions of records of users outside the cohort, whose texts do not occur in the cohort [at most count]."""
+    positions = rng.choice(users.records, min(users.records, SAMPLED), replace=False)
+    owners = users.user_offsets.searchsorted(positions, side="right") - 1
+    positions = positions[~np.isin(owners, cohort) & ~np.isin(positions, users.overlay.records)]
+    known = {record.tobytes() for user in np.unique(cohort).tolist() for record in users[user]}
+    chosen: list[int] = []
+    for position in positions.tolist():
+        if len(chosen) == count:
+            break
+        if users.records_at(np.array([position]))[0].tobytes() not in known:
+            chosen.append(position)
+    return np.array(chosen, np.int64)

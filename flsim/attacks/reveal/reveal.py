@@ -1,0 +1,419 @@
+"""`flsim reveal`: the words and records that a round's updates reveal, by cohort size, clip and noise."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flsim.algorithms import checkpoint
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.summation import RoundRequest
+from flsim.attacks.audit.ranks import detections_by_level, p_values, ranks_among
+from flsim.attacks.audit.trade_off import gaussian
+from flsim.attacks.membership.stored import column
+from flsim.attacks.membership.targets import unigram_of
+from flsim.attacks.result import Result
+from flsim.attacks.reveal import words
+from flsim.attacks.reveal.records import Group, alignments, canary_candidates, record_candidates
+from flsim.attacks.reveal.sums import (
+    CLIPPED,
+    NOISED,
+    CohortSum,
+    data_of_user,
+    flattened,
+    population_of,
+    requests_of_users,
+    sum_of_user,
+    sums_by_size,
+)
+from flsim.base.errors import InputError, as_list
+from flsim.base.machine import refuse_missing_device
+from flsim.base.progress import tracked
+from flsim.base.rng import stream
+from flsim.base.settings import DIFFERENT, Count, Positive, settings
+from flsim.base.statistics import auroc, t_interval
+from flsim.canaries.population import Population
+from flsim.models.language_model import Params, TrainableModel
+from flsim.privacy import noise
+from flsim.privacy.mechanism import check_noise_multiplier
+from flsim.results.sweeps import over_runs
+from flsim.runs.config.custom_code import TRAINED, announce
+from flsim.runs.folder import Run
+from flsim.show.table import json_rows
+from flsim.training.local import threads as threads_of_torch
+from flsim.training.state import State
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+SIZES = (1, 10, 100)  # users of a sum, and all users of the cohort
+RARE = 10  # largest number of users of a rare word
+PUBLIC = 500  # records of test users with which predictions are averaged
+LEVELS = (0.01, 0.05)  # false-positive rates
+KEY = ["users", "view", "noise_multiplier"]
+WORDS, RARE_WORDS = "words", "rare words"
+LISTED = 20  # rounds in an error message
+NO_ROWS = (
+    "Words cannot be read from this update: it changes neither an output bias nor an input embedding, such as that of "
+    "LoRA adapters on a frozen base. The test of records uses all weights that are trained."
+)
+NO_CANARIES = 'Canaries are tested only if their words are random (canaries.source = "words").'
+
+
+FEW = (
+    "Users outside the cohort have few records: a test of records has only {:,} references, so no p-value is below "
+    "1 / (references + 1)."
+)
+
+
+@settings
+class RevealHParams:
+    """Settings of an attack on the updates of a round.
+
+    Attributes:
+        round: the round, from 1; by default the last round with a checkpoint before it.
+        records: largest number of tested records inside each sum, and outside.
+        references: largest number of references.
+        noise: noise multipliers of further sums; the noise of the run is always included.
+        device: torch device, such as "cuda".
+    """
+
+    round: Count | None = None
+    records: Count = 100
+    references: Count = 999
+    noise: Annotated[tuple[Positive, ...], DIFFERENT] = ()
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        refuse_missing_device(self.device)
+        for multiplier in self.noise:
+            check_noise_multiplier(multiplier, "noise")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Revealed(Result):
+    """The result of `flsim reveal`.
+
+    Attributes:
+        frame: a row for each size of a sum, view ("plain", "clipped", "noised") and subject: "words", "rare words" (of
+            at most `RARE` training users), "record", "canary". Values are means over the sums of this size.
+        targets: a row for each tested record or canary and sum: kind, name, users, group (number of the sum), view,
+            noise_multiplier, is_inside, score, rank and p.
+    """
+
+    targets: pd.DataFrame
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rows of both tables, and the notes; unknown values are None."""
+        return super().to_json() | {"targets": json_rows(self.targets)}
+
+
+def reveal(
+    *runs: Path | str,
+    round: int | None = None,
+    records: int = 100,
+    references: int = 999,
+    noise: Sequence[float] = (),
+    device: str = "cpu",
+) -> Revealed:
+    """Measure what the updates of a round reveal about its users, like `flsim reveal`.
+
+    The users of the round are trained again, which takes as long as the round. A custom part of the run is executed.
+
+    Args:
+        runs: run folders and folders of sweeps.
+        round: the round, from 1, which needs the checkpoint before it; by default the last such round of each run.
+        records: largest number of tested records inside each sum, and outside.
+        references: largest number of references, K; the smallest p-value is 1 / (K + 1).
+        noise: noise multipliers of further sums, for a run with a clip.
+        device: torch device, such as "cuda".
+
+    Raises:
+        InputError: a run is central, has no clip for `noise`, or no checkpoint before the round.
+
+    Examples:
+        >>> revealed = flsim.reveal("runs/demo/non-iid", round=41)             # doctest: +SKIP
+        >>> revealed.targets.query("is_inside").groupby("users")["p"].median() # doctest: +SKIP
+    """
+    hparams = RevealHParams(round, records, references, tuple(as_list("noise", noise)), device)
+    results = over_runs(runs, lambda path: _Round.open(path, hparams).revealed()).values()
+    return Revealed(
+        frame=pd.concat([result.frame for result in results], ignore_index=True),
+        targets=pd.concat([result.targets for result in results], ignore_index=True),
+        notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+    )
+
+
+@dataclass(frozen=True)
+class _View:
+    """A sum of updates as an attacker sees it.
+
+    Attributes:
+        group: the number of users of the sum, and the number of the sum.
+        key: users, view and noise_multiplier of a row.
+        guess: the guessed words; None if the sum does not reveal words.
+        vector: float32 [P], the sum.
+    """
+
+    group: Group
+    key: dict[str, Any]
+    guess: words.Guess | None
+    vector: Tensor
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round of a run, before its training, that is attacked."""
+
+    run: Run
+    hparams: RevealHParams
+    training: FederatedTraining
+    state: State
+    model: TrainableModel
+
+    @classmethod
+    def open(cls, path: Path, hparams: RevealHParams) -> "_Round":
+        run = Run.open(path)
+        if run.config.unit != "user":
+            raise InputError(f"{path}: training is central, so no user sends an update; name a federated run")
+        if hparams.noise and run.config.privacy.clip is None:
+            raise InputError(
+                f"--noise {hparams.noise[0]:g}: {path} has no clip, which noise multipliers refer to; remove --noise, "
+                'or train with privacy.mechanism "clip"'
+            )
+        saved = _checkpoint_before(run, hparams.round)
+        announce(run.config, *TRAINED)
+        training = cast(FederatedTraining, run.training(hparams.device))
+        state = training.first_state() if saved is None else run.load(saved)
+        model = checkpoint.model_of(run.provenance).load(state.params).to(torch.device(hparams.device))
+        return cls(run, hparams, training, state, model)
+
+    @cached_property
+    def users(self) -> Population:
+        return population_of(self.training, self.state)
+
+    @cached_property
+    def cohort(self) -> Ints:
+        """Return the users of the round, each once."""
+        return np.unique(self.training.cohort(self.state.round))
+
+    @cached_property
+    def requests(self) -> list[RoundRequest]:
+        if requests := requests_of_users(self.training, self.state):
+            return requests
+        raise InputError(f"{self.run.path}: no user takes part in round {self.state.round + 1:,}; name another --round")
+
+    @cached_property
+    def unigram(self) -> Floats:
+        return unigram_of(self.run.corpus)
+
+    def revealed(self) -> Revealed:
+        """Return the rows and targets of all sums."""
+        engine, views, data = self.training.engine_here(), list[_View](), dict[Group, CohortSum]()
+        parts = (
+            sum_of_user(self.training, engine, self.state, request)
+            for request in tracked(f"{self.run.name}: training users", self.requests, "users")
+        )
+        with threads_of_torch(self.run.config.system.training_threads):
+            for group, part in sums_by_size(parts, self._sizes):
+                views += self._views(group, part)
+                data[group] = replace(part, updates={})
+            rows, targets = self._word_rows(views, data), self._targets(views, data)
+        named: dict[str, Any] = {"run": str(self.run.path), "setting": self.run.setting, "seed": self.run.config.seed}
+        named |= {"round": self.state.round + 1}
+        rows += _record_rows(targets, self.run.config.privacy.noise == "independent")
+        return Revealed(
+            frame=pd.DataFrame([named | row for row in rows]),
+            targets=targets.assign(**named),
+            notes=tuple(self._notes(views, int(targets["references"].min()))),
+        )
+
+    def _notes(self, views: Sequence[_View], references: int) -> Iterator[str]:
+        if not any(view.guess for view in views):
+            yield NO_ROWS
+        if self.run.config.canaries.source != "words":
+            yield NO_CANARIES
+        if references < self.hparams.references:
+            yield FEW.format(references)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        users = len(self.requests)
+        return [*(size for size in SIZES if size < users), users]
+
+    def _views(self, group: Group, part: CohortSum) -> Iterator[_View]:
+        """Yield a sum plain, clipped, and with noise, as far as the run has a clip and noise."""
+        rate = self.training.local.rate(self.state.round, self.training.length)
+
+        def view(name: str, multiplier: float | None, total: Params, steps: float) -> _View:
+            guess = words.guess_of(self.model, total, rate * steps or 1.0, self._predicted)  # 0 steps: no record
+            return _View(group, dict(zip(KEY, (group[0], name, multiplier), strict=True)), guess, flattened(total))
+
+        for name, total in part.updates.items():
+            yield view(name, None, total, part.steps[name])
+        noises = self._noise_of(group) if self._multipliers else {}
+        for multiplier in self._multipliers:
+            deviation, total = multiplier * (self.state.clip or 0.0), part.updates[CLIPPED]
+            noised = {name: value + deviation * noises[name] for name, value in total.items()}
+            yield view(NOISED, multiplier, noised, part.steps[CLIPPED])
+
+    @cached_property
+    def _multipliers(self) -> list[float]:
+        of_run = self.training.privacy.update_noise_multiplier(self.training.algorithm.cohort)
+        return sorted({*self.hparams.noise, of_run} - {0.0})
+
+    def _noise_of(self, group: Group) -> Params:
+        """Return noise at unit scale: for all users of the round, the noise of the run; otherwise other draws of it."""
+        training, state, seed = self.training, self.state, self.run.config.seed
+        process = training.algorithm.process(training.privacy, len(self.users), self.run.rounds)
+        if group[0] < len(self.requests):
+            seed = int(stream(seed, "noise of a smaller sum", *group).integers(2**31))
+        return noise.step(process, seed, state.params, state.moments, state.round)[0]
+
+    @cached_property
+    def _predicted(self) -> Tensor:
+        """Return the mean prediction of the model on records of test users, who are never trained on."""
+        test = self.run.corpus.split("test")
+        rng = stream(self.run.config.seed, "public records")
+        chosen = rng.choice(test.records, min(PUBLIC, test.records), replace=False)
+        return words.mean_prediction(self.model, test.records_at(chosen), test.layout)
+
+    def _word_rows(self, views: Sequence[_View], data: Mapping[Group, CohortSum]) -> list[dict[str, Any]]:
+        """Return a row per set of words, size and view, as means over groups."""
+        if not any(view.guess for view in views):
+            return []
+        layout, others, holders = self.users.layout, self._counts_of_others(), self._holders()
+        text = np.array(layout.text_ids)
+        order = np.arange(layout.vocabulary_size)
+        order[text] = stream(self.run.config.seed, "permuted words").permutation(text)
+        is_text = np.isin(np.arange(layout.vocabulary_size), text)
+        rows = []
+        for subject, among in ((WORDS, is_text), (RARE_WORDS, is_text & (holders > 0) & (holders <= RARE))):
+            for view in views:
+                if (guess := view.guess) is None:
+                    continue
+                counts, nothing = data[view.group].counts, np.zeros(layout.vocabulary_size, np.int64)
+                guesses = {
+                    "": (guess, counts),
+                    "blind_": (words.blind_guess(self.unigram, guess.chosen), counts),
+                    "other_": (guess, others.get(view.group, nothing)),
+                    "permuted_": (guess.permuted(order), counts),
+                }
+                measured = {
+                    prefix + name: value
+                    for prefix, pair in guesses.items()
+                    for name, value in words.measures(*pair, among).items()
+                }
+                rows.append({"subject": subject} | view.key | measured)
+        return [
+            dict(zip(["subject", *KEY], key, strict=True)) | {"groups": len(group)} | _means(group[[*measured]])
+            for key, group in pd.DataFrame(rows).groupby(["subject", *KEY], sort=False, dropna=False)
+        ]
+
+    def _counts_of_others(self) -> dict[Group, Ints]:
+        """Return the counts of equally many users outside the cohort, by size and group."""
+        outside = np.setdiff1d(np.arange(len(self.users)), self.cohort)
+        rng = stream(self.run.config.seed, "users outside the cohort", self.state.round)
+        chosen = rng.permutation(outside)[: len(self.requests)]
+        parts = (data_of_user(self.training, self.state, user) for user in chosen.tolist())
+        return {group: part.counts for group, part in sums_by_size(parts, self._sizes)}
+
+    def _holders(self) -> Ints:
+        """Return the number of training users whose text contains each token, int64 [V]."""
+        holders = np.zeros(self.users.layout.vocabulary_size, np.int64)
+        for user in tracked(f"{self.run.name}: counting words of users", range(len(self.users)), "users"):
+            holders[np.unique(self.users[user].tokens)] += 1
+        return holders
+
+    def _targets(self, views: Sequence[_View], data: Mapping[Group, CohortSum]) -> pd.DataFrame:
+        """Return a row for the test of each candidate against each sum."""
+        seed, sums, hparams = self.run.config.seed, {group: part.records for group, part in data.items()}, self.hparams
+        rng = stream(seed, "revealed records", self.state.round)
+        kinds = [record_candidates(self.users, self.cohort, sums, hparams.records, hparams.references, rng)]
+        if self.run.config.canaries.source == "words" and self.run.canaries:
+            kinds.append(canary_candidates(self.users, self.run.canaries, sums, hparams.references, seed))
+        vectors, tables = torch.stack([view.vector for view in views], dim=1), []
+        for one in tracked(f"{self.run.name}: testing records", kinds):
+            blind = np.array([self.unigram[text].mean() if len(text) else 0.0 for text in one.texts])
+            for view, scores in zip(
+                views, alignments(self.model, one.texts, self.users.layout, vectors).T, strict=True
+            ):
+                inside, references = one.inside[view.group], scores[len(one.names) :]
+                rows = np.concatenate([inside, one.outside[view.group]])
+                ranks = ranks_among(scores[rows], references)
+                columns = {
+                    "subject": one.kind,
+                    "name": [one.names[row] for row in rows],
+                    "group": view.group[1],
+                    "is_inside": np.arange(len(rows)) < len(inside),
+                    "score": scores[rows],
+                    "blind_score": blind[rows],
+                    "rank": ranks,
+                    "references": len(references),
+                    "p": p_values(ranks, len(references)),
+                }
+                tables.append(pd.DataFrame(view.key | columns))
+        return pd.concat(tables, ignore_index=True)
+
+
+def _record_rows(targets: pd.DataFrame, has_independent_noise: bool) -> list[dict[str, Any]]:
+    """Return a row per kind, size and view: how many records inside and outside have a small p-value."""
+    rows = []
+    for key, tested in targets.groupby(["subject", *KEY], sort=False, dropna=False):
+        row: dict[str, Any] = dict(zip(["subject", *KEY], key, strict=True)) | {"groups": tested["group"].nunique()}
+        areas = [
+            {"auroc": _area(part, "score"), "blind_auroc": _area(part, "blind_score")}
+            for _, part in tested.groupby("group")
+        ]
+        row |= _means(pd.DataFrame(areas))
+        inside, references = tested["is_inside"], int(tested["references"].iloc[0])
+        row |= {"n_in": int(inside.sum()), "n_out": int((~inside).sum()), "references": references}
+        ranks = tested["rank"].to_numpy("float64")
+        alarms = detections_by_level(ranks[~inside], references, LEVELS)
+        for level, found in detections_by_level(ranks[inside], references, LEVELS).items():
+            row |= {
+                column("tpr", level): found.tpr,
+                column("tpr_low", level): found.tpr_low,
+                column("tpr_high", level): found.tpr_high,
+                column("fpr", level): alarms[level].tpr,
+            }
+            if row["view"] == NOISED and has_independent_noise:
+                # one user replaced: two steps of mu = 1 / z
+                row[column("allowed", level)] = 1 - gaussian(2 / row["noise_multiplier"])(1 - level)
+        rows.append(row)
+    return rows
+
+
+def _area(tested: pd.DataFrame, score: str) -> float:
+    scores, inside = tested[score].to_numpy("float64"), tested["is_inside"].to_numpy(bool)
+    return auroc(scores[inside], scores[~inside]) if 0 < inside.sum() < len(inside) else np.nan
+
+
+def _means(values: pd.DataFrame) -> dict[str, Any]:
+    """Return the mean of each column over groups, and Student's t interval of the area within [0, 1]."""
+    low, high = np.clip(t_interval(values["auroc"].dropna().to_numpy("float64")), 0, 1)
+    return {str(name): mean for name, mean in values.mean().items()} | {"auroc_low": low, "auroc_high": high}
+
+
+def _checkpoint_before(run: Run, round_: int | None) -> Path | None:
+    """Return the checkpoint before a round; None for the first round, whose model is a function of the seed.
+
+    By default, the round is the last one of the run that has a checkpoint before it.
+    """
+    saved = {checkpoint.round_of(path) + 1: path for path in checkpoint.all_in(run.path / "checkpoints")}
+    rounds = [1, *(after for after in sorted(saved) if 1 < after <= run.rounds)]
+    if round_ is None:
+        round_ = rounds[-1]
+    if round_ not in rounds:
+        listed = ", ".join(f"{one:,}" for one in rounds[:LISTED]) + ", ..." * (len(rounds) > LISTED)
+        raise InputError(
+            f"{run.path}: round {round_:,} has no checkpoint before it, or is not part of the run; rounds that have a "
+            f"checkpoint: {listed}"
+        )
+    return saved.get(round_)

@@ -1,0 +1,166 @@
+"""`flsim reveal` of real runs: its sums are those of training, its rows follow from its targets; refusals."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import PRIVATE, Experiment, Flsim, Trained, train_here
+from tiny_bases import GPT2
+from training_oracle import train_cohort
+
+import flsim as api
+from flsim.algorithms import checkpoint
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.attacks.reveal.reveal import RevealHParams, _Round
+from flsim.attacks.reveal.sums import CLIPPED, NOISED, PLAIN, flattened, requests_of_users, sum_of_user, sums_by_size
+from flsim.base.statistics import auroc, share_interval
+from flsim.models.architectures import build
+from flsim.runs.folder import Run
+from flsim.training.state import State
+
+CLIP = ("privacy.mechanism='clip'", "privacy.clip=0.2")
+DP = ("privacy.mechanism='dp'", "privacy.clip=0.2", "privacy.noise_multiplier=0.8")
+
+
+def state_after(run: Run, round_: int) -> State:
+    return run.load(run.path / "checkpoints" / checkpoint.checkpoint_name(round_))
+
+
+@pytest.mark.parametrize("overrides", [(), CLIP, DP, ("model.architecture='transformer'", *DP)])
+def test_the_sum_over_all_users_moves_the_model_as_training_did(
+    trained_here: Trained, overrides: tuple[str, ...]
+) -> None:
+    """Of the run's own mechanism, noise included: the difference of two checkpoints, of a server learning rate of 1."""
+    path = trained_here("system.checkpoint_every=1", "evaluation.every=1", *overrides)
+    attacked = _Round.open(path, RevealHParams(round=3))
+    training, state = attacked.training, attacked.state
+    parts = [sum_of_user(training, training.engine_here(), state, request) for request in attacked.requests]
+    ((group, total),) = sums_by_size(parts, [len(parts)])
+    *_, view = attacked._views(group, total)
+    examples = sum(len(attacked.users[user]) for user in attacked.cohort.tolist())
+    divisor = training.algorithm.cohort if overrides else examples
+    before, after = state.params, state_after(attacked.run, 3).params
+    moved = flattened({name: after[name].double() - before[name].double() for name in before})
+    torch.testing.assert_close(view.vector / divisor, moved, rtol=1e-3, atol=1e-6)
+    assert view.key["view"] == (NOISED if overrides[-2:] == DP[-2:] else CLIPPED if overrides else PLAIN)
+
+
+def test_a_user_trains_as_in_the_reference_engine(trained_here: Trained) -> None:
+    run = Run.open(trained_here(*CLIP, "local.max_records=5", "local.epochs=2", "system.engine='local'"))
+    training, state = run.training(), state_after(run, 2)
+    assert isinstance(training, FederatedTraining)
+    model = build(run.corpus.layout.vocabulary_size, run.config.model)
+    for request in requests_of_users(training, state)[:3]:
+        (user,) = request.users.tolist()
+        part = sum_of_user(training, training.engine_here(), state, request)
+        model.load(state.params)
+        for view, clip, weight in ((PLAIN, None, 5), (CLIPPED, state.clip, 1)):
+            total = train_cohort(model.load(state.params), run.users, [user], training.local, run.config.seed, 2, clip)
+            torch.testing.assert_close(flattened(part.updates[view]), flattened(total.delta), rtol=1e-6, atol=0)
+            assert total.counts.weight == weight
+        assert part.counts.sum() == total.counts.tokens
+        assert part.steps[PLAIN] == 5 * 2 * 2  # weight x steps
+        texts = [run.users.records_at(np.array([position]))[0].tolist() for position in part.records]
+        assert len(texts) == 5
+        assert all(text in [record.tolist() for record in run.users[user]] for text in texts)
+
+
+def test_sums_are_of_disjoint_users_in_order(trained_here: Trained) -> None:
+    run = Run.open(trained_here())
+    training, state = run.training(), state_after(run, 2)
+    assert isinstance(training, FederatedTraining)
+    parts = [sum_of_user(training, training.engine_here(), state, one) for one in requests_of_users(training, state)]
+    found = dict(sums_by_size(parts, [1, 2, 6]))
+    assert [*found] == [(1, 0), (1, 1), (2, 0), (1, 2), (1, 3), (2, 1), (1, 4), (2, 2), (6, 0)]
+    for (size, number), total in found.items():
+        members = parts[size * number : size * (number + 1)]
+        expected = sum(flattened(part.updates[PLAIN]).double() for part in members)
+        torch.testing.assert_close(flattened(total.updates[PLAIN]).double(), expected, rtol=1e-5, atol=1e-6)
+        assert (total.counts == sum(part.counts for part in members)).all()
+
+
+def test_rows_follow_from_targets(trained_here: Trained, flsim: Flsim, tmp_path: Path) -> None:
+    run = trained_here(*DP)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in run.rglob("*"))
+    figure = tmp_path / "reveal.svg"
+    options = ("--round", 3, "--records", 12, "--references", 99, "--noise", 0.05)
+    code, out, error = flsim("reveal", run, *options, "--out", figure, "--json")
+    assert code == 0, error
+    assert figure.stat().st_size > 10_000
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in run.rglob("*")) == before
+    printed = json.loads(out)
+    frame, every = (pd.DataFrame(printed[name]) for name in ("rows", "targets"))
+    views = [(PLAIN, None), (CLIPPED, None), (NOISED, 0.05), (NOISED, 0.8)]
+    assert {(row["view"], row["noise_multiplier"]) for row in printed["rows"]} == {*views}
+    assert frame["users"].unique().tolist() == [1, 6]
+    for row in frame[frame["subject"] == "record"].to_dict("records"):
+        targets = every[every["subject"] == "record"]
+        for name in ("users", "view", "noise_multiplier"):
+            targets = targets[targets[name].isna() if pd.isna(row[name]) else targets[name] == row[name]]
+        inside = targets[targets["is_inside"]]
+        assert (row["n_in"], row["n_out"]) == (len(inside), len(targets) - len(inside))
+        small = int((inside["p"] <= 0.05).sum())
+        assert row["tpr_at_0.05"] == small / len(inside)
+        assert (row["tpr_low_at_0.05"], row["tpr_high_at_0.05"]) == share_interval(small, len(inside))
+        areas = [
+            auroc(*(group[group["is_inside"] == side]["score"].to_numpy() for side in (True, False)))
+            for _, group in targets.groupby("group")
+            if group["is_inside"].any()  # a user can have nothing but canaries
+        ]
+        assert row["auroc"] == pytest.approx(np.mean(areas))
+        assert pd.isna(row["allowed_at_0.05"]) == (row["view"] != NOISED)
+    np.testing.assert_allclose(every["p"] * (every["references"] + 1), every["rank"])
+
+
+def test_noise_hides_what_a_sum_reveals(trained_here: Trained) -> None:
+    revealed = api.reveal(trained_here(*CLIP), round=1, records=20, noise=[1e3])
+    frame = revealed.frame.set_index(["subject", "users", "view"])
+    assert frame.loc[("words", 1, CLIPPED), "auroc"] == pytest.approx(1)
+    assert frame.loc[("words", 1, CLIPPED), "precision"] == 1
+    assert frame.loc[("words", 1, NOISED), "auroc"] < 0.7
+    assert frame.loc[("words", 1, CLIPPED), "permuted_auroc"] < 0.7
+    assert frame.loc[("record", 1, CLIPPED), "tpr_at_0.05"] > 3 * frame.loc[("record", 1, CLIPPED), "fpr_at_0.05"]
+
+
+def test_a_private_run_with_every_part_of_a_state(trained_here: Trained) -> None:
+    """An adaptive clip, whose noise on updates has a larger multiplier; a cohort of any size; another optimizer."""
+    revealed = api.reveal(trained_here(*PRIVATE), round=3)
+    noised = revealed.frame[revealed.frame["view"] == NOISED]
+    assert noised["noise_multiplier"].unique() == pytest.approx((0.8**-2 - 4.0**-2) ** -0.5)
+
+
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_hugging_face_models(experiment: Experiment, has_adapters: bool) -> None:
+    settings = [f"model.config.{name}={json.dumps(value)}" for name, value in GPT2.items()]
+    lora = ["model.lora.rank=2"] if has_adapters else []
+    config = experiment.config.read_text().replace("embedding = 8\nunits = 12", 'architecture = "hf"')
+    experiment.config.write_text(config)
+    run = train_here(
+        experiment, [*settings, *lora, "model.config.n_positions=20", "training.rounds=2", "local.max_records=3"]
+    )
+    revealed = api.reveal(run, records=3, references=19)
+    assert ("words" in set(revealed.frame["subject"])) != has_adapters
+    assert {"record", "canary"} <= set(revealed.frame["subject"])
+    assert any("Words cannot be read" in note for note in revealed.notes) == has_adapters
+
+
+def test_one_line_names_the_rounds_that_have_a_checkpoint(experiment: Experiment, flsim: Flsim) -> None:
+    run = train_here(experiment, ["system.checkpoint_every=4", "evaluation.every=2"])
+    flsim("table", run)  # which reads what was printed before
+    code, out, error = flsim("reveal", run, "--round", 2)
+    assert (code, out) == (2, "")
+    assert error.count("\n") == 1
+    assert error.endswith("rounds that have a checkpoint: 1, 3\n")
+    assert flsim("reveal", run, "--round", 5)[0] == 2
+    assert api.reveal(run, records=1, references=1).frame["round"].unique() == [3]
+
+
+def test_refusals(trained_here: Trained, flsim: Flsim) -> None:
+    code, _, error = flsim("reveal", trained_here(), "--noise", 1)
+    assert (code, error.count("\n")) == (2, 1)
+    assert "has no clip" in error
+    with pytest.raises(api.InputError, match="noise must be 0, or between"):
+        api.reveal("run", noise=[1e-300])
