@@ -87,6 +87,7 @@ CONVENTIONS = (
 REFUSED = (  # also used with the accountants, which give the reason
     Convention("with-replacement", "replace-one", "2S", "rdp", "tight", "with-replacement-rdp"),
     Convention("with-replacement", "replace-one", "2S", "pld", None, "with-replacement-pld"),
+    Convention("fedbuff", "zero-out", "S", "pld", None, "fedbuff-zero-out-pld"),
 )
 
 

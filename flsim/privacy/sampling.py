@@ -29,6 +29,7 @@ from flsim.base.extensions import (
     without_options,
 )
 from flsim.base.rng import stream
+from flsim.privacy.devices import Buffer, Durations, buffers
 
 if TYPE_CHECKING:  # importing takes half a second in every process of a run
     from dp_accounting import DpEvent
@@ -62,6 +63,7 @@ class Sampler(ABC):
             ("replace-one"), or the presence of one user ("add-or-remove-one").
         has_repeats: whether a cohort can contain a user more than once. Each occurrence counts as a separate user in
             the sum.
+        is_asynchronous: whether users can train models of earlier rounds, see `started`.
         unaccounted: for a built-in sampler, the reason why no accountant supports it; empty if one does.
         dropout: probability that a drawn user does not answer in time, independently of all others. Sums are still
             divided by `cohort`.
@@ -73,6 +75,7 @@ class Sampler(ABC):
     label: ClassVar[str] = ""
     relation: ClassVar[Relation] = "add-or-remove-one"
     has_repeats: ClassVar[bool] = False
+    is_asynchronous: ClassVar[bool] = False
     unaccounted: ClassVar[str] = ""
     unaccounted_with_dropout: ClassVar[bool] = False
 
@@ -104,6 +107,19 @@ class Sampler(ABC):
     def participation(self, population: int, rounds: int) -> Participation | None:  # noqa: ARG002 (for others)
         """Return the limit of a user's rounds among any consecutive `rounds` rounds; None if there is no limit."""
         return None
+
+    def started(self, seed: int, round_: int, population: int, users: NDArray[np.int64]) -> NDArray[np.int64]:  # noqa: ARG002
+        """Return the round whose model each of these users of a round trains; `round_` unless overridden."""
+        return np.full(len(users), round_)
+
+    def pending(self, seed: int, round_: int, population: int) -> tuple[int, ...]:  # noqa: ARG002 (for others)
+        """Return the rounds, at most `round_`, whose models users still train after the round; ascending."""
+        return ()
+
+    @property
+    def most_pending(self) -> int:
+        """Return an estimate of the largest number of `pending` rounds, from which flsim plans memory."""
+        return 0
 
 
 class FixedSize(Sampler):
@@ -308,6 +324,64 @@ class CyclicPoisson(MinSeparation):
         return self.cohort * self.separation / population
 
 
+@dataclass(frozen=True)
+class FedBuff(Sampler):
+    """Buffered asynchronous training: the first `cohort` answers, of users who began at different times, are a round.
+
+    `concurrency` users train at any time, and each trains the newest model of the time when it began. For the order of
+    answers see `flsim.privacy.devices.simulated_buffers`. `flsim.algorithms.fedavg` weighs an answer by its staleness.
+
+    Attributes:
+        concurrency: number of users who train at the same time.
+        durations, spread: the law of the durations of training, see `flsim.privacy.devices.Durations`.
+    """
+
+    concurrency: int
+    durations: str = "half-normal"
+    spread: float = 0.0
+    label = "FedBuff"
+    is_asynchronous = True
+    unaccounted = "faster users take part more often, and no accountant of dp_accounting supports this"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(concurrency=self.concurrency)
+        if self.dropout:
+            raise InputError('sampler "fedbuff" has no dropout: the next answer replaces a lost one; remove dropout')
+        Durations(self.durations, self.spread)  # raises
+
+    def check(self, population: int) -> None:
+        """Raise InputError if there can be too few users to replace those who have answered."""
+        if (needed := self.concurrency + self.cohort - 1) > population:
+            raise InputError(
+                f"sampler_options: a concurrency of {self.concurrency:,} and a cohort of {self.cohort:,} need "
+                f"{needed:,} users, found {population:,}; lower one of them"
+            )
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return the users whose answers are in the buffer of a round."""
+        return self._buffer(seed, round_, population).users
+
+    def started(self, seed: int, round_: int, population: int, users: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the round in which each user began; see `Sampler.started`."""
+        buffer = self._buffer(seed, round_, population)
+        return buffer.started[np.searchsorted(buffer.users, users)]
+
+    def pending(self, seed: int, round_: int, population: int) -> tuple[int, ...]:
+        """Return the rounds whose models users still train when the buffer of a round is full."""
+        return self._buffer(seed, round_, population).pending
+
+    @property
+    def most_pending(self) -> int:
+        """Return the largest number in four times as many rounds as a user needs on average, for seed 0."""
+        rounds = range(4 * -(-self.concurrency // self.cohort))
+        return max(len(self.pending(0, round_, self.concurrency + self.cohort)) for round_ in rounds)
+
+    def _buffer(self, seed: int, round_: int, population: int) -> Buffer:
+        durations = Durations(self.durations, self.spread)
+        return buffers(seed, population, self.cohort, self.concurrency, durations)[round_]
+
+
 SAMPLERS: dict[str, type[Sampler]] = {
     "fixed-size": FixedSize,
     "poisson": Poisson,
@@ -316,6 +390,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "round-robin": RoundRobin,
     "min-separation": MinSeparation,
     "cyclic-poisson": CyclicPoisson,
+    "fedbuff": FedBuff,
 }
 
 
@@ -326,6 +401,11 @@ def sampler_class(name: str) -> type[Sampler]:
         InputError: there is no sampler of this name, or the file failed.
     """
     return resolve_class(name, SAMPLERS, "sampler", Sampler)  # type: ignore[type-abstract]
+
+
+def sampler_named(name: str, cohort: int) -> Sampler:
+    """Return the sampler of a name, with its options; for errors see `sampler_class`."""
+    return made(name, sampler_class(name), cohort)
 
 
 def label_of(name: str) -> str:
@@ -410,6 +490,7 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     with custom_call_errors(written, "event(population, mechanism)", InputError):
         event = made(sampler, kind, size).event(population, mechanism)
     if event is None:
+        refuse_unaccounted(sampler)
         raise InputError(f'{written}: this sampler has no privacy event; define event, or use privacy.mechanism "clip"')
     refuse_no_event(written, event)
     return event
@@ -437,7 +518,7 @@ class Sampling:
         """Return the limit of a user's rounds, see `Sampler.participation`; raise InputError if it is invalid."""
         written = name_in_settings(self.sampler)
         with custom_call_errors(written, "participation(population, rounds)", InputError):
-            limit = made(self.sampler, sampler_class(self.sampler), self.cohort).participation(self.population, rounds)
+            limit = sampler_named(self.sampler, self.cohort).participation(self.population, rounds)
         if limit is not None and not (isinstance(limit, Participation) and limit.times >= 1 and limit.separation >= 1):
             raise InputError(f"{written}: participation returned {limit!r:.60}; return a Participation of at least 1")
         return limit
@@ -471,7 +552,7 @@ def refuse_options(sampler: str, options: Mapping[str, object], cohort: int) -> 
     if options_of(sampler):
         raise InputError(f"sampler: write the options of {short_name(sampler)} in sampler_options")
     if not is_custom(sampler):
-        made(with_options(sampler, options), sampler_class(sampler), cohort)
+        sampler_named(with_options(sampler, options), cohort)
 
 
 def check_cohort(population: int, size: int, sampler: str) -> None:
@@ -480,7 +561,7 @@ def check_cohort(population: int, size: int, sampler: str) -> None:
     if not 1 <= size <= population:
         raise InputError(f"cohort must be between 1 and the {population:,} users, found {size:,}")
     if not is_custom(sampler):
-        made(sampler, sampler_class(sampler), size).check(population)
+        sampler_named(sampler, size).check(population)
 
 
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:

@@ -185,6 +185,8 @@ class FederatedConfig(Config):
         if self.privacy.mechanism == "dp":
             like = build(vocabulary_size, self.model).trainable
             slots += 2 * len(noise.init(self.privacy.process, self.seed, like))  # in float64
+        if not is_custom(self.training.sampler):
+            slots += sampling.sampler_named(self.sampler, self.training.cohort).most_pending
         return slots
 
     @property
