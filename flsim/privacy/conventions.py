@@ -83,6 +83,8 @@ CONVENTIONS = (
     Convention("cyclic-poisson", "add-or-remove-one", "S", "pld", None, "cyclic-poisson-pld"),
     *_of_turns("round-robin"),
     *_of_turns("min-separation"),
+    *_of_turns("balls-in-bins"),
+    *_of_turns("available"),
 )
 REFUSED = (  # also used with the accountants, which give the reason
     Convention("with-replacement", "replace-one", "2S", "rdp", "tight", "with-replacement-rdp"),

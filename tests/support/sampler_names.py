@@ -6,6 +6,7 @@ from typing import Any
 OPTIONS: dict[str, dict[str, Any]] = {
     "min-separation": {"separation": 1},
     "cyclic-poisson": {"separation": 1},
+    "available": {"separation": 1},
     "fedbuff": {"concurrency": 1},
 }
 

@@ -199,6 +199,10 @@ class FederatedConfig(Config):
 
     def refuse_users(self, users: int) -> None:
         sampling.check_cohort(users, self.training.cohort, self.sampler)
+        if not is_custom(self.sampler):
+            sampling.draw_cohort(
+                self.seed, 0, users, self.training.cohort, self.sampler
+            )  # raises, e.g. without a trace
         if self.system.shards is not None:
             sampling.shard_ranges(users, self.system.shards)
 
