@@ -7,8 +7,10 @@ contain the rest: other algorithms (`algorithm`, `built_in`); steps of the serve
 order of sums (`summation`); messages (`wire`); settings with their checks (`rounds`).
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +33,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, TrainableModel, loss_sum
 from flsim.privacy import noise
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
-from flsim.privacy.sampling import draw_cohort, shard_ranges
+from flsim.privacy.sampling import Sampler, draw_cohort, sampler_named, shard_ranges
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import bound_norm, local_batches, restored, training_mode
@@ -41,6 +43,7 @@ from flsim.training.update import UpdateSum, with_canaries
 if TYPE_CHECKING:  # the reference engine also runs without safetensors
     from flsim.algorithms.user_states import UserStates
 
+MODEL = "model/"  # prefix of the slots of earlier models, which users still train: "model/12" before round 12, from 0
 Send = Callable[[Sequence[RoundRequest]], Iterable[Reply]]
 
 
@@ -101,11 +104,17 @@ class FederatedAveraging:
             ValueError: replies do not match the requests.
         """
         while state.round < until:
-            requests = self.requests(state)
-            sums = TreeSum.of_replies(send(requests), requests, self.branch)
-            total, clip = sums.total or zero_of(self.method, state.params), state.clip
+            requests, clip = self.requests(state), state.clip
+            totals: list[UpdateSum] = []
+            work: list[ShardWork] = []
+            for round_ in sorted({request.round for request in requests}) or [state.round]:
+                asked = [request for request in requests if request.round == round_]
+                sums = TreeSum.of_replies(send(asked), asked, self.branch)
+                totals += [stale(sums.total, state.round - round_)] if sums.total else []
+                work += sums.work
+            total = reduce(UpdateSum.merge, totals) if totals else zero_of(self.method, state.params)
             state, step = self.step(state, total)
-            yield Round(state, total, clip, sums.work, step)
+            yield Round(state, total, clip, work, step)
 
     def first_state(self) -> State:
         """Return the state before the first round."""
@@ -119,14 +128,20 @@ class FederatedAveraging:
     def requests(self, state: State) -> list[RoundRequest]:
         """Return one request per shard that has users in the cohort of the next round, in shard order.
 
-        Pseudo-users belong to the last shard.
+        Pseudo-users belong to the last shard. With asynchronous training, there is such a list for each round in which
+        users of the cohort began, with the model of that round; rounds are ascending.
         """
         cohort, sent = self.cohort(state.round), {slot: state.moments[slot] for slot in self.method.slots}
-        return [
-            RoundRequest(state.round, shard, users, state.params, state.clip, sent)
-            for shard, (first, last) in enumerate(shard_ranges(len(self.users), self.shards))
-            if len(users := cohort[(first <= cohort) & ((cohort < last) | (shard == self.shards - 1))])
-        ]
+        started = self._sampler.started(self.seed, state.round, len(self.users), cohort)
+        requests: list[RoundRequest] = []
+        for round_ in np.unique(started).tolist():
+            began, params = cohort[started == round_], _model_of(state, round_)
+            requests += [
+                RoundRequest(round_, shard, users, params, state.clip, sent)
+                for shard, (first, last) in enumerate(shard_ranges(len(self.users), self.shards))
+                if len(users := began[(first <= began) & ((began < last) | (shard == self.shards - 1))])
+            ]
+        return requests
 
     def step(self, state: State, total: UpdateSum) -> tuple[State, ServerStep]:
         """Return the state after a round with this sum over its users, and the step; raise `Diverged`."""
@@ -137,8 +152,9 @@ class FederatedAveraging:
             updates = {name: total.delta[name] for name in state.params}
             delta = total.delta | with_canaries(updates, canaries, self.seed, state.clip)
             total = replace(total, delta=delta)
-        return step(
-            state,
+        before = {slot: value for slot, value in state.moments.items() if not slot.startswith(MODEL)}
+        after, taken = step(
+            replace(state, moments=before),
             total,
             self.algorithm,
             self.privacy,
@@ -147,6 +163,9 @@ class FederatedAveraging:
             vocabulary_size=self.users.layout.vocabulary_size,
             rounds=self.length,
         )
+        pending = self._sampler.pending(self.seed, state.round, len(self.users))
+        models = {f"{MODEL}{round_}": _model_of(state, round_) for round_ in pending}
+        return replace(after, moments=after.moments | models), taken
 
     @property
     def sampler(self) -> str:
@@ -154,9 +173,30 @@ class FederatedAveraging:
         return configured(self.algorithm, "sampler")
 
     @property
+    def _sampler(self) -> Sampler:
+        return sampler_named(self.sampler, self.algorithm.cohort)
+
+    @property
     def method(self) -> Algorithm:
         """Return the algorithm of a round."""
         return algorithm_named(configured(self.algorithm, "algorithm"))
+
+
+def _model_of(state: State, round_: int) -> Params:
+    """Return the parameters before a round: those of the state, or of an earlier round that users still train."""
+    return state.params if round_ == state.round else state.moments[f"{MODEL}{round_}"]
+
+
+def stale(total: UpdateSum, staleness: int) -> UpdateSum:
+    """Return a sum of updates with weight 1 / sqrt(1 + staleness), as in Nguyen et al. (2022).
+
+    Args:
+        total: the sum over users who began in the same round.
+        staleness: number of steps of the server since then.
+    """
+    if not staleness:
+        return total
+    return replace(total, delta={name: value / math.sqrt(1 + staleness) for name, value in total.delta.items()})
 
 
 def init(

@@ -31,11 +31,13 @@ class FedAvgHParams(ServerOptimizerHParams):
             paper's experiments (footnote 1); a user drawn twice counts twice, and mechanism "dp" is refused.
             "round-robin" takes the users in one random order, one cohort after another, repeatedly. "min-separation"
             divides the users into `separation` groups, an option, and draws from each group in turn. "cyclic-poisson"
-            is "min-separation" with Poisson sampling in the group. For custom samplers, see docs/privacy.md.
+            is "min-separation" with Poisson sampling in the group, and "balls-in-bins" takes groups of random sizes.
+            "available" draws users who are available. "fedbuff" is asynchronous training: `cohort` answers are a round.
+            For custom samplers, see docs/privacy.md.
         algorithm_options: Options of a custom algorithm, e.g. { alpha = 0.1 }: keyword
             arguments, numbers or text. Unit: none.
-        sampler_options: Options of the sampler, e.g. { limit = 600 }: see docs/dp.md for built-in samplers, or keyword
-            arguments of a custom sampler, numbers or text. Unit: none.
+        sampler_options: Options of the sampler, e.g. { limit = 600 }: see docs/dp.md and docs/participation.md for
+            built-in samplers, or keyword arguments of a custom sampler, numbers or text. Unit: none.
     """
 
     rounds: Count = 8_000

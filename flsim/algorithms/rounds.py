@@ -18,7 +18,7 @@ from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.summation import Reply, RoundRequest, ShardReply
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
-from flsim.base.extensions import configured, custom_call_errors, is_custom
+from flsim.base.extensions import configured, custom_call_errors, is_custom, short_name
 from flsim.base.progress import say
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
@@ -210,13 +210,13 @@ class FederatedTraining(FederatedAveraging):
             )
         if method.has_own_steps and self.local.precision != "float32":
             raise InputError(f"training.algorithm {method.label} trains in float32; set local.precision to float32")
-        self._refuse_repeats()
+        self._refuse_sampler()
         self._refuse_custom_privacy()
         if len(self.users.extra):
             refuse_injections(self.algorithm, self.privacy)
 
-    def _refuse_repeats(self) -> None:
-        """Raise InputError if the sampler can draw a user twice, and states or privacy accounting forbid this."""
+    def _refuse_sampler(self) -> None:
+        """Raise InputError if the algorithm or the accountants do not support the cohorts of the sampler."""
         sampler, method = self.sampler, self.method
         if self.privacy.mechanism == "dp":
             refuse_unaccounted(sampler)
@@ -224,6 +224,12 @@ class FederatedTraining(FederatedAveraging):
             raise InputError(
                 f"training.algorithm {method.label}: a user keeps one state a round, and training.sampler {sampler} "
                 f'may draw a user twice; set training.sampler to "fixed-size"'
+            )
+        if (method.slots or method.answers or method.user_slots) and sampler_class(sampler).is_asynchronous:
+            raise InputError(
+                f"training.algorithm {method.label}: this algorithm has tensors in addition to the model, and "
+                f"training.sampler {short_name(sampler)} weighs only updates by staleness; set training.algorithm to "
+                '"fedavg"'
             )
 
     def _refuse_custom_privacy(self) -> None:

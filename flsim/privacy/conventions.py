@@ -83,10 +83,13 @@ CONVENTIONS = (
     Convention("cyclic-poisson", "add-or-remove-one", "S", "pld", None, "cyclic-poisson-pld"),
     *_of_turns("round-robin"),
     *_of_turns("min-separation"),
+    *_of_turns("balls-in-bins"),
+    *_of_turns("available"),
 )
 REFUSED = (  # also used with the accountants, which give the reason
     Convention("with-replacement", "replace-one", "2S", "rdp", "tight", "with-replacement-rdp"),
     Convention("with-replacement", "replace-one", "2S", "pld", None, "with-replacement-pld"),
+    Convention("fedbuff", "zero-out", "S", "pld", None, "fedbuff-zero-out-pld"),
 )
 
 

@@ -29,6 +29,7 @@ from flsim.base.extensions import (
     without_options,
 )
 from flsim.base.rng import stream
+from flsim.privacy.devices import Buffer, Days, Durations, Trace, buffers, cohorts_of_available
 
 if TYPE_CHECKING:  # importing takes half a second in every process of a run
     from dp_accounting import DpEvent
@@ -62,23 +63,52 @@ class Sampler(ABC):
             ("replace-one"), or the presence of one user ("add-or-remove-one").
         has_repeats: whether a cohort can contain a user more than once. Each occurrence counts as a separate user in
             the sum.
+        is_asynchronous: whether users can train models of earlier rounds, see `started`.
         unaccounted: for a built-in sampler, the reason why no accountant supports it; empty if one does.
         dropout: probability that a drawn user does not answer in time, independently of all others. Sums are still
             divided by `cohort`.
-        unaccounted_with_dropout: for a built-in sampler, whether no accountant supports it if users drop out.
+        deadline: duration of training after which an answer is too late, as if the user had dropped out; None for no
+            deadline. The unit is the mean duration.
+        durations, spread: the law of durations, see `flsim.privacy.devices.Durations`.
+        unaccounted_with_dropout: for a built-in sampler, whether no accountant supports it if users drop out or are
+            late.
     """
 
     cohort: int
     dropout: float = field(default=0.0, kw_only=True)
+    deadline: float | None = field(default=None, kw_only=True)
+    durations: str = field(default="half-normal", kw_only=True)
+    spread: float = field(default=0.0, kw_only=True)
     label: ClassVar[str] = ""
     relation: ClassVar[Relation] = "add-or-remove-one"
     has_repeats: ClassVar[bool] = False
+    is_asynchronous: ClassVar[bool] = False
     unaccounted: ClassVar[str] = ""
     unaccounted_with_dropout: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.dropout, float | int) and 0 <= self.dropout < 1):
             raise InputError(f"dropout must be at least 0 and below 1, found {self.dropout!r}")
+        if self.deadline is not None and not (isinstance(self.deadline, float | int) and self.deadline > 0):
+            raise InputError(f"deadline must be a number of mean durations above 0, found {self.deadline!r}")
+        self._law  # noqa: B018 (raises)
+
+    @property
+    def _law(self) -> Durations:
+        return Durations(self.durations, self.spread)
+
+    @property
+    def answer_rate(self) -> float:
+        """Return the probability that a drawn user answers in time, if all users are equally fast."""
+        return (1 - self.dropout) * (1.0 if self.deadline is None else self._law.within(self.deadline))
+
+    def answering(self, seed: int, round_: int, population: int, users: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of the drawn users who do not drop out and answer before the deadline."""
+        if self.dropout:
+            users = users[stream(seed, "dropout", round_).random(len(users)) >= self.dropout]
+        if self.deadline is not None:
+            users = users[self._law.of_users(seed, round_, population, users) <= self.deadline]
+        return users
 
     def check(self, population: int) -> None:  # noqa: B027 (most samplers draw from any population)
         """Raise InputError if the sampler cannot draw from `population` users."""
@@ -104,6 +134,19 @@ class Sampler(ABC):
     def participation(self, population: int, rounds: int) -> Participation | None:  # noqa: ARG002 (for others)
         """Return the limit of a user's rounds among any consecutive `rounds` rounds; None if there is no limit."""
         return None
+
+    def started(self, seed: int, round_: int, population: int, users: NDArray[np.int64]) -> NDArray[np.int64]:  # noqa: ARG002
+        """Return the round whose model each of these users of a round trains; `round_` unless overridden."""
+        return np.full(len(users), round_)
+
+    def pending(self, seed: int, round_: int, population: int) -> tuple[int, ...]:  # noqa: ARG002 (for others)
+        """Return the rounds, at most `round_`, whose models users still train after the round; ascending."""
+        return ()
+
+    @property
+    def most_pending(self) -> int:
+        """Return an estimate of the largest number of `pending` rounds, from which flsim plans memory."""
+        return 0
 
 
 class FixedSize(Sampler):
@@ -143,10 +186,10 @@ class Poisson(Sampler):
         return 0, population
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":
-        """Return Poisson sampling; dropout lowers its rate."""
+        """Return Poisson sampling; dropout and a deadline lower its rate."""
         from dp_accounting import PoissonSampledDpEvent
 
-        return PoissonSampledDpEvent(self.cohort / population * (1 - self.dropout), mechanism)
+        return PoissonSampledDpEvent(self.cohort / population * self.answer_rate, mechanism)
 
 
 @dataclass(frozen=True)
@@ -235,6 +278,32 @@ class RoundRobin(Sampler):
         return Participation(-(-rounds * self.cohort // population), population // self.cohort)
 
 
+class BallsInBins(RoundRobin):
+    """Every user is in one uniformly random bin, drawn once; there are population / cohort bins, which take turns.
+
+    Chua et al., "Balls-and-Bins Sampling for DP-SGD" (2024), whose bins are those of one epoch; the same bins in each
+    epoch are those of Choquette-Choo et al., "Near-Exact Privacy Amplification for Matrix Mechanisms" (2024). Their
+    amplification is estimated by simulation, which is no proof. The cost is therefore that of the limit of a user's
+    rounds, without amplification.
+    """
+
+    label = "balls in bins"
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return the users in the bin of a round, about `cohort`."""
+        bins = population // self.cohort
+        return np.flatnonzero(stream(seed, "bins").integers(bins, size=population) == round_ % bins)
+
+    def sizes(self, population: int) -> tuple[int, int]:
+        """Return 0 and the size of the population."""
+        return 0, population
+
+    def participation(self, population: int, rounds: int) -> Participation:
+        """Return one round in as many as there are bins."""
+        bins = population // self.cohort
+        return Participation(-(-rounds // bins), bins)
+
+
 @dataclass(frozen=True)
 class MinSeparation(Sampler):
     """A fixed number of users of one group; the users are in `separation` groups, drawn once, which take turns.
@@ -302,10 +371,100 @@ class CyclicPoisson(MinSeparation):
         """Return Poisson sampling of the users of a group."""
         from dp_accounting import PoissonSampledDpEvent
 
-        return PoissonSampledDpEvent(self._rate(population) * (1 - self.dropout), mechanism)
+        return PoissonSampledDpEvent(self._rate(population) * self.answer_rate, mechanism)
 
     def _rate(self, population: int) -> float:
         return self.cohort * self.separation / population
+
+
+@dataclass(frozen=True)
+class Available(MinSeparation):
+    """A fixed number of the users who are available, uniformly drawn, or all of them if there are fewer.
+
+    A user can take part again after `separation` rounds, as if the device had a timer. The cost is that of this limit,
+    without amplification, because availability is not random sampling. It must not depend on the text of users.
+
+    Attributes:
+        availability, day, zones: the availability of users by the time of day, see `flsim.privacy.devices.Days`.
+        trace, trace_digest: in place of these, a file, see `flsim.privacy.devices.Trace`.
+    """
+
+    availability: float = 0.25
+    day: float = 24
+    zones: float = 1
+    trace: str = ""
+    trace_digest: str = ""
+    label = "available"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._availability  # noqa: B018 (raises)
+
+    @property
+    def _availability(self) -> Days | Trace:
+        days = Days(self.availability, self.day, self.zones)
+        return Trace(self.trace, self.trace_digest) if self.trace else days
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return at most `cohort` available users."""
+        return cohorts_of_available(seed, population, self.cohort, self.separation, self._availability)[round_]
+
+    def sizes(self, population: int) -> tuple[int, int]:  # noqa: ARG002 (the same for all)
+        """Return 0 and `cohort`."""
+        return 0, self.cohort
+
+
+@dataclass(frozen=True)
+class FedBuff(Sampler):
+    """Buffered asynchronous training: the first `cohort` answers, of users who began at different times, are a round.
+
+    `concurrency` users train at any time, and each trains the newest model of the time when it began. For the order of
+    answers see `flsim.privacy.devices.simulated_buffers`. `flsim.algorithms.fedavg` weighs an answer by its staleness.
+
+    Attributes:
+        concurrency: number of users who train at the same time.
+    """
+
+    concurrency: int
+    label = "FedBuff"
+    is_asynchronous = True
+    unaccounted = "faster users take part more often, and no accountant of dp_accounting supports this"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(concurrency=self.concurrency)
+        if self.dropout or self.deadline is not None:
+            raise InputError('sampler "fedbuff" waits for the next answers; remove dropout and deadline')
+
+    def check(self, population: int) -> None:
+        """Raise InputError if there can be too few users to replace those who have answered."""
+        if (needed := self.concurrency + self.cohort - 1) > population:
+            raise InputError(
+                f"sampler_options: a concurrency of {self.concurrency:,} and a cohort of {self.cohort:,} need "
+                f"{needed:,} users, found {population:,}; lower one of them"
+            )
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return the users whose answers are in the buffer of a round."""
+        return self._buffer(seed, round_, population).users
+
+    def started(self, seed: int, round_: int, population: int, users: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the round in which each user began; see `Sampler.started`."""
+        buffer = self._buffer(seed, round_, population)
+        return buffer.started[np.searchsorted(buffer.users, users)]
+
+    def pending(self, seed: int, round_: int, population: int) -> tuple[int, ...]:
+        """Return the rounds whose models users still train when the buffer of a round is full."""
+        return self._buffer(seed, round_, population).pending
+
+    @property
+    def most_pending(self) -> int:
+        """Return the largest number in four times as many rounds as a user needs on average, for seed 0."""
+        rounds = range(4 * -(-self.concurrency // self.cohort))
+        return max(len(self.pending(0, round_, self.concurrency + self.cohort)) for round_ in rounds)
+
+    def _buffer(self, seed: int, round_: int, population: int) -> Buffer:
+        return buffers(seed, population, self.cohort, self.concurrency, self._law)[round_]
 
 
 SAMPLERS: dict[str, type[Sampler]] = {
@@ -316,6 +475,9 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "round-robin": RoundRobin,
     "min-separation": MinSeparation,
     "cyclic-poisson": CyclicPoisson,
+    "balls-in-bins": BallsInBins,
+    "available": Available,
+    "fedbuff": FedBuff,
 }
 
 
@@ -326,6 +488,11 @@ def sampler_class(name: str) -> type[Sampler]:
         InputError: there is no sampler of this name, or the file failed.
     """
     return resolve_class(name, SAMPLERS, "sampler", Sampler)  # type: ignore[type-abstract]
+
+
+def sampler_named(name: str, cohort: int) -> Sampler:
+    """Return the sampler of a name, with its options; for errors see `sampler_class`."""
+    return made(name, sampler_class(name), cohort)
 
 
 def label_of(name: str) -> str:
@@ -360,7 +527,6 @@ def draw_cohort(
     with custom_call_errors(sampler, "draw(seed, round_, population) and sizes(population)", failure):
         drawn = made(sampler, kind, size)
         cohort, (fewest, most) = drawn.draw(seed, round_, population), drawn.sizes(population)
-        dropout = getattr(drawn, "dropout", 0.0)
     are_users = _are_users(cohort, population, kind.has_repeats)
     if is_custom(sampler) and not (are_users and fewest <= len(cohort) <= most):
         numbers = "numbers" if kind.has_repeats else "distinct numbers"
@@ -368,7 +534,7 @@ def draw_cohort(
             f"{sampler}: round {round_ + 1} did not draw a cohort of {fewest:,} to {most:,} users; return "
             f"{numbers} from 0 to {population - 1:,} in ascending order, int64, with a size within sizes"
         )
-    return cohort[stream(seed, "dropout", round_).random(len(cohort)) >= dropout] if dropout else cohort
+    return drawn.answering(seed, round_, population, cohort)
 
 
 def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> None:
@@ -403,13 +569,14 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
     written = name_in_settings(sampler)
-    if options_of(sampler).get("dropout"):
+    if loss := _loss_of(sampler):
         if is_custom(sampler):
-            raise InputError(f"{written}: accountants support dropout of built-in samplers only; remove dropout")
+            raise InputError(f"{written}: accountants support {loss} of built-in samplers only; remove {loss}")
         refuse_unaccounted(sampler)
     with custom_call_errors(written, "event(population, mechanism)", InputError):
         event = made(sampler, kind, size).event(population, mechanism)
     if event is None:
+        refuse_unaccounted(sampler)
         raise InputError(f'{written}: this sampler has no privacy event; define event, or use privacy.mechanism "clip"')
     refuse_no_event(written, event)
     return event
@@ -437,7 +604,7 @@ class Sampling:
         """Return the limit of a user's rounds, see `Sampler.participation`; raise InputError if it is invalid."""
         written = name_in_settings(self.sampler)
         with custom_call_errors(written, "participation(population, rounds)", InputError):
-            limit = made(self.sampler, sampler_class(self.sampler), self.cohort).participation(self.population, rounds)
+            limit = sampler_named(self.sampler, self.cohort).participation(self.population, rounds)
         if limit is not None and not (isinstance(limit, Participation) and limit.times >= 1 and limit.separation >= 1):
             raise InputError(f"{written}: participation returned {limit!r:.60}; return a Participation of at least 1")
         return limit
@@ -457,8 +624,10 @@ def refuse_unaccounted(sampler: str) -> None:
         return
     kind = sampler_class(sampler)
     reason = kind.unaccounted
-    if options_of(sampler).get("dropout") and kind.unaccounted_with_dropout:
-        reason = "dropout changes the distribution of its cohorts, and no accountant of dp_accounting supports this"
+    if (loss := _loss_of(sampler)) and kind.unaccounted_with_dropout:
+        reason = f"{loss} changes the distribution of its cohorts, and no accountant of dp_accounting supports this"
+    elif loss == "deadline" and options_of(sampler).get("spread") and kind.relation != "zero-out":
+        reason = "with a deadline and a spread, slower users take part less often, and no accountant supports this"
     if reason:
         raise InputError(
             f'training.sampler "{without_options(sampler)}": {reason}, and there is no epsilon; use "poisson", '
@@ -466,12 +635,18 @@ def refuse_unaccounted(sampler: str) -> None:
         )
 
 
+def _loss_of(sampler: str) -> str:
+    """Return the option by which drawn users can be lost; empty if there is none."""
+    options = options_of(sampler)
+    return "deadline" if options.get("deadline") is not None else "dropout" if options.get("dropout") else ""
+
+
 def refuse_options(sampler: str, options: Mapping[str, object], cohort: int) -> None:
     """Raise InputError if the name of a sampler includes options, or a built-in sampler does not accept them."""
     if options_of(sampler):
         raise InputError(f"sampler: write the options of {short_name(sampler)} in sampler_options")
     if not is_custom(sampler):
-        made(with_options(sampler, options), sampler_class(sampler), cohort)
+        sampler_named(with_options(sampler, options), cohort)
 
 
 def check_cohort(population: int, size: int, sampler: str) -> None:
@@ -480,7 +655,7 @@ def check_cohort(population: int, size: int, sampler: str) -> None:
     if not 1 <= size <= population:
         raise InputError(f"cohort must be between 1 and the {population:,} users, found {size:,}")
     if not is_custom(sampler):
-        made(sampler, sampler_class(sampler), size).check(population)
+        sampler_named(sampler, size).check(population)
 
 
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:

@@ -105,7 +105,7 @@ def test_an_event_says_what_the_sampler_did_and_how_much_noise_a_user_meets() ->
     [
         (
             {"sampler": "by-turns"},
-            "sampler must be one of fixed-size, poisson, .*, cyclic-poisson, found 'by-turns'",
+            "sampler must be one of fixed-size, poisson, .*, fedbuff, found 'by-turns'",
         ),
         ({"noise": "pink"}, "noise must be one of independent, .*, found 'pink'"),
         ({"sampler": 3}, "sampler and noise must be names"),

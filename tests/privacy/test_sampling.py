@@ -1,6 +1,10 @@
 """Cohorts are a pure function of (seed, round, population): users without or with replacement, or each by chance."""
 
 import math
+from collections import Counter
+from itertools import combinations, product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +20,7 @@ from sampler_names import with_valid_options
 from scipy import stats
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import made
+from flsim.base.extensions import made, options_of, with_options, without_options
 from flsim.base.rng import stream
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.sampling import (
@@ -30,6 +34,8 @@ from flsim.privacy.sampling import (
     shard_ranges,
 )
 from flsim.privacy.table import report
+
+REPLAYED = ("available", "fedbuff")  # samplers that draw all rounds before a round as well
 
 
 def test_every_user_is_as_likely() -> None:
@@ -69,12 +75,15 @@ def test_round_robin_takes_all_users_in_one_order(population: int, size: int) ->
         ('min-separation{"separation": 1}', 9, 3),
         ('cyclic-poisson{"separation": 5}', 31, 4),
         ('min-separation{"dropout": 0.3, "separation": 6}', 31, 5),
+        ('min-separation{"deadline": 1.0, "separation": 6, "spread": 1.0}', 31, 5),
+        ("balls-in-bins", 23, 5),
+        ('available{"availability": 0.5, "separation": 4}', 23, 5),
     ],
 )
 def test_no_user_takes_part_more_often_than_is_stated(name: str, population: int, cohort: int) -> None:
     """In any number of rounds up to 10,000, or 1,000 for other sizes of the same sampler."""
     rounds, sampling = (
-        10_000 if population == 31 and "dropout" not in name else 1_000,
+        10_000 if population == 31 and not {"dropout", "deadline"} & set(options_of(name)) else 1_000,
         Sampling(name, population, cohort),
     )
     times, last, least = np.zeros(population, int), np.full(population, -rounds), rounds
@@ -110,15 +119,25 @@ def test_cyclic_poisson_takes_every_user_of_a_group_as_often() -> None:
     assert stats.chi2(20).sf(((counts - 1_000) ** 2 / 500).sum()) > 1e-4
 
 
-@pytest.mark.parametrize(("name", "rate"), [("poisson", 0.25), ('cyclic-poisson{"separation": 1}', 0.25)])
-def test_thinned_poisson_sampling_is_poisson_sampling_in_law(name: str, rate: float) -> None:
-    """4,000 rounds of 5 of 20 users, of whom 40% drop out: sizes are Binomial(20, 0.15), users and pairs as likely.
+@pytest.mark.parametrize("name", ["poisson", 'cyclic-poisson{"separation": 1}'])
+@pytest.mark.parametrize(
+    ("loss", "answering"),
+    [
+        ({"dropout": 0.4}, 0.6),
+        ({"deadline": 0.8, "durations": "exponential"}, 1 - math.exp(-0.8)),
+        ({"deadline": 1.5, "dropout": 0.2}, 0.8 * math.erf(1.5 / math.sqrt(math.pi))),
+    ],
+)
+def test_thinned_poisson_sampling_is_poisson_sampling_in_law(
+    name: str, loss: dict[str, object], answering: float
+) -> None:
+    """4,000 rounds of 5 of 20 users, some of whom drop out or are late: sizes are binomial, users and pairs as likely.
 
-    Each of three tests rejects falsely once in 10,000 (fixed seed). The event is that of Poisson sampling at 0.15.
+    Each of three tests rejects falsely once in 10,000 (fixed seed). The event is that of Poisson sampling at the
+    thinned rate. A half-normal duration of mean 1 is within d with probability erf(d / sqrt(pi)).
     """
-    rounds, thinned = 4_000, 0.6 * rate
-    options = '{"dropout": 0.4, "separation": 1}' if name != "poisson" else '{"dropout": 0.4}'
-    sampler = name.partition("{")[0] + options
+    rounds, thinned = 4_000, 0.25 * answering
+    sampler = with_options(without_options(name), options_of(name) | loss)
     present = np.zeros((rounds, 20))
     for round_ in range(rounds):
         drawn = draw_cohort(1, round_, 20, 5, sampler)
@@ -135,13 +154,41 @@ def test_thinned_poisson_sampling_is_poisson_sampling_in_law(name: str, rate: fl
     deviations = np.abs(together - rounds * thinned**2) / math.sqrt(rounds * thinned**2 * (1 - thinned**2))
     assert deviations.max() < stats.norm.isf(0.5e-4 / 190)
     event = cohort_event(sampler, 20, 5, GaussianDpEvent(2.0))
-    assert event == PoissonSampledDpEvent(0.25 * 0.6, GaussianDpEvent(2.0))
+    assert event == PoissonSampledDpEvent(pytest.approx(thinned, rel=1e-14), GaussianDpEvent(2.0))
 
 
-@pytest.mark.parametrize("name", ['fixed-size{"dropout": 0.1}', 'truncated-poisson{"dropout": 0.1, "limit": 9}'])
-def test_dropout_of_other_samplers_has_no_epsilon(name: str) -> None:
+def test_thinned_poisson_sampling_has_the_exact_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 users at q = 1/3, p = 1/2: uniform numbers on grids of 3 and 2 give each of 216 outcomes as often.
+
+    A set of s users has (1/6)^s (5/6)^(3 - s), which is 5^(3 - s) of the 216 outcomes.
+    """
+    outcomes: Counter[tuple[int, ...]] = Counter()
+    for users in product((0, 1 / 3, 2 / 3), repeat=3):
+        for answers in product((0, 1 / 2), repeat=3):
+            numbers = {"poisson-cohort": users, "dropout": answers}
+
+            def fake(seed: int, purpose: str, round_: int, numbers: dict[str, Any] = numbers) -> Any:
+                return SimpleNamespace(random=lambda size: np.array(numbers[purpose][:size]))
+
+            monkeypatch.setattr("flsim.privacy.sampling.stream", fake)
+            outcomes[tuple(draw_cohort(0, 0, 3, 1, 'poisson{"dropout": 0.5}').tolist())] += 1
+    assert outcomes == {users: 5 ** (3 - size) for size in range(4) for users in combinations(range(3), size)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        'fixed-size{"dropout": 0.1}',
+        'fixed-size{"deadline": 2}',
+        'truncated-poisson{"dropout": 0.1, "limit": 9}',
+        'poisson{"deadline": 2, "spread": 0.5}',
+        'cyclic-poisson{"deadline": 2, "separation": 1, "spread": 0.5}',
+    ],
+)
+def test_other_losses_of_users_have_no_epsilon(name: str) -> None:
+    reason = "slower users take part less often" if "spread" in name else "changes the distribution of its cohorts"
     for refuse in (lambda: refuse_unaccounted(name), lambda: cohort_event(name, 20, 5, GaussianDpEvent(1))):
-        with pytest.raises(InputError, match="dropout changes the distribution of its cohorts"):
+        with pytest.raises(InputError, match=reason):
             refuse()
     assert 0 < sum(len(draw_cohort(0, round_, 20, 5, name)) for round_ in range(50)) < 250
     refuse_unaccounted("fixed-size")
@@ -160,6 +207,7 @@ def test_every_sampler_draws_users_in_order_and_the_same_again(
 ) -> None:
     size = data.draw(st.integers(1, population))
     name = with_valid_options(sampler, size)
+    round_ = round_ % 9 if sampler in REPLAYED else round_
     cohort = draw_cohort(seed, round_, population, size, name)
     assert cohort.dtype == np.int64
     assert set(cohort.tolist()) <= set(range(population))
@@ -240,7 +288,7 @@ def test_impossible_cohorts_are_neither_drawn_nor_accounted(sampler: str, size: 
 def test_an_unknown_sampler_is_refused() -> None:
     with pytest.raises(
         InputError,
-        match=r"one of fixed-size, poisson, .*, cyclic-poisson, found 'shuffled'; name custom code",
+        match=r"one of fixed-size, poisson, .*, fedbuff, found 'shuffled'; name custom code",
     ):
         draw_cohort(0, 0, 10, 5, "shuffled")
 

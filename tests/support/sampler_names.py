@@ -3,7 +3,12 @@
 import json
 from typing import Any
 
-OPTIONS: dict[str, dict[str, Any]] = {"min-separation": {"separation": 1}, "cyclic-poisson": {"separation": 1}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "min-separation": {"separation": 1},
+    "cyclic-poisson": {"separation": 1},
+    "available": {"separation": 1},
+    "fedbuff": {"concurrency": 1},
+}
 
 
 def with_valid_options(sampler: str, cohort: int) -> str:

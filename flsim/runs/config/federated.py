@@ -185,6 +185,8 @@ class FederatedConfig(Config):
         if self.privacy.mechanism == "dp":
             like = build(vocabulary_size, self.model).trainable
             slots += 2 * len(noise.init(self.privacy.process, self.seed, like))  # in float64
+        if not is_custom(self.training.sampler):
+            slots += sampling.sampler_named(self.sampler, self.training.cohort).most_pending
         return slots
 
     @property
@@ -197,6 +199,10 @@ class FederatedConfig(Config):
 
     def refuse_users(self, users: int) -> None:
         sampling.check_cohort(users, self.training.cohort, self.sampler)
+        if not is_custom(self.sampler):
+            sampling.draw_cohort(
+                self.seed, 0, users, self.training.cohort, self.sampler
+            )  # raises, e.g. without a trace
         if self.system.shards is not None:
             sampling.shard_ranges(users, self.system.shards)
 

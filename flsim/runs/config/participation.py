@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.canaries.population import Population
-from flsim.privacy.sampling import draw_cohort
+from flsim.privacy.sampling import draw_cohort, sampler_named
 from flsim.training.central.records import Order, poisson_lot, positions_at, steps_per_epoch
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import epoch_orders
@@ -83,10 +83,12 @@ def read_by_cohorts(users: Population, seed: int, cohort: int, sampler: str, loc
     is_read = np.zeros(users.records, bool)
     offsets = users.user_offsets
     for round_ in tracked("drawing cohorts", range(rounds)):
-        for user in np.unique(draw_cohort(seed, round_, len(users), cohort, sampler)).tolist():
+        present = np.unique(draw_cohort(seed, round_, len(users), cohort, sampler))
+        started = sampler_named(sampler, cohort).started(seed, round_, len(users), present)
+        for user, began in zip(present.tolist(), started.tolist(), strict=True):
             first, end = offsets[user : user + 2].tolist()
             if local.examples(end - first) < end - first:
-                chosen = epoch_orders(end - first, local, stream(seed, "local", round_, user))[0]
+                chosen = epoch_orders(end - first, local, stream(seed, "local", began, user))[0]
                 is_read[first + chosen] = True
             else:
                 is_read[first:end] = True

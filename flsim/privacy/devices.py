@@ -1,0 +1,257 @@
+"""Simulated devices of users: durations of training, the order of answers in asynchronous training, and availability.
+
+Time is simulated, and no clock is read: the mean duration of a user's training is 1. Everything is a function of a
+seed, or of a trace, and depends neither on text nor on models.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError, first_line
+from flsim.base.files import file_digest
+from flsim.base.rng import stream
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Thing = TypeVar("Thing")
+LAWS = ("half-normal", "exponential", "constant")
+COLUMNS = {"user": np.int64, "from": np.float64, "to": np.float64}  # of a trace
+
+
+@dataclass(frozen=True)
+class Durations:
+    """The law of the durations of users' training.
+
+    Attributes:
+        law: "half-normal", which fits the devices of Nguyen et al. (2022); "exponential", whose longest durations are
+            longer; or "constant". The mean is 1.
+        spread: standard deviation of the logarithm of a factor that each user has in all rounds. The factors are
+            lognormal, and their mean is 1; with 0, all users are equally fast.
+    """
+
+    law: str = "half-normal"
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.law not in LAWS:
+            raise InputError(f"durations must be one of {', '.join(LAWS)}, found {self.law!r}")
+        if not (isinstance(self.spread, float | int) and 0 <= self.spread < math.inf):
+            raise InputError(f"spread must be a number of at least 0, found {self.spread!r}")
+
+    def factors(self, seed: int, population: int) -> Floats:
+        """Return the factor of each user, float64 [population]."""
+        normal = stream(seed, "device factors").normal(size=population)
+        return np.exp(self.spread * normal - self.spread**2 / 2)
+
+    def draw(self, rng: np.random.Generator, number: int) -> Floats:
+        """Return independent durations of users whose factor is 1, float64 [number]."""
+        match self.law:
+            case "half-normal":
+                return np.abs(rng.normal(scale=math.sqrt(math.pi / 2), size=number))
+            case "exponential":
+                return rng.exponential(size=number)
+        return np.ones(number)
+
+    def of_users(self, seed: int, round_: int, population: int, users: Ints) -> Floats:
+        """Return the durations of users of a round, float64 [n]."""
+        return self.factors(seed, population)[users] * self.draw(stream(seed, "stragglers", round_), len(users))
+
+    def within(self, deadline: float) -> float:
+        """Return the probability that a user whose factor is 1 needs at most `deadline`."""
+        match self.law:
+            case "half-normal":
+                return math.erf(deadline / math.sqrt(math.pi))
+            case "exponential":
+                return -math.expm1(-deadline)
+        return float(deadline >= 1)
+
+
+class Prefix(Generic[Thing]):
+    """The first items of an endless sequence, which are computed once, when they are needed."""
+
+    def __init__(self, items: Iterator[Thing]) -> None:
+        self._items = items
+        self._known: list[Thing] = []
+
+    def __getitem__(self, index: int) -> Thing:
+        while len(self._known) <= index:
+            self._known.append(next(self._items))
+        return self._known[index]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """The answers of a step of asynchronous training.
+
+    Attributes:
+        users: int64 [n], different users in ascending order.
+        started: int64 [n], the round, from 0, whose model each user trained.
+        pending: the rounds whose models other users still train when the buffer is full, ascending.
+    """
+
+    users: Ints
+    started: Ints
+    pending: tuple[int, ...]
+
+
+@lru_cache(maxsize=8)
+def buffers(seed: int, population: int, size: int, concurrency: int, durations: Durations) -> Prefix[Buffer]:
+    """Return the buffers of all rounds of FedBuff; the arguments are those of `simulated_buffers`."""
+    return Prefix(simulated_buffers(seed, population, size, concurrency, durations))
+
+
+def simulated_buffers(
+    seed: int, population: int, size: int, concurrency: int, durations: Durations
+) -> Iterator[Buffer]:
+    """Simulate FedBuff, and yield the buffer of each round.
+
+    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022), Algorithm 1. Whenever users have
+    answered, as many other users begin to train the newest model. They are uniformly random among the users who neither
+    train nor have an answer in the buffer, so that a user is in a buffer at most once. Users whose durations end at the
+    same time answer before others begin.
+
+    Args:
+        seed: the experiment's seed.
+        population: number of users, at least size + concurrency - 1.
+        size: K, the number of answers in a full buffer.
+        concurrency: number of users who train at the same time.
+        durations: the law of durations.
+    """
+    factors = durations.factors(seed, population)
+    clock, is_busy = 0.0, np.zeros(population, bool)
+    training: list[tuple[float, int, int]] = []  # a heap of (end, user, round of the model)
+    for round_ in count():
+        cohorts, times = stream(seed, "cohort", round_), stream(seed, "durations", round_)
+        buffer: list[tuple[int, int]] = []
+        while len(buffer) < size:
+            missing = concurrency - len(training)
+            if missing and not (training and training[0][0] == clock):
+                # as fixed-size sampling draws; few of these users are busy, and only then are the idle users listed
+                users = cohorts.choice(population, missing, replace=False)
+                users = users[~is_busy[users]]
+                is_busy[users] = True
+                if len(users) < missing:
+                    others = cohorts.choice(np.flatnonzero(~is_busy), missing - len(users), replace=False)
+                    is_busy[others] = True
+                    users = np.concatenate([users, others])
+                ends = clock + factors[users] * durations.draw(times, missing)
+                for end, user in zip(ends.tolist(), users.tolist(), strict=True):
+                    heapq.heappush(training, (end, user, round_))
+            clock, user, started = heapq.heappop(training)
+            buffer.append((user, started))
+        users, rounds = np.array(sorted(buffer), np.int64).T
+        yield Buffer(users, rounds, tuple(sorted({started for *_, started in training})))
+        is_busy[users] = False
+
+
+@dataclass(frozen=True)
+class Days:
+    """Availability of users by the time of day.
+
+    User u is available in round r with probability mean (1 + cos(2 pi (r / day - phase_u))), independently. The phases
+    are uniform between 0 and `zones`.
+
+    Attributes:
+        mean: mean probability, at most 0.5.
+        day: rounds in a day, at least 1.
+        zones: part of the day over which the phases of users are spread. With 1, equally many users are available at
+            all times; with 0, all users sleep at the same time.
+    """
+
+    mean: float
+    day: float
+    zones: float
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("availability", self.mean, 0, 0.5),
+            ("day", self.day, 1, math.inf),
+            ("zones", self.zones, 0, 1),
+        ):
+            if not (isinstance(value, float | int) and least <= value <= most):
+                raise InputError(f"{name} must be from {least} to {most}, found {value!r}")
+
+    def available(self, seed: int, round_: int, population: int) -> Flags:
+        """Return whether each user is available in a round, bool [population]."""
+        phases = self.zones * stream(seed, "phases").random(population)
+        chances = self.mean * (1 + np.cos(2 * math.pi * (round_ / self.day - phases)))
+        return stream(seed, "availability", round_).random(population) < chances
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Availability of users from a CSV or Parquet file with a row for each time in which a user is available.
+
+    The columns are "user", a number from 0, "from" and "to": the user is available in rounds from <= round < to, which
+    are counted from 0.
+
+    Attributes:
+        file: the path of the file.
+        digest: sha256 of the file, in hexadecimal, by which a change of the file is noticed.
+    """
+
+    file: str
+    digest: str
+
+    def available(self, seed: int, round_: int, population: int) -> Flags:  # noqa: ARG002 (nothing is drawn)
+        """Return whether each user is available in a round, bool [population].
+
+        Raises:
+            InputError: the file cannot be read, has changed, or has other columns or users.
+        """
+        users, begin, end = _rows_of(self)
+        if (most := int(users.max(initial=0))) >= population:
+            raise InputError(f"{self.file}: user {most} is not one of the {population:,} users; users count from 0")
+        flags = np.zeros(population, bool)
+        flags[users[(begin <= round_) & (round_ < end)]] = True
+        return flags
+
+
+@lru_cache(maxsize=2)
+def _rows_of(trace: Trace) -> tuple[Ints, Floats, Floats]:
+    import pandas as pd
+
+    try:
+        digest = file_digest(Path(trace.file))
+        table = (pd.read_parquet if trace.file.endswith(".parquet") else pd.read_csv)(trace.file)
+        users, begin, end = (table[name].to_numpy(kind) for name, kind in COLUMNS.items())
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        columns = ", ".join(COLUMNS)
+        raise InputError(
+            f"{trace.file}: not a trace with numbers in columns {columns} ({first_line(error)})"
+        ) from error
+    if digest != trace.digest:
+        raise InputError(f"{trace.file}: trace_digest must be the sha256 of this file, which is {digest}")
+    if len(users) and (users.min() < 0 or not (begin < end).all()):
+        raise InputError(f"{trace.file}: user must be at least 0, and from below to, in every row")
+    return users, begin, end
+
+
+@lru_cache(maxsize=8)
+def cohorts_of_available(
+    seed: int, population: int, size: int, separation: int, availability: Days | Trace
+) -> Prefix[Ints]:
+    """Return the cohorts of all rounds: `size` uniformly random users, or all if there are fewer.
+
+    They are drawn from the available users whose last round is at least `separation` rounds ago.
+    """
+
+    def cohorts() -> Iterator[Ints]:
+        last = np.full(population, -separation)
+        for round_ in count():
+            ready = np.flatnonzero(availability.available(seed, round_, population) & (round_ - last >= separation))
+            users = stream(seed, "cohort", round_).choice(ready, min(size, len(ready)), replace=False)
+            last[users] = round_
+            yield np.sort(users)
+
+    return Prefix(cohorts())
