@@ -8,6 +8,7 @@ distributions and the RDP of other events come from dp_accounting. Opacus is a c
 [CKS] Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Proposition 12; and, the same
 formula, Balle et al., "Hypothesis Testing Interpretations and Renyi Differential Privacy" (2020), Theorem 21.
 [G] Ganesh, "Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms" (2024).
+[AKL] Agarwal, Kairouz, Liu, "The Skellam Mechanism for Differentially Private Federated Learning" (2021).
 [BH] Bretagnolle, Huber, "Estimation des densites: risque minimax" (1979): the bound of the total variation distance.
 """
 
@@ -108,6 +109,29 @@ def without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
     log_moments = _log_moments_without_replacement(whole, sigma, rate)
     bound = np.interp(orders, whole, log_moments) / (orders - 1)
     return np.minimum(bound, gaussian(orders, sigma))
+
+
+@dataclass(frozen=True)
+class SkellamDpEvent(DpEvent):  # type: ignore[misc]
+    """Skellam noise on a sum of integers.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise divided by the distance by which one user moves the sum.
+        steps: this distance, an L2 norm, or a smaller number.
+    """
+
+    noise_multiplier: float
+    steps: int
+
+
+def skellam(orders: Floats, sigma: float, steps: int) -> Floats:
+    """Return the RDP of Skellam noise at integer orders, and infinity at others ([AKL], Corollary 3.6).
+
+    The bound is a D2^2 / (2 mu) + min(((2 a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu)) at order a, with the variance
+    mu = (sigma D2)^2. Of integers, the L1 distance D1 is at most the square of the L2 distance D2.
+    """
+    few = np.minimum((2 * orders + 5) / (4 * sigma**4 * steps**2), 3 / (2 * sigma**2))
+    return np.where(orders % 1 == 0, gaussian(orders, sigma) + few, math.inf)
 
 
 def mixture(orders: Floats, sigma: float, distances: Floats, probabilities: Floats) -> Floats:
@@ -373,6 +397,8 @@ def _rdp_of_round(event: DpEvent, convention: Convention) -> Floats:
     match event:
         case GaussianDpEvent(noise_multiplier=noise):
             return gaussian(orders, noise)
+        case SkellamDpEvent(noise_multiplier=noise, steps=steps):
+            return skellam(orders, noise, steps)
         case PoissonSampledDpEvent(sampling_probability=rate, event=part) if relation == "add-or-remove-one":
             if noise := _noise_multiplier(part):
                 return _poisson_round(noise, rate)
