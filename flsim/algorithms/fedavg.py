@@ -34,6 +34,7 @@ from flsim.models.language_model import Params, TrainableModel, loss_sum
 from flsim.privacy import noise
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.privacy.sampling import Sampler, draw_cohort, sampler_named, shard_ranges
+from flsim.privacy.secure_sum import released, rounded
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import bound_norm, local_batches, restored, training_mode
@@ -226,6 +227,7 @@ def train_users(
     rounds: int | None = None,
     algorithm: Algorithm = FEDAVG,
     user_states: "UserStates | None" = None,
+    steps: int | None = None,
 ) -> UpdateSum:
     """Train the users of a request one after another, and return the sum of their answers.
 
@@ -243,6 +245,7 @@ def train_users(
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
         algorithm: the algorithm, whose `train` is called for each user.
         user_states: the tensors that users store between rounds; required if the algorithm has `user_slots`.
+        steps: the clip in integer units, if users send integers; see `flsim.privacy.secure_sum.rounded`.
 
     Raises:
         RunFailed: the tensors of an answer differ from those to be summed.
@@ -269,6 +272,8 @@ def train_users(
             left_out=len(records) - examples,
             weight=None if algorithm.weighs_examples else 1,
         )
+        if steps is not None and request.clip is not None:
+            part = replace(part, delta=rounded(part.delta, request.clip, steps, seed, round_, user))
         answers = {key: value.to("cpu", torch.float64) for key, value in flat(answer.summed).items()}
         if part.delta.keys() | answers.keys() != total.delta.keys():
             slots = ", ".join(algorithm.answers) or "no slot"
@@ -367,7 +372,11 @@ def step(
     answers = by_slot({key: value for key, value in total.delta.items() if key not in delta})
     noises: Params | None = None
     of_noise: Moments = {}
-    if privacy.mechanism == "dp":
+    integers, wraps = noise.skellam_of(privacy.process), 0
+    if integers is not None and clip is not None:
+        multiplier = privacy.noise_multiplier
+        delta, wraps = released(delta, clip, integers.steps, integers.bits, multiplier, seed, state.round)
+    elif privacy.mechanism == "dp":
         process = hparams.process(privacy, population, length)
         noises, of_noise = noise.step(process, seed, delta, state.moments, state.round)
     mean: Params | None = None
@@ -392,7 +401,7 @@ def step(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"
         )
     ledger = state.ledger.record(hparams.releases(privacy, population, 1, length))
-    taken = ServerStep.between(state.params, params, mean)
+    taken = replace(ServerStep.between(state.params, params, mean), wraps=wraps)
     return State(state.round + 1, params, moments, _values(clip), ledger), taken
 
 

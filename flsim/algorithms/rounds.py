@@ -35,6 +35,7 @@ from flsim.privacy.sampling import (
     sampler_class,
     shard_ranges,
 )
+from flsim.privacy.secure_sum import largest_norm
 from flsim.training.cohort.blocks import BlockTrainer, users_at_once
 from flsim.training.cohort.engine import CohortEngine, is_stacked, users_on_cpu
 from flsim.training.cohort.products import precision_here
@@ -240,11 +241,22 @@ class FederatedTraining(FederatedAveraging):
         if is_custom(privacy.noise):
             like = build(self.users.layout.vocabulary_size, self.model).trainable
             noise.refuse_unrepeatable(privacy.process, self.seed, like)
-        is_checked = is_custom(sampler) or is_custom(privacy.noise) or noise.is_correlated(privacy.noise)
+        if self._integers:
+            if self.audit.update_canaries:
+                raise InputError(
+                    'privacy.noise "skellam": canary users send real numbers; remove audit.update_canaries'
+                )
+            like = build(self.users.layout.vocabulary_size, self.model).trainable
+            largest_norm(self._integers.steps, sum(value.numel() for value in like.values()))
+        is_checked = is_custom(sampler) or privacy.noise != "independent"
         if privacy.mechanism == "dp" and is_checked:
             rounds = self.length or self.algorithm.rounds
             spent = self.algorithm.releases(privacy, users, rounds, rounds)
             ledger.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))
+
+    @property
+    def _integers(self) -> "noise.Skellam | None":
+        return noise.skellam_of(self.privacy.process)
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
         """Train in this process; yield the last state, and each state whose round satisfies `is_wanted`."""
@@ -267,7 +279,7 @@ class FederatedTraining(FederatedAveraging):
         """Return the engine that trains users on `device`, within a share of the device's memory."""
         layout = self.users.layout
         model = build(layout.vocabulary_size, self.model).to(self.device)
-        if self.method.has_own_steps:
+        if self.method.has_own_steps or self._integers:
             return LocalEngine(model, self.local, self.length)
         engine = engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share, self.length)
         # On a CPU, the settings determine the size, so no record is needed.
@@ -277,7 +289,7 @@ class FederatedTraining(FederatedAveraging):
     def update(self, engine: Engine, request: RoundRequest) -> UpdateSum:
         """Return the sum over a request's users, with the records that they have in its round."""
         users = self.users.at(request.round)
-        if not self.method.has_own_steps:
+        if not (self.method.has_own_steps or self._integers):
             with self.micro_cohorts.recorded(engine, request.shard, request.round):
                 cohort = request.users.tolist()
                 return engine.train(request.params, users, cohort, self.seed, request.round, request.clip)
@@ -292,4 +304,5 @@ class FederatedTraining(FederatedAveraging):
                 rounds=self.length,
                 algorithm=self.method,
                 user_states=self.user_states,
+                steps=self._integers.steps if self._integers else None,
             )

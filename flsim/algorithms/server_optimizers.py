@@ -311,11 +311,13 @@ class ServerStep:
         step_norm: norm of the change of the model.
         rms: root mean square of the averaged update's entries, which helps to choose the constants of adaptive
             optimizers.
+        wraps: number of values of the sum that exceeded the range of secure aggregation.
     """
 
     mean_norm: float | None
     step_norm: float
     rms: float | None
+    wraps: int = 0
 
     @property
     def ratio(self) -> float | None:

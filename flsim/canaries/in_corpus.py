@@ -157,8 +157,8 @@ def planting_of(
     planted = Planted.read(corpus)
     if planted and isinstance(train, PartialSplit):
         raise InputError(
-            f"data.user_holdout and data.shadow exclude records, and {corpus.path} has canaries in some of "
-            "them; use the original corpus, and plant the canaries in the run"
+            f"data.user_holdout, data.shadow and data.max_records exclude records, and {corpus.path} has canaries in "
+            "some of them; use the original corpus, and plant the canaries in the run"
         )
     return planted.planting if planted else drawn_and_planted(corpus, hparams, seed, train, rounds)
 

@@ -74,6 +74,15 @@ def privacy(
             help="An option of the noise, as in privacy.noise_options, e.g. buffers=2. Can be repeated.",
         ),
     ] = None,
+    records_per_user: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Also plan DP-SGD over records with the same sampling probability, for users of at most this many "
+            "records, e.g. 8.",
+            rich_help_panel=PLAN,
+        ),
+    ] = None,
     delta: Annotated[
         float | None,
         typer.Option(
@@ -86,7 +95,8 @@ def privacy(
 
     Prints epsilon for each combination of sampler, relation between neighbouring data sets, and conversion.
 
-    Federated runs protect users. Runs of central training protect records, and the output states this.
+    Federated runs protect users. Runs of central training protect records, and the output states this; with
+    `data.max_records`, the last row is the epsilon of a user.
 
     Example: flsim privacy runs/dp
 
@@ -104,6 +114,7 @@ def privacy(
         twice = [name for name, value in {**plan, **aim}.items() if value is not None]
         others = {"--sampler": sampler != BOTH, "--noise": noise != INDEPENDENT}
         others |= {"--sampler-option": bool(sampler_option), "--noise-option": bool(noise_option)}
+        others |= {"--records-per-user": records_per_user is not None}
         twice += [name for name, is_given in others.items() if is_given]
         if twice:
             raise InputError(
@@ -117,9 +128,10 @@ def privacy(
         if (noise_multiplier is None) == (epsilon is None):
             raise InputError(f"{' and '.join(aim)}: one value determines the other; set only one of them")
         names = _with_options(sampler, sampler_option), _with_options(noise, noise_option)
-        lines, unit = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, *names), "user"
+        lines = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, *names, records_per_user)
+        unit = "user"
     if as_json:
-        typer.echo(json.dumps([line.to_json() | {"unit": unit} for line in lines], indent=2, allow_nan=False))
+        typer.echo(json.dumps([{"unit": unit} | line.to_json() for line in lines], indent=2, allow_nan=False))
     else:
         if unit == "record":
             typer.echo(OF_RECORDS)
@@ -151,6 +163,7 @@ def _planned(
     delta: float,
     sampler: str,
     noise: str,
+    records: int | None,
 ) -> "list[Line]":
     from flsim.base.extensions import options_of, refuse_unknown, without_options
     from flsim.privacy.ledger import Entry, Ledger
@@ -162,11 +175,16 @@ def _planned(
     check_noise_multiplier(noise_multiplier or 0.0, "--noise-multiplier")
     refuse_unknown(noise, NOISES, "noise")
     refuse_options(without_options(noise), options_of(noise))
+    if records is not None and (sampler not in (BOTH, "poisson") or noise != INDEPENDENT):
+        raise InputError("--records-per-user needs --sampler poisson and independent noise; remove it")
     lines = []
     for name in ("fixed-size", "poisson") if sampler == BOTH else (sampler,):
         process = settled(noise, Sampling(name, users, cohort), rounds)
         entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds, process)
-        lines += report(Ledger((entry,)), delta) if epsilon is None else calibrated(entry, epsilon, delta)
+        capped = records if name == "poisson" else None
+        lines += (
+            report(Ledger((entry,)), delta, capped) if epsilon is None else calibrated(entry, epsilon, delta, capped)
+        )
     if epsilon is not None and all(line.noise_multiplier is None for line in lines):
         sound = [line for line in lines if line.convention.is_sound]
         raise InputError(f"--epsilon {epsilon:g}: {(sound or lines)[0].note}")
@@ -191,7 +209,8 @@ def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
     else:
         delta = run.delta if delta is None else delta
         infinite = [Line(one, math.inf, note=NO_NOISE) for one in possible_conventions(run.config.sampler)]
-        lines = infinite if needs_custom_code(ledger) else report(ledger, delta)
+        records = run.config.data.max_records if unit == "record" else None
+        lines = infinite if needs_custom_code(ledger) else report(ledger, delta, records)
     say(f"{folder}: {rounds:,} {'rounds' if unit == 'user' else 'steps'}, delta {delta:.3g}")
     _warn(delta, ledger.entries[0].population, unit)
     return lines, unit

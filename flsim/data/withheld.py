@@ -1,7 +1,9 @@
-"""The records of a split that a run trains on, without user holdouts and without records that coins exclude.
+"""The records of a split that a run trains on, without user holdouts, records beyond a cap, or records of coins.
 
 user_holdout     a share of each user's records, which no run trains on: fresh text of known users, for user inference
                  (Kandpal et al., "User Inference Attacks on Large Language Models", 2023, section 3)
+max_records      at most this number of each user's other records: contributions are bounded before training (Charles et
+                 al., "Fine-Tuning Large Language Models with User-Level Differential Privacy", 2024, section 3)
 shadow           each user, or each record, is trained on only if a fair coin of the run's seed is heads: runs of many
                  seeds are the shadow models of Carlini et al., "Membership Inference Attacks From First Principles"
                  (2022), section 4
@@ -108,22 +110,33 @@ def included(records: int, user: int, shadow: Shadow, seed: int) -> NDArray[np.b
     return np.broadcast_to(tosses, records)
 
 
-def without_withheld(split: Split, user_holdout: float, shadow: Shadow | None, seed: int) -> Split:
+def beyond_cap(records: NDArray[np.int64], user: int, cap: int) -> NDArray[np.int64]:
+    """Draw all but `cap` of a user's records, int64 [n], which no run trains on; see `held_out`."""
+    return stream(0, "record cap", user).permutation(records)[cap:]
+
+
+def without_withheld(
+    split: Split, user_holdout: float, shadow: Shadow | None, seed: int, max_records: int | None = None
+) -> Split:
     """Return the records that a run trains on: the complete split, or a part of it.
 
     Args:
         user_holdout: share of each user's records to exclude, see `held_out`.
         shadow: whether coins of the seed exclude users or records; None for no coins.
+        max_records: the most records of a user, see `beyond_cap`; None for all.
 
     Raises:
         InputError: no record remains.
     """
-    if not user_holdout and shadow is None:
+    if not user_holdout and shadow is None and max_records is None:
         return split
     is_trained_on = np.ones(split.records, np.bool_)
     offsets = np.asarray(split.user_offsets)
     for user, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         is_trained_on[first + held_out(last - first, user, user_holdout)] = False
+        if max_records is not None:
+            others = first + np.flatnonzero(is_trained_on[first:last])
+            is_trained_on[beyond_cap(others, user, max_records)] = False
         if shadow is not None:
             is_trained_on[first:last] &= included(last - first, user, shadow, seed)
     if not is_trained_on.any():

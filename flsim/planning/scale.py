@@ -16,13 +16,12 @@ import numpy as np
 from flsim.canaries.spec import CanaryHParams, configurations, distinct_configurations, expected_copies
 from flsim.data.corpus import Split
 from flsim.data.vocabulary import Layout
-from flsim.data.withheld import Shadow, without_withheld
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, of_model
 from flsim.results.run_file import PARTITIONS
 from flsim.results.sweeps import PARTITION
 from flsim.runs.config import Config
-from flsim.runs.config.base import shared_rounds, whole_rounds
+from flsim.runs.config.base import DataHParams, shared_rounds, whole_rounds
 from flsim.runs.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 from flsim.show.table import Column, markdown, note
 
@@ -163,18 +162,19 @@ class Users:
 
 
 def trained_on(config: Config, train: Split) -> Split:
-    """Return the users that a run trains on, without what `data.user_holdout` and `data.shadow` exclude.
+    """Return the users that a run trains on, without the records that settings of `data` exclude.
 
     If records are excluded, the result is only for counting: it has no records to read, like `Users.split`.
     """
-    data = config.data
-    return _left(train, data.user_holdout, data.shadow, config.seed) if data.leaves_out else train
+    return _trained_on(config.data, train, config.seed)
 
 
 @lru_cache(maxsize=1_024)  # every part of a plan asks again; only counts and offsets of users are kept
-def _left(train: Split, user_holdout: float, shadow: Shadow | None, seed: int) -> Split:
-    left = without_withheld(train, user_holdout, shadow, seed)
-    return replace(Users.counted(left).split(), user_offsets=np.asarray(left.user_offsets))
+def _trained_on(data: DataHParams, train: Split, seed: int) -> Split:
+    split = data.without_withheld(train, seed)
+    if split is train:
+        return train
+    return replace(Users.counted(split).split(), user_offsets=np.asarray(split.user_offsets))
 
 
 def evaluations_of(config: Config, train: Split) -> int:

@@ -7,6 +7,8 @@ distributions and the RDP of other events come from dp_accounting. Opacus is a c
 [M] Mironov, "Renyi Differential Privacy" (2017).
 [CKS] Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Proposition 12; and, the same
 formula, Balle et al., "Hypothesis Testing Interpretations and Renyi Differential Privacy" (2020), Theorem 21.
+[G] Ganesh, "Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms" (2024).
+[AKL] Agarwal, Kairouz, Liu, "The Skellam Mechanism for Differentially Private Federated Learning" (2021).
 [BH] Bretagnolle, Huber, "Estimation des densites: risque minimax" (1979): the bound of the total variation distance.
 """
 
@@ -31,11 +33,13 @@ from dp_accounting import (
     TruncatedSubsampledGaussianDpEvent,
     UnsupportedEventError,
 )
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
+from scipy.stats import binom
 
 from flsim.base.errors import InputError, first_line
 from flsim.privacy.conventions import Convention
@@ -57,6 +61,7 @@ Floats = NDArray[np.float64]
 ORDERS: Floats = np.unique([1.02, 1.05, *DEFAULT_RDP_ORDERS, *np.geomspace(64, 1024, 25).round()])
 SEPARATE = 0.05  # sigma below which the two normal distributions of a round overlap by less than e^-22
 DIFFERENCES = 0.5  # sigma from which the forward differences of [WBK] can give less than the moments
+ORDERS_OF_MIXTURE = (1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 TAIL = 12.0  # standard deviations beyond which the normal distribution has mass e^-72
 
 
@@ -104,6 +109,46 @@ def without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
     log_moments = _log_moments_without_replacement(whole, sigma, rate)
     bound = np.interp(orders, whole, log_moments) / (orders - 1)
     return np.minimum(bound, gaussian(orders, sigma))
+
+
+@dataclass(frozen=True)
+class SkellamDpEvent(DpEvent):  # type: ignore[misc]
+    """Skellam noise on a sum of integers.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise divided by the distance by which one user moves the sum.
+        steps: this distance, an L2 norm, or a smaller number.
+    """
+
+    noise_multiplier: float
+    steps: int
+
+
+def skellam(orders: Floats, sigma: float, steps: int) -> Floats:
+    """Return the RDP of Skellam noise at integer orders, and infinity at others ([AKL], Corollary 3.6).
+
+    The bound is a D2^2 / (2 mu) + min(((2 a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu)) at order a, with the variance
+    mu = (sigma D2)^2. Of integers, the L1 distance D1 is at most the square of the L2 distance D2.
+    """
+    few = np.minimum((2 * orders + 5) / (4 * sigma**4 * steps**2), 3 / (2 * sigma**2))
+    return np.where(orders % 1 == 0, gaussian(orders, sigma) + few, math.inf)
+
+
+def mixture(orders: Floats, sigma: float, distances: Floats, probabilities: Floats) -> Floats:
+    """Return the RDP of removing data that move the sum by a random distance, which only sizes tables of losses.
+
+    It is infinite except at `ORDERS_OF_MIXTURE`. The moment is E[L^order] at x ~ N(0, 1), for the likelihood ratio L of
+    a mixture of normal distributions at distances / sigma, integrated by the trapezoidal rule.
+    """
+    means = distances[:, None] / sigma
+    log_weights = np.log(probabilities)[:, None]
+
+    def log_moment(order: float) -> float:
+        places = np.arange(-TAIL, order * float(means.max()) + TAIL, min(1.0, sigma) / 4)
+        log_ratio = logsumexp(log_weights + means * (places - means / 2), axis=0)
+        return float(logsumexp(order * log_ratio + _log_normal(places))) + math.log(min(1.0, sigma) / 4)
+
+    return np.array([log_moment(a) / (a - 1) if a in ORDERS_OF_MIXTURE else math.inf for a in orders.tolist()])
 
 
 def _per_order(order: float, log_excess: float) -> float:
@@ -213,6 +258,7 @@ def _log_bernoulli(order: float, log_ratio: Floats, rate: float) -> Floats:
 
 
 TABULATED = 100.0  # epsilon above which losses are not tabulated: tables need gigabytes, and there is no protection
+OF_USERS = 1e-3  # step of tabulated losses of users with many records; inversion of a mixture is slow
 PRV_POINTS = 1e7  # number of points in Opacus's table, which then takes 1.6 GB
 PRV_ERROR = 0.01  # largest error of epsilon of Opacus, which returns an upper bound
 
@@ -267,6 +313,8 @@ def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
         InputError: delta is out of range, or this convention does not support the event; the message has the reason.
     """
     check_delta(delta)
+    if convention.records is not None:
+        event = of_users(event, convention.records)
     with np.errstate(all="ignore"):  # extreme noise overflows in between; the result is checked instead
         match convention.accountant:
             case "rdp":
@@ -280,6 +328,30 @@ def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
             f"{convention}: the accountant fails numerically for this plan; use more noise or fewer rounds"
         )
     return max(0.0, result)
+
+
+def of_users(event: DpEvent, records: int) -> DpEvent:
+    """Return Poisson-sampled rounds over records as rounds over users of `records` records each ([G]).
+
+    If a user is removed, the sum moves by at most the number of sampled records, which is binomial, times the clip
+    norm. The pair of N(0, sigma^2) and the mixture of N(k, sigma^2) over this number k dominates the pairs of sums
+    (Choquette-Choo et al., "Privacy Amplification for Matrix Mechanisms", 2023, Corollary 4.7).
+    """
+    match event:
+        case ComposedDpEvent(events=events):
+            return ComposedDpEvent([of_users(part, records) for part in events])
+        case SelfComposedDpEvent(event=part, count=count):
+            return SelfComposedDpEvent(of_users(part, records), count)
+        case PoissonSampledDpEvent(sampling_probability=rate, event=GaussianDpEvent(noise_multiplier=noise)):
+            if records == 1:
+                return event
+            sampled = np.arange(records + 1)
+            probabilities = binom.pmf(sampled, records, rate)
+            likely = probabilities > 0  # others underflow
+            return MixtureOfGaussiansDpEvent(noise, sampled[likely].tolist(), probabilities[likely].tolist())
+        case NonPrivateDpEvent():
+            return event
+    raise InputError(f"user-level epsilon needs Poisson-sampled records and Gaussian noise, found {event}")
 
 
 def delta_of(event: DpEvent, epsilons: Floats, convention: Convention) -> Floats:
@@ -325,9 +397,14 @@ def _rdp_of_round(event: DpEvent, convention: Convention) -> Floats:
     match event:
         case GaussianDpEvent(noise_multiplier=noise):
             return gaussian(orders, noise)
+        case SkellamDpEvent(noise_multiplier=noise, steps=steps):
+            return skellam(orders, noise, steps)
         case PoissonSampledDpEvent(sampling_probability=rate, event=part) if relation == "add-or-remove-one":
             if noise := _noise_multiplier(part):
                 return _poisson_round(noise, rate)
+        case MixtureOfGaussiansDpEvent() if convention.records is not None:
+            distances, probabilities = np.array(event.sensitivities), np.array(event.sampling_probs)
+            return mixture(orders, event.standard_deviation, distances, probabilities)
         case SampledWithoutReplacementDpEvent(source_dataset_size=users, sample_size=cohort, event=part):
             if relation == "replace-one" and (noise := _noise_multiplier(part)):
                 return without_replacement(orders, noise, cohort / users)
@@ -353,7 +430,8 @@ def _rdp(event: DpEvent, delta: float, convention: Convention) -> float:
 
 
 def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
-    accountant = PLDAccountant(_relation(convention))
+    interval = OF_USERS if (convention.records or 1) > 1 else 1e-4  # the latter is dp_accounting's
+    accountant = PLDAccountant(_relation(convention), interval)
     if not accountant.supports(event):
         _compose(accountant, event, convention)  # raises the reason
     if _check_size(event, delta, convention) == math.inf:

@@ -5,6 +5,7 @@ sum, an accountant, and a conversion to (epsilon, delta).
 
 [M] Mironov, "Renyi Differential Privacy" (2017).
 [CKS] Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Proposition 12.
+[C] Charles et al., "Fine-Tuning Large Language Models with User-Level Differential Privacy" (2024).
 """
 
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ class Convention:
         conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None if the accountant computes
             the loss distribution.
         name: short name.
+        records: for DP-SGD, the most records of a user, each of which is sampled independently: neighbours then differ
+            in a user, who moves the sum by up to `records` S ([C], section 3); None for neighbours that differ in one
+            of the units that are sampled.
     """
 
     sampler: str
@@ -41,6 +45,7 @@ class Convention:
     accountant: Accountant
     conversion: Conversion | None
     name: str
+    records: int | None = None
 
     def __post_init__(self) -> None:
         if self.accountant.startswith("rdp") != (self.conversion is not None):
@@ -52,9 +57,19 @@ class Convention:
         return f'convention "{self.name}"'
 
     @property
+    def distance(self) -> str:
+        """Return how far neighbours move the sum of clipped updates, as text."""
+        return self.sensitivity if self.records is None else f"{self.records} x S"
+
+    @property
     def is_sound(self) -> bool:
         """Return whether the sensitivity covers the relation: exchanging a user moves the sum by up to 2S."""
         return self.sensitivity == SENSITIVITY[self.relation]
+
+
+def of_users(records: int) -> Convention:
+    """Return the user-level convention of DP-SGD, for users of at most this number of records."""
+    return Convention("poisson", "add-or-remove-one", "S", "pld", None, "poisson-user-pld", records)
 
 
 def _of_turns(sampler: str) -> tuple[Convention, ...]:

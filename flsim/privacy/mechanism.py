@@ -54,9 +54,11 @@ class PrivacyHParams:
             sigma_b)^-2)^(-1/2). Unit: users.
         noise: Process that draws the noise on the sum: "independent" from round to round. Correlated noise (DP-FTRL)
             needs a sampler that limits how often a user takes part: "banded" (Toeplitz), "blt" (buffered Toeplitz),
-            "tree" (binary trees) and "banded-inverse", see docs/dp-ftrl.md. For custom noise, see docs/privacy.md.
+            "tree" (binary trees) and "banded-inverse", see docs/dp-ftrl.md. "skellam" is integer noise for secure
+            aggregation. For custom noise, see docs/privacy.md.
         noise_options: Options of the noise: { bands = 8 } for "banded" and "banded-inverse", { buffers = 2 } for "blt",
-            or keyword arguments of custom noise, numbers or text. Unit: none.
+            { steps = 10000, bits = 24 } for "skellam", or keyword arguments of custom noise, numbers or text. Unit:
+            none.
         max_epsilon: Largest epsilon of the run, under the sound convention that it reports. Training ends before the
             round that would exceed this epsilon. When not set: all rounds are trained. Unit: none.
 

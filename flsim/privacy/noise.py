@@ -321,12 +321,56 @@ class BandedInverse(Correlated):
         return factorizations.series(np.ones(1), inverse, rounds)
 
 
+@dataclass(frozen=True)
+class Skellam(Noise):
+    """Integer noise that users add before secure aggregation; `flsim.privacy.secure_sum` draws and decodes it.
+
+    Attributes:
+        steps: the clip norm in integer units.
+        bits: number of bits of a value of the sum.
+    """
+
+    steps: int = 0
+    bits: int = 0
+    label = "Skellam"
+    settings = ("steps", "bits")
+
+    def __post_init__(self) -> None:
+        at_least_one(steps=self.steps)
+        if not 2 <= self.bits <= 48:  # sums are exact in float64
+            raise InputError(f"bits must be from 2 to 48, found {self.bits}")
+
+    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+        """Raise NotImplementedError, because Skellam noise of one scale is no multiple of that of another scale."""
+        raise NotImplementedError
+
+    def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
+        """Return a mechanism for each of a user's rounds, without amplification by sampling.
+
+        Each user adds a part of the noise, so cohorts of a random size would have a random amount of noise.
+
+        Raises:
+            InputError: the sampler states no limit of a user's rounds, or cohorts differ in size.
+        """
+        from dp_accounting import SelfComposedDpEvent
+
+        from flsim.privacy.accounting import SkellamDpEvent
+
+        limit = _limited(sampling, rounds)
+        if not sampling.is_fixed:
+            raise InputError(
+                f'training.sampler "{short_name(sampling.sampler)}": every user adds a part of the noise, so cohorts '
+                'must have the same size; use "min-separation" or "round-robin" without dropout, or other noise'
+            )
+        return SelfComposedDpEvent(SkellamDpEvent(noise_multiplier, self.steps), limit.times)
+
+
 def _limited(sampling: Sampling, rounds: int) -> Participation:
     limit = sampling.participation(rounds)
     if limit is None:
         raise InputError(
             f'training.sampler "{short_name(sampling.sampler)}": this sampler does not limit how often a user takes '
-            'part, and correlated noise needs such a limit; use "min-separation" or "round-robin", or independent noise'
+            'part, and this noise needs such a limit; use "min-separation" or "round-robin", or independent noise'
         )
     return limit
 
@@ -347,6 +391,7 @@ NOISES: dict[str, type[Noise]] = {
     "blt": BufferedToeplitz,
     "tree": Tree,
     "banded-inverse": BandedInverse,
+    "skellam": Skellam,
 }
 
 
@@ -382,6 +427,11 @@ def is_correlated(name: str) -> bool:
     return not is_custom(name) and issubclass(noise_class(name), Correlated)
 
 
+def skellam_of(name: str) -> Skellam | None:
+    """Return the process of integer noise with this name and its options; None for other noise."""
+    return made(name, Skellam, 0, {}) if without_options(name) == "skellam" else None
+
+
 def depends_on_length(name: str) -> bool:
     """Return whether the noise of the first rounds depends on the number of rounds of the training."""
     return not is_custom(name) and bool(getattr(noise_class(name), "optimized_for", ()))
@@ -411,6 +461,8 @@ def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: i
     """
     kind = noise_class(name)
     written = name_in_settings(name)
+    if integers := skellam_of(name):
+        return integers.cost(sampled, noise_multiplier, rounds)
     if issubclass(kind, Correlated):
         with custom_call_errors(written, "cost(sampling, noise_multiplier, rounds)", InputError):
             return made(name, kind, 0, {}).cost(sampled, noise_multiplier, rounds)

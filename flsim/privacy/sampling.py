@@ -600,6 +600,12 @@ class Sampling:
         """Return the cost of a round that applies `mechanism` to the sum over its users; see `cohort_event`."""
         return cohort_event(self.sampler, self.population, self.cohort, mechanism)
 
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether all cohorts have exactly `cohort` users, none of whom drops out."""
+        sampler = made(self.sampler, sampler_class(self.sampler), self.cohort)
+        return not sampler.dropout and sampler.sizes(self.population) == (self.cohort, self.cohort)
+
     def participation(self, rounds: int) -> Participation | None:
         """Return the limit of a user's rounds, see `Sampler.participation`; raise InputError if it is invalid."""
         written = name_in_settings(self.sampler)

@@ -13,7 +13,7 @@ import scipy
 from flsim.base.errors import InputError
 from flsim.base.progress import tracked
 from flsim.privacy.accounting import check_delta
-from flsim.privacy.conventions import PAPER, Convention, conventions_of
+from flsim.privacy.conventions import PAPER, Convention, conventions_of, of_users
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 
 # The search for the noise that keeps a planned run within an epsilon.
@@ -77,6 +77,10 @@ of clipped updates by 2S; and S under add-or-remove-one, with Poisson sampling.
 """
 NO_NOISE = "without noise epsilon is infinite"
 TINY_NOISE = "epsilon is above 1e308 (shown as inf); raise the noise multiplier"
+OF_USERS = """\
+The row with {}: DP-SGD over records, and the epsilon of a user of at most {:,}
+records, each of which is sampled independently (mixture of Gaussians).
+"""
 STAR = "* the paper's own (Thakkar et al., 2020), which takes S under replace-one.\n"
 
 
@@ -99,17 +103,24 @@ class Line:
     def to_json(self) -> dict[str, Any]:
         """Return plain values; null, with a note, for values that JSON cannot represent."""
         convention = self.convention
-        names = ("sampler", "relation", "sensitivity", "accountant", "conversion")
-        values = {name: getattr(convention, name) for name in names}
+        names = ("sampler", "relation", "accountant", "conversion")
+        values = {name: getattr(convention, name) for name in names} | {"sensitivity": convention.distance}
         finite = self.epsilon is not None and math.isfinite(self.epsilon)
         values |= {"epsilon": self.epsilon if finite else None, "convention": convention.name}
+        if convention.records is not None:
+            values |= {"records": convention.records, "unit": "user"}
         if self.noise_multiplier is not None:
             values["noise_multiplier"] = self.noise_multiplier
         return values | ({"note": self.note} if self.note else {})
 
 
-def report(ledger: Ledger, delta: float) -> list[Line]:
+def report(ledger: Ledger, delta: float, records: int | None = None) -> list[Line]:
     """Return the epsilon so far, under every convention for the ledger's sampler.
+
+    Args:
+        ledger: the rounds.
+        delta: delta of (epsilon, delta)-DP.
+        records: for DP-SGD, the most records of a user, which adds the user-level epsilon; None for no such epsilon.
 
     Raises:
         InputError: delta is not between 0 and 1, or no round is completed.
@@ -119,7 +130,7 @@ def report(ledger: Ledger, delta: float) -> list[Line]:
         raise InputError("no round is completed, so there is no epsilon to report; train at least one round")
     has_noise = all(entry.noise_multiplier for entry in ledger.entries)
     lines, of_infinite = [], TINY_NOISE if has_noise else NO_NOISE
-    for convention in tracked("accounting", _about(ledger)):
+    for convention in tracked("accounting", _about(ledger, records)):
         try:
             spent = epsilon(ledger, delta, convention)
         except InputError as error:
@@ -129,10 +140,8 @@ def report(ledger: Ledger, delta: float) -> list[Line]:
     return lines
 
 
-def calibrated(planned: Entry, target: float, delta: float) -> list[Line]:
-    """Return the noise multipliers that keep planned rounds within a target epsilon, for each convention.
-
-    The conventions are those for the sampler of the rounds.
+def calibrated(planned: Entry, target: float, delta: float, records: int | None = None) -> list[Line]:
+    """Return the noise multipliers that keep planned rounds within a target epsilon, for the conventions of `report`.
 
     Raises:
         InputError: delta is not between 0 and 1, or the target is not above 0.
@@ -140,7 +149,7 @@ def calibrated(planned: Entry, target: float, delta: float) -> list[Line]:
     check_delta(delta)
     check_target(target)
     lines, guess = [], 1.0
-    for convention in tracked("calibrating noise", conventions_of(planned.sampler)):
+    for convention in tracked("calibrating noise", _about(Ledger((planned,)), records)):
         try:
             guess = calibrate(planned, target, delta, convention, guess)
             lines.append(Line(convention, target, guess))
@@ -149,9 +158,10 @@ def calibrated(planned: Entry, target: float, delta: float) -> list[Line]:
     return lines
 
 
-def _about(ledger: Ledger) -> list[Convention]:
+def _about(ledger: Ledger, records: int | None) -> list[Convention]:
     samplers = dict.fromkeys(entry.sampler for entry in ledger.entries)
-    return [convention for sampler in samplers for convention in conventions_of(sampler)]
+    conventions = [convention for sampler in samplers for convention in conventions_of(sampler)]
+    return conventions if records is None else [*conventions, of_users(records)]
 
 
 def to_text(lines: list[Line], calibration: bool = False) -> str:
@@ -169,7 +179,7 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
         names = (
             convention.sampler,
             convention.relation,
-            convention.sensitivity,
+            convention.distance,
             convention.accountant,
             convention.conversion or "-",
         )
@@ -177,8 +187,9 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     text = "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in table)
     starred = STAR if any(line.convention == PAPER for line in lines) else ""
+    users = "".join(OF_USERS.format(one.distance, one.records) for line in lines if (one := line.convention).records)
     notes = dict.fromkeys(line.note for line in lines if line.note)
-    return f"{text}{starred}{SOUND}{_to_cite(lines, calibration)}" + "".join(
+    return f"{text}{starred}{users}{SOUND}{_to_cite(lines, calibration)}" + "".join(
         f"{fill(note, 80, subsequent_indent='  ')}\n" for note in notes
     )
 
@@ -188,10 +199,11 @@ def _to_cite(lines: list[Line], calibration: bool) -> str:
     cited = {}
     for line in lines:
         convention, value = line.convention, line.noise_multiplier if calibration else line.epsilon
-        if convention.is_sound and convention.sampler not in cited:
-            names = (convention.sampler, convention.relation, convention.accountant, convention.conversion)
+        if convention.is_sound and (key := (convention.sampler, convention.records)) not in cited:
+            unit = f"users of {convention.records:,} records" if convention.records else None
+            names = (unit, convention.sampler, convention.relation, convention.accountant, convention.conversion)
             text = f"{', '.join(filter(None, names))}: {(_of_noise if calibration else _brief)(value)}"
-            cited[convention.sampler] = None if value is None else text
+            cited[key] = None if value is None else text
     texts = list(filter(None, cited.values()))
     return fill(f"Cite: {'; '.join(texts)}.", 80, subsequent_indent="  ") + "\n" if texts else ""
 

@@ -125,7 +125,14 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                     overhead=round(now - began - _training_seconds(round_.work), 3),
                     workers=sorted({work.worker for work in round_.work}),
                     digest=digest_of(state),
+                    **({"wraps": round_.step.wraps} if round_.step.wraps else {}),
                 )
+                if round_.step.wraps:
+                    say(
+                        f"{run.name}: round {state.round}: {round_.step.wraps:,} values of the sum exceeded the "
+                        "modulus; raise bits or lower steps in privacy.noise_options",
+                        failure="values beyond the modulus",
+                    )
                 metrics.report(line)
                 began = now
                 say_micro_cohorts(run.name, sizes.take())

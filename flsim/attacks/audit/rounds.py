@@ -111,6 +111,8 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
     first = _only(ledger)
     if first is None or not first.noise_multiplier or (is_custom(first.noise) and not executes_code):
         return None
+    if noise.skellam_of(first.noise) is not None:  # drawn as integers, within `flsim.privacy.secure_sum`
+        return None
     rounds = min(ledger.rounds, NOISE_ROUNDS)
     kind = noise.noise_class(first.noise)
     if issubclass(kind, noise.Correlated):

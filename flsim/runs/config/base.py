@@ -43,7 +43,7 @@ INJECTED = ("injection_users", "injection_copies")
 TEXTS = ("template", "phrases")
 # Newer settings are omitted from a digest if they have their defaults, so digests of older runs do not change.
 LATER = {
-    "data": ("user_holdout", "shadow"),
+    "data": ("user_holdout", "shadow", "max_records"),
     "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, *TEXTS),
     "model": ("architecture", "layers", "heads", "filter_width", "options", "digest", "config", "dtype", "lora"),
     "training": (*OPTIONS, "server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
@@ -82,21 +82,28 @@ class DataHParams:
             this fresh text of users. Runs of all seeds exclude the same records. Unit: probability.
         shadow: Train on each "user", or each "record", only if a fair coin of the seed lands heads. Runs of several
             seeds are then shadow models of each other. When not set: no coins, all are trained on.
+        max_records: Largest number of records of each user that a run trains on, drawn once. DP-SGD needs it for a
+            user-level epsilon (`flsim privacy RUN`). When not set: all. Unit: records.
     """
 
     corpus: Annotated[Path | str, PlainValidator(_location)]
     partition: Partition = "non-iid"
     user_holdout: Fraction = 0.0
     shadow: Shadow | None = None
+    max_records: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_records is not None and self.shadow == "record":
+            raise InputError('data.max_records excludes records that coins of shadow "record" would choose; remove one')
 
     @property
     def leaves_out(self) -> bool:
         """Return whether records of training users are excluded."""
-        return self.user_holdout > 0 or self.shadow is not None
+        return self.user_holdout > 0 or self.shadow is not None or self.max_records is not None
 
     def without_withheld(self, train: Split, seed: int) -> Split:
         """Return the records that a run of this seed trains on; see `flsim.data.withheld.without_withheld`."""
-        return without_withheld(train, self.user_holdout, self.shadow, seed)
+        return without_withheld(train, self.user_holdout, self.shadow, seed, self.max_records)
 
 
 @settings

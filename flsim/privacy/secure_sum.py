@@ -1,0 +1,97 @@
+"""The sum that secure aggregation reveals: users send integers, and the server sees their noisy sum modulo 2^bits.
+
+Each user clips the update, scales it, and rounds it at random ([KLS], Algorithm 1). Users add Skellam noise, the
+difference of two Poisson variables. Sums of such noise have the same distribution with the sum of variances ([AKL],
+section 3), so the noise of all users is drawn once, on the server. A rotation, which only makes wraps rarer, is not
+part: the number of wrapped values is counted instead.
+
+Sums of integers in float64 are exact below 2^53, so the number of shards changes no bit.
+
+[KLS] Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
+Aggregation" (2021). [AKL] Agarwal, Kairouz, Liu, "The Skellam Mechanism for Differentially Private Federated Learning"
+(2021).
+"""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.models.language_model import Params
+
+
+def largest_norm(steps: int, dimension: int) -> float:
+    """Return the norm of scaled updates that random rounding keeps within `steps`, in integer units.
+
+    Rounding is repeated until the norm is at most `steps`. This is the bound of [KLS], Proposition 22, for beta =
+    e^(-1/2): the attempt succeeds with probability 1 - beta or more if c^2 + d / 4 + c + sqrt(d) / 2 <= steps^2. A norm
+    of c + sqrt(d) is never exceeded.
+
+    Raises:
+        InputError: `steps` is too small for the number of parameters.
+    """
+    root = math.sqrt(dimension)
+    rest = steps**2 - dimension / 4 - root / 2
+    norm = max(steps - root, math.sqrt(rest + 1 / 4) - 1 / 2 if rest > 0 else 0.0)
+    if norm <= 0:
+        raise InputError(
+            f"privacy.noise_options: steps must be above {math.ceil(math.sqrt(dimension / 4 + root / 2)):,} for "
+            f"{dimension:,} parameters, found {steps:,}; raise it, for example to {10 * math.ceil(root):,}"
+        )
+    return norm
+
+
+def rounded(update: Params, clip: float, steps: int, seed: int, round_: int, user: int) -> Params:
+    """Return a clipped update as integers, float64 by parameter, with an L2 norm of at most `steps`.
+
+    Args:
+        update: float64 by parameter, with an L2 norm of at most `clip`.
+        clip: S, which corresponds to `steps`.
+        steps: the largest norm in integer units.
+        seed, round_, user: the random rounding is a function of them.
+    """
+    flat = np.concatenate([value.numpy().ravel() for value in update.values()]) * (steps / clip)
+    most, norm = largest_norm(steps, len(flat)), float(np.linalg.norm(flat))
+    scaled = flat * min(1.0, most / norm) if norm else flat
+    rng = stream(seed, "rounding", round_, user)
+    while True:
+        whole = np.floor(scaled + rng.random(len(scaled)))
+        if float(whole @ whole) <= steps**2:
+            break
+    parts = torch.split(torch.from_numpy(whole), [value.numel() for value in update.values()])
+    return {name: part.view(update[name].shape) for name, part in zip(update, parts, strict=True)}
+
+
+def released(
+    total: Params, clip: float, steps: int, bits: int, noise_multiplier: float, seed: int, round_: int
+) -> tuple[Params, int]:
+    """Return what the server decodes: the sum + noise modulo 2^bits, in units of updates, and the number of wraps.
+
+    Args:
+        total: the sum of `rounded` updates, by parameter.
+        clip: S.
+        steps: see `rounded`.
+        bits: number of bits of a value; values are from -2^(bits - 1) to 2^(bits - 1) - 1.
+        noise_multiplier: z; the noise has the variance (z steps)^2 in integer units.
+        seed, round_: the noise is a function of them.
+
+    Returns:
+        The noisy sum, float64 by parameter, and the number of its values that exceeded the range.
+    """
+    decoded, wraps, half = {}, 0, 2.0 ** (bits - 1)
+    for name, value in total.items():
+        noisy = value + torch.from_numpy(skellam(noise_multiplier * steps, seed, round_, name, value.shape))
+        wrapped = torch.remainder(noisy + half, 2 * half) - half
+        wraps += int((wrapped != noisy).sum())
+        decoded[name] = wrapped * (clip / steps)
+    return decoded, wraps
+
+
+def skellam(deviation: float, seed: int, round_: int, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return Skellam noise of a standard deviation: integers, as float64 of this shape."""
+    rng = stream(seed, "skellam noise", round_, name)
+    first, second = (rng.poisson(deviation**2 / 2, shape) for _ in range(2))
+    return (first - second).astype(np.float64)

@@ -1,0 +1,156 @@
+"""Integer noise for secure aggregation: distributions, the cost, wraps, and sums in any order."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import Experiment, Flsim
+from scipy import stats
+from scipy.special import ive
+
+import flsim as api
+from flsim.base.errors import InputError
+from flsim.privacy.accounting import ORDERS, SkellamDpEvent, gaussian, rdp_of, skellam
+from flsim.privacy.conventions import CONVENTIONS
+from flsim.privacy.secure_sum import largest_norm, released, rounded
+from flsim.privacy.secure_sum import skellam as noise_of
+
+MODEL = api.Model(embedding=8, units=12)
+(ZERO_OUT,) = (one for one in CONVENTIONS if one.name == "min-separation-zero-out-rdp")
+
+
+def pmf(values: np.ndarray, variance: float) -> np.ndarray:
+    """Skellam (1946): e^-variance I_|k|(variance), with the modified Bessel function."""
+    return np.asarray(ive(np.abs(values), variance))
+
+
+def test_noise_has_the_probabilities_of_skellam() -> None:
+    values = np.arange(-6, 7)
+    drawn = noise_of(1.5, 0, 0, "a", (20_000,))
+    counts = [(drawn == value).sum() for value in values] + [(np.abs(drawn) > 6).sum()]
+    expected = np.append(pmf(values, 1.5**2), 1 - pmf(values, 1.5**2).sum()) * 20_000
+    assert stats.chisquare(counts, expected).pvalue > 0.01
+    assert not np.array_equal(drawn, noise_of(1.5, 0, 1, "a", (20_000,)))
+
+
+def test_the_noise_of_five_users_is_one_noise_of_the_summed_variance() -> None:
+    values = np.arange(-60, 61)
+    one = total = pmf(values, 4.0 / 5)
+    for _ in range(4):
+        total = np.convolve(total, one, "same")
+    np.testing.assert_allclose(total, pmf(values, 4.0), atol=1e-14)
+
+
+def test_rounding_has_the_probabilities_of_independent_coins_within_the_norm() -> None:
+    """(1.2, 0.3) becomes (2, 1) with probability 0.2 x 0.3, but its norm exceeds 2, so the other three share it."""
+    update = {"a": torch.tensor([0.6], dtype=torch.float64), "b": torch.tensor([[0.15]], dtype=torch.float64)}
+    drawn = [rounded(update, 1.0, 2, 0, 0, user) for user in range(4_000)]
+    pairs = [(int(one["a"]), int(one["b"])) for one in drawn]
+    probabilities = {(1, 0): 0.8 * 0.7, (2, 0): 0.2 * 0.7, (1, 1): 0.8 * 0.3}
+    counts = [pairs.count(pair) for pair in probabilities]
+    assert sum(counts) == 4_000
+    assert stats.chisquare(counts, 4_000 * np.array([*probabilities.values()]) / 0.94).pvalue > 0.01
+
+
+def test_rounded_updates_are_integers_near_the_update_and_never_longer_than_the_clip() -> None:
+    torch.manual_seed(0)
+    direction = torch.randn(1_000, dtype=torch.float64)
+    update = {"a": 0.5 * direction / direction.norm()}  # as long as the clip
+    for steps in (40, 10_000):
+        values = rounded(update, 0.5, steps, 0, 0, 0)["a"]
+        assert torch.equal(values, values.round())
+        assert float(values.norm()) <= steps
+        shrunk = update["a"] * largest_norm(steps, 1_000) / steps
+        assert float((values * 0.5 / steps - shrunk).abs().max()) <= 0.5 / steps
+    with pytest.raises(InputError, match="steps must be above 17 for 1,000 parameters, found 15"):
+        rounded(update, 0.5, 15, 0, 0, 0)
+
+
+def renyi(order: int, variance: float, distance: int) -> float:
+    """Return the Renyi divergence of Skellam noise at a distance, summed over the integers."""
+    values = np.arange(-100, 101)
+    moved, still = (np.log(pmf(values - shift, variance)) for shift in (distance, 0))
+    return float(np.log(np.exp(order * moved + (1 - order) * still).sum())) / (order - 1)
+
+
+@pytest.mark.parametrize(("noise_multiplier", "steps"), [(4.0, 1), (2.0, 3), (4.0, 2)])
+def test_the_cost_is_at_least_the_divergence_and_tends_to_that_of_gaussian_noise(
+    noise_multiplier: float, steps: int
+) -> None:
+    """One value that moves by `steps`; the published bound exceeds the sum over the integers by less than a quarter."""
+    orders = np.array([2.0, 3.0, 5.0, 8.0])
+    exact = [renyi(int(order), (noise_multiplier * steps) ** 2, steps) for order in orders]
+    bound = skellam(orders, noise_multiplier, steps)
+    assert (bound >= exact).all()
+    assert (bound <= 1.25 * np.array(exact)).all()
+    whole = ORDERS[ORDERS % 1 == 0]
+    np.testing.assert_allclose(skellam(whole, 1.0, 10**6), gaussian(whole, 1.0), rtol=1e-9)
+
+
+def test_vectors_of_the_bound() -> None:
+    """By hand, z = 2 and 10 steps at order 3: 3 / 8 + min(11 / 6400, 3 / 8); 1 step at z = 0.5: 6 + min(11, 6)."""
+    assert skellam(np.array([3.0]), 2.0, 10)[0] == pytest.approx(3 / 8 + 11 / 6_400)
+    assert skellam(np.array([3.0, 3.5]), 0.5, 1).tolist() == [12.0, math.inf]
+
+
+def test_noise_tends_to_gaussian_noise_and_sums_to_the_update() -> None:
+    decoded, wraps = released({"a": torch.full((20_000,), 5.0)}, 2.0, 1_000, 40, 1.0, 0, 0)
+    assert wraps == 0
+    assert stats.kstest(decoded["a"].numpy(), stats.norm(5 * 2 / 1_000, 2).cdf).pvalue > 0.01
+    exact, _ = released({"a": torch.tensor([-7.0, 3.0])}, 2.0, 1_000, 40, 1e-6, 0, 0)
+    assert exact["a"].tolist() == [-0.014, 0.006]
+
+
+def test_values_beyond_the_range_wrap_and_are_counted() -> None:
+    """8 bits hold -128 to 127: 130 becomes -126, and -129 becomes 127."""
+    total = {"a": torch.tensor([127.0, 130.0, -128.0]), "b": torch.tensor([-129.0])}
+    decoded, wraps = released(total, 1.0, 1, 8, 1e-6, 0, 0)
+    assert (decoded["a"].tolist(), decoded["b"].tolist(), wraps) == ([127.0, -126.0, -128.0], [127.0], 2)
+
+
+def fedavg(sampler: str, shards: int = 1, **options: object) -> api.FedAvg:
+    privacy = api.Privacy(
+        "dp", clip=0.5, noise_multiplier=2.0, noise="skellam", noise_options={"steps": 10_000, "bits": 30}
+    )
+    return api.FedAvg(5, sampler=sampler, sampler_options=options, privacy=privacy, shards=shards)
+
+
+def test_shards_change_no_bit_and_the_ledger_composes_the_rounds_of_a_user(experiment: Experiment) -> None:
+    """Of 6 rounds, a user of 4 groups takes part in at most 2."""
+    users = api.plant(experiment.folder / "corpus", api.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
+    states = [
+        list(api.simulate(users, MODEL, fedavg("min-separation", shards, separation=4), 6))[-1] for shards in (1, 3)
+    ]
+    assert all(torch.equal(value, states[1].params[name]) for name, value in states[0].params.items())
+    two = rdp_of(SkellamDpEvent(2.0, 10_000), ZERO_OUT)
+    expected = type(two)(ORDERS, 2 * two.rdp).epsilon(1e-5)
+    (spent,) = api.epsilon(states[0], delta=1e-5).values()
+    assert spent == pytest.approx(expected, rel=1e-12)
+    for sampler, options, message in (
+        ("fixed-size", {}, "does not limit how often a user takes part"),
+        ("poisson", {}, "does not limit how often a user takes part"),
+        ("cyclic-poisson", {"separation": 4}, "cohorts must have the same size"),
+        ("min-separation", {"separation": 4, "dropout": 0.1}, "cohorts must have the same size"),
+    ):
+        with pytest.raises(InputError, match=message):
+            next(api.simulate(users, MODEL, fedavg(sampler, **options), 6))
+
+
+def test_a_run_logs_the_wraps_of_its_rounds(experiment: Experiment, flsim: Flsim) -> None:
+    settings = (
+        "training.rounds=2",
+        "training.sampler=round-robin",
+        "privacy.mechanism=dp",
+        "privacy.clip=0.5",
+        "privacy.noise_multiplier=2.0",
+        "privacy.noise=skellam",
+        "privacy.noise_options={steps=1000, bits=8}",
+    )
+    options = [part for setting in settings for part in ("--set", setting)]
+    code, _, err = flsim("run", experiment.config, "--out", experiment.folder / "run", "--in-process", *options)
+    assert code == 0, err
+    assert "exceeded the modulus; raise bits or lower steps" in " ".join(err.split())
+    lines = [json.loads(line) for line in (experiment.folder / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert all(line["wraps"] > 0 for line in lines)
