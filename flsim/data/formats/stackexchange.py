@@ -8,7 +8,7 @@ A part begins at a ``<row`` at the beginning of a line, which no attribute's val
 artificial root element. This needs a file in UTF-8 without a DTD, as all dumps are. Any other file is one part.
 
 Dumps hold characters that XML 1.0 forbids, because the exporter escapes the text of authors. These characters are
-removed before Expat reads them, see `flsim.data.formats.stackexchange`.
+removed before Expat reads them, see `CharacterFilter`.
 """
 
 import codecs
