@@ -95,7 +95,7 @@ class Part:
 
 
 def post_of(user: str, text: str, reading: Reading, split: str | None = None, prompt: str | None = None) -> Post:
-    """Return the post of a plain text, which `flsim.data.sentences.sentences` cuts unless it is read as one sentence."""
+    """Return the post of a plain text, which `flsim.data.sentences.sentences` cuts unless texts stay complete."""
     if reading.whole:
         return Post(user, [text] if text.strip() else [], split, prompt)
     return Post(user, records(text, reading.ascii), split)
