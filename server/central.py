@@ -101,9 +101,6 @@ def _use(system: CentralSystemHParams, gpus: float) -> None:
 def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]]) -> Iterator[News]:
     """Save and log the training from `state` on; every saved state has a line about the steps before it.
 
-    Yields:
-        Progress reports for the driver.
-
     Raises:
         Interrupted: training ended before the last step, after a saved state, on request of the driver.
     """

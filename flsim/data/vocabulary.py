@@ -122,12 +122,6 @@ class Layout:
         """Return whether EOS follows the words of a record.
 
         A record with `record_words` words can have been cut, so its end is unknown.
-
-        Args:
-            words: number of words of a record, or of several: int64 [records].
-
-        Returns:
-            A bool, or bool [records].
         """
         return words < self.record_words
 

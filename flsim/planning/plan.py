@@ -1,7 +1,6 @@
 """A plan: what can be computed or measured about runs before they are trained, and its page."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from flsim.attacks.audit.audit import ceiling, ceiling_of_coins
-from flsim.attacks.forgetting.success import least_alpha
 from flsim.base.errors import InputError
 from flsim.base.progress import say
-from flsim.canaries.spec import ALWAYS, CanaryHParams, configurations, expected_copies
+from flsim.canaries.spec import configurations, expected_copies
 from flsim.canaries.twin import order_dtype
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
@@ -146,8 +144,8 @@ class Provable:
     """The largest lower bounds on epsilon of one unit that the canaries of equal rows can prove.
 
     `relation` is the difference between neighbours in the run's ledger, or "replace-one" without a ledger, as in an
-    audit. Values that do not apply are None: bounds of coins without coins or with too few of them, values of canary
-    users without these users, and alphas without windows. `note` is a sentence on what an epsilon is not about.
+    audit. Values that do not apply are None: bounds of coins without coins or with too few of them, and values of
+    canary users without these users. `note` is a sentence on what an epsilon is not about.
     """
 
     name: str = cell("Row, first of", is_number=False)
@@ -164,12 +162,6 @@ class Provable:
     random_updates: float | None = cell(
         "random", "{:.2g}".format, "Random: updates of canary users for each update of a user; they cost utility."
     )
-    alpha: float | None = cell(
-        "alpha",
-        two_digits,
-        "Alpha: the smallest alpha that `flsim forgetting` can show with a group of canaries of all seeds.",
-    )
-    pooled_alpha: float | None = cell("pooled", two_digits, "Pooled: alpha with the canaries of a window (--pool).")
     relation: str = cell("neighbours", is_number=False)
     note: str = ""
 
@@ -184,31 +176,14 @@ def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...
         name = " ".join(filter(None, (row_name(run), str(run.axes.get(PARTITION, "")))))
         canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
         if name not in named and is_ranked and not canaries.is_natural and configurations(canaries):
-            seeds = len({other.config.seed for other in planned if row_name(other) == row_name(run)})
-            named[name] = _provable(run.config, train, seeds)
+            named[name] = _provable(run.config, train)
     equal: dict[Provable, list[str]] = {}
     for name, provable in named.items():
         equal.setdefault(provable, []).append(name)
     return tuple(replace(provable, name=same[0], rows=len(same)) for provable, same in equal.items())
 
 
-def least_alphas(canaries: CanaryHParams, seeds: int) -> tuple[float | None, float | None]:
-    """Return the smallest alphas that canaries with windows can show: those of a group, and those of a window.
-
-    Args:
-        seeds: number of runs of arm "in" that differ only in their seed.
-
-    Returns:
-        None for canaries without windows; the second is None if a window has no more canaries than a group.
-    """
-    windows = Counter(one.window for one in configurations(canaries))
-    if canaries.arm == "out" or not windows or set(windows) == {ALWAYS}:
-        return None, None
-    group, window = 2 * (canaries.count * seeds // 2), 2 * (min(windows.values()) * seeds // 2)
-    return least_alpha(group), least_alpha(window) if window > group else None
-
-
-def _provable(config: Config, train: Split, seeds: int) -> Provable:
+def _provable(config: Config, train: Split) -> Provable:
     split = trained_on(config, train)
     users, canaries, audit = Users.counted(split), config.canaries, config.canary_users
     groups = groups_of(config, users)
@@ -220,7 +195,6 @@ def _provable(config: Config, train: Split, seeds: int) -> Provable:
         delta = config.privacy.delta_for(config.protected(split))
     steps = 1 if relation == "replace-one" else 2  # to replace a unit is to remove it and to add another
     of_coins = ceiling_of_coins(groups, delta) if canaries.coins else None
-    alpha, pooled_alpha = least_alphas(canaries, seeds)
     return Provable(
         name="",
         rows=1,
@@ -232,8 +206,6 @@ def _provable(config: Config, train: Split, seeds: int) -> Provable:
         canary_users=ceiling_of_coins([1] * audit.update_canaries, delta) if audit.canary_coins else None,
         delta=delta if canaries.coins or audit.canary_coins else None,
         random_updates=audit.random_updates(users.users) if audit.update_canaries else None,
-        alpha=alpha,
-        pooled_alpha=pooled_alpha,
         relation=relation,
         note=canaries.about_injections,
     )

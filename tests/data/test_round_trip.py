@@ -47,7 +47,6 @@ def round_trip(
     path.parent.mkdir()
     write(path)
     assert format_of(path, path) is FORMATS[format]
-    assert FORMATS[format].check(path, path) == []
     with parts_of(part):
         found, dropped = read(path, format)
     for post in found:

@@ -28,7 +28,6 @@ from flsim.planning.plan import (
     Request,
     corpus_bytes,
     groups_of,
-    least_alphas,
     page,
     plan_of,
     power_of,
@@ -321,14 +320,6 @@ def test_a_group_of_any_size_has_a_bound() -> None:
     few, many = (coins.epsilon_of_coins(100, 20, 20, 0.0, users=users) for users in (1, 500))
     assert many == pytest.approx(few / 500, rel=1e-5), "pure DP of a group is so many times one's"
     assert coins.epsilon_of_coins(100, 20, 20, 1e-5, users=500) < many
-
-
-def test_a_plan_has_the_least_alpha_that_forgetting_can_show() -> None:
-    """Beta quantiles: 0.626 for 48 canaries, 0.572 for 144. Arm OUT and canaries without windows have none."""
-    windowed = CanaryHParams(insertions=(1, 4, 10), count=16, windows=((0.0, 0.5), (0.5, 0.6)))
-    assert least_alphas(windowed, seeds=3) == pytest.approx((0.626, 0.572), abs=5e-4)
-    assert least_alphas(CanaryHParams(injections=(0.5,), count=10), seeds=1)[1] is None
-    assert least_alphas(replace(windowed, arm="out"), seeds=3) == least_alphas(CanaryHParams(), seeds=3) == (None, None)
 
 
 def test_canary_users_have_a_bound_and_a_cost(experiment: Experiment) -> None:

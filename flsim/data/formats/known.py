@@ -47,7 +47,7 @@ _SUFFIXES = {
     ".txt": TEXT,
 }
 _ARRAY = re.compile(rb"\s*\[\s*\{\s*\"")  # of objects; other text can begin with a bracket
-_BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
 
@@ -77,9 +77,8 @@ def format_of(data: Path, source: Path) -> Format:
         return _of_hdf5(data, source)
     if head.startswith(parquet.MAGIC):
         return PARQUET
-    for mark in _BYTE_ORDER_MARKS:
-        head = head.removeprefix(mark)
-    first = head.replace(b"\0", b"").lstrip()[:1]  # UTF-16 has a zero byte next to each ASCII character
+    head = head.removeprefix(_BYTE_ORDER_MARK)
+    first = head.lstrip()[:1]
     if first == b"<":
         return STACKEXCHANGE
     if first == b"{":

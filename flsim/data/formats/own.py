@@ -36,7 +36,6 @@ def reader_of(name: str) -> Format:
         f"{path.name}:{attribute}",  # without the folder, which is not a property of a corpus
         user_code.parts,
         user_code.read,
-        user_code.check,
         isinstance(thing, Format) and thing.fragile,
         {"format_sha256": user_code.sha256},
     )
@@ -70,11 +69,6 @@ class _Reader:
             return [Part(data, source, 0, 1, columns)]
         with _naming(source):
             return thing.parts(data, source, columns)
-
-    def check(self, data: Path, source: Path) -> list[str]:
-        thing = self.resolved()
-        with _naming(source):
-            return thing.check(data, source) if isinstance(thing, Format) else []
 
     def read(self, part: Part, dropped: Counter[str]) -> Iterator[Post]:
         thing = self.resolved()

@@ -95,15 +95,10 @@ class Part:
 
 
 def post_of(user: str, text: str, reading: Reading, split: str | None = None, prompt: str | None = None) -> Post:
-    """Return the post of a plain text, which `flsim.data.sentences.sentences` cuts unless it is read whole."""
+    """Return the post of a plain text, which `flsim.data.sentences.sentences` cuts unless texts stay complete."""
     if reading.whole:
         return Post(user, [text] if text.strip() else [], split, prompt)
     return Post(user, records(text, reading.ascii), split)
-
-
-def no_warnings(_data: Path, _source: Path) -> list[str]:
-    """Return no warnings; the default check of a format."""
-    return []
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,6 @@ class Format:
             the file is not of the format.
         read: function of (part, dropped) that yields the part's posts, in order. It raises InputError if the part
             cannot be read.
-        check: function of (data, source) that returns warnings about the complete file.
         fragile: whether the library that reads the format can crash or hang on a damaged file. Such files are read in a
             separate process.
         about: further entries of a source in the manifest, such as the digest of a custom format.
@@ -125,7 +119,6 @@ class Format:
     name: str
     parts: Callable[[Path, Path, tuple[str, str]], list[Part]]
     read: Callable[[Part, Counter[str]], Iterator[Post]]
-    check: Callable[[Path, Path], list[str]] = no_warnings
     fragile: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 

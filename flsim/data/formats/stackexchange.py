@@ -8,10 +8,9 @@ A part begins at a ``<row`` at the beginning of a line, which no attribute's val
 artificial root element. This needs a file in UTF-8 without a DTD, as all dumps are. Any other file is one part.
 
 Dumps hold characters that XML 1.0 forbids, because the exporter escapes the text of authors. These characters are
-removed before Expat reads them, see `flsim.data.formats.stackexchange`.
+removed before Expat reads them, see `CharacterFilter`.
 """
 
-import codecs
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -149,16 +148,6 @@ def is_allowed(character: str) -> bool:
     )
 
 
-def utf16_decoder(head: bytes) -> codecs.IncrementalDecoder | None:
-    """Return a decoder of a file that begins with these bytes; None if the file is not in UTF-16.
-
-    The decoder accepts halves of surrogate pairs.
-    """
-    names = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", b"<\0": "utf-16-le", b"\0<": "utf-16-be"}
-    name = names.get(head[:2])
-    return codecs.getincrementaldecoder(name)("surrogatepass") if name else None
-
-
 QUESTION, ANSWER = "1", "2"
 COMMUNITY = "-1"  # the account of the site, which is not a person
 LONGEST_ROW = 2**26  # bytes; expat keeps an unfinished element in memory
@@ -168,6 +157,7 @@ CHUNK = 2**20  # bytes; expat parses an unfinished element again with each chunk
 _HEAD = re.compile(
     rb"""(?:\xef\xbb\xbf)?(?:<\?xml(?:[^?>]*encoding\s*=\s*["']utf-8["'])?[^?>]*\?>)?\s*<posts\s*>""", re.IGNORECASE
 )
+_UTF16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 _OTHER_ENCODING = re.compile(rb"""<\?xml[^?>]*encoding\s*=\s*["'](?!utf-8["'])""", re.IGNORECASE)
 _POSTS = re.compile(r"[-._ ]posts\Z", re.IGNORECASE)
 _ROW = re.compile(rb"\n[ \t\r]{0,16}<row\s")
@@ -260,12 +250,12 @@ def _reason_to_drop(row: dict[str, str]) -> str | None:
 class _Parser:
     """Expat with handlers that collect the attributes of rows, and refuse entities and other documents."""
 
-    def __init__(self, part: Part, encoding: str | None = None) -> None:
+    def __init__(self, part: Part) -> None:
         self.part = part
         self.rows: list[dict[str, str]] = []
         self.fed = 0
         self._depth = 0
-        self._expat = expat.ParserCreate(encoding)
+        self._expat = expat.ParserCreate()
         self._expat.specified_attributes = True  # without defaults of a DTD
         self._expat.StartElementHandler = self._start
         self._expat.EndElementHandler = self._end
@@ -286,13 +276,6 @@ class _Parser:
         if self.fed - self._expat.CurrentByteIndex > LONGEST_ROW:
             raise self._error(f"an element of more than {LONGEST_ROW:,} bytes")
         return self.rows
-
-    def decoded(self, decoder: codecs.IncrementalDecoder, raw: bytes, final: bool) -> bytes:
-        """Return a chunk of a file in UTF-16 in UTF-8, with halves of surrogate pairs as they are."""
-        try:
-            return decoder.decode(raw, final).encode("utf-8", "surrogatepass")
-        except UnicodeDecodeError as error:
-            raise self._error(f"not UTF-16 ({error.reason})") from error
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._depth += 1
@@ -322,24 +305,20 @@ def _rows(part: Part, dropped: Counter[str]) -> Iterator[dict[str, str]]:
     with part.path.open("rb") as file:
         whole = file.seek(0, 2)
         file.seek(0)
+        parser = _Parser(part)
         head = file.read(2**12)
-        decoder = utf16_decoder(head)
-        parser = _Parser(part, None if decoder is None else "utf-8")
-        characters = CharacterFilter(utf8=decoder is not None or not _OTHER_ENCODING.search(head))
-
-        def parsed(raw: bytes, final: bool = False) -> list[dict[str, str]]:
-            if decoder is not None:
-                raw = parser.decoded(decoder, raw, final)
-            return parser.feed(characters.feed(raw, final), final)
-
+        if head.startswith(_UTF16):
+            raise InputError(f"{part.source}: the file is in UTF-16; convert it to UTF-8")
+        characters = CharacterFilter(utf8=not _OTHER_ENCODING.search(head))
         file.seek(part.first)
         if part.first:
             yield from parser.feed(b"<posts>")
         offset = part.first
         while offset < part.last and (chunk := file.read(min(CHUNK, part.last - offset))):
             offset += len(chunk)
-            yield from parsed(chunk)
-    yield from parsed(b"" if part.last >= whole else b"</posts>", final=True)
+            yield from parser.feed(characters.feed(chunk))
+    end = b"" if part.last >= whole else b"</posts>"
+    yield from parser.feed(characters.feed(end, final=True), final=True)
     if characters.elements:
         dropped["rows_with_forbidden_characters"] += characters.elements
 

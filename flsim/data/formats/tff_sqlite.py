@@ -1,8 +1,7 @@
 """Reader of ``stackoverflow.sqlite`` as TensorFlow Federated hosts it, with a tf.Example for each sentence.
 
-The tables are ``examples(split_name, client_id, serialized_example_proto)`` and ``client_metadata(client_id,
-split_name, num_examples)``. Tokens are split at white space and otherwise unchanged. A client in several splits is an
-author in each split.
+The table is ``examples(split_name, client_id, serialized_example_proto)``. Tokens are split at white space and
+otherwise unchanged. A client in several splits is an author in each split.
 """
 
 import os
@@ -79,14 +78,10 @@ MAGIC = b"SQLite format 3\0"
 SMALLEST_ROW = 8  # bytes of a page
 
 
-TABLES = {
-    "examples": ("split_name", "client_id", "serialized_example_proto"),
-    "client_metadata": ("client_id", "split_name", "num_examples"),
-}
+COLUMNS = ("split_name", "client_id", "serialized_example_proto")  # of the table `examples`
 SPLITS = {b"train": "train", b"heldout": "heldout", b"test": "test"}
 DAMAGES = {"records_not_tf_example", "records_without_tokens", "records_not_utf8"}
 TOO_LONG = 0  # replaces a record that is too long
-FEW = 10**6  # largest number of rows that can be counted quickly
 
 _ROWS = f"""
 SELECT rowid, split_name, client_id,
@@ -127,16 +122,14 @@ def tables(connection: sqlite3.Connection) -> set[str]:
     return {name.decode("utf-8", "replace") for (name,) in rows}
 
 
-def _require_tables(connection: sqlite3.Connection, source: Path) -> None:
-    """Raise InputError with the name of the first missing table or column."""
-    present = tables(connection)
-    for table, columns in TABLES.items():
-        if table not in present:
-            raise InputError(f"{source}: no table {table!r}; its tables: {', '.join(sorted(present)) or 'none'}")
-        names = [name.decode() for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
-        for column in columns:
-            if column not in names:
-                raise InputError(f"{source}: table {table!r} has no column {column!r}; its columns: {', '.join(names)}")
+def _require_columns(connection: sqlite3.Connection, source: Path) -> None:
+    """Raise InputError if the table of examples is missing, or with the name of its first missing column."""
+    if "examples" not in (present := tables(connection)):
+        raise InputError(f"{source}: no table 'examples'; its tables: {', '.join(sorted(present)) or 'none'}")
+    names = [name.decode() for (name,) in connection.execute("SELECT name FROM pragma_table_info('examples')")]
+    for column in COLUMNS:
+        if column not in names:
+            raise InputError(f"{source}: table 'examples' has no column {column!r}; its columns: {', '.join(names)}")
 
 
 def _span(connection: sqlite3.Connection) -> tuple[int, int] | None:
@@ -149,7 +142,7 @@ def _span(connection: sqlite3.Connection) -> tuple[int, int] | None:
 def tff_sqlite_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     """Return the parts of a file: ranges of rowids of equal length, with gaps, because finding gaps needs a scan."""
     with database(data, source) as connection:
-        _require_tables(connection, source)
+        _require_columns(connection, source)
         bounds = _span(connection)
     if bounds is None:
         return []
@@ -237,24 +230,4 @@ def _sentence(proto: Any, user: str | None) -> str:
     return " ".join(words)
 
 
-def check_tff_sqlite(data: Path, source: Path) -> list[str]:
-    """Return a warning if the number of examples differs from that in `client_metadata`.
-
-    Examples are counted only in a small table; for larger tables, rowids bound the number.
-    """
-    with database(data, source) as connection:
-        _require_tables(connection, source)
-        ((stated,),) = connection.execute("SELECT total(num_examples) FROM client_metadata")
-        bounds = _span(connection)
-        present = 0 if bounds is None else bounds[1] - bounds[0] + 1
-        if stated < present <= FEW:  # there can be gaps
-            ((present,),) = connection.execute("SELECT count(*) FROM examples")
-    if stated > present or (stated < present <= FEW):
-        return [
-            f"{source}: client_metadata counts {stated:,.0f} examples, but there are {present:,}; check that the "
-            "file is complete"
-        ]
-    return []
-
-
-TFF_SQLITE = Format("tff-sqlite", tff_sqlite_parts, read_tff_sqlite, check_tff_sqlite)
+TFF_SQLITE = Format("tff-sqlite", tff_sqlite_parts, read_tff_sqlite)

@@ -1,6 +1,6 @@
 """Import of dumps as a corpus of balanced users: in parallel, in bounded memory, and resumable after a kill.
 
-1. Compressed files and pipes become files. Their parts are read independently, and sentences are written to disk by
+1. Compressed files are decompressed. Their parts are read independently, and sentences are written to disk by
    author.
 2. For each range of authors, authors with few words are dropped, and the others are cut into balanced users. Sentences
    are cut at `record_words` words, and the words of train users are counted. Test and held-out authors are also stored

@@ -182,9 +182,6 @@ class Pieces:
             work: function of a result that returns its number of these units.
             sizes: the relative size of each task; by default, all are equal.
             reporting: whether the tasks report their progress themselves; otherwise completed tasks are counted.
-
-        Returns:
-            The results of all tasks, in order.
         """
         results = {name: self._result(name) for name in tasks if (self.folder / f"{name}.json").exists()}
         missing = [name for name in tasks if name not in results]

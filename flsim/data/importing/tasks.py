@@ -52,10 +52,9 @@ def detect(_report: Report, data: Path, source: Path) -> str:
 
 def parts_of(
     _report: Report, format: Format, data: Path, source: Path, columns: tuple[str, str], reading: Reading
-) -> tuple[list[Part], list[str]]:
-    """Return the parts of a file, and warnings about the complete file."""
-    parts = [replace(part, reading=reading) for part in format.parts(data, source, columns)]
-    return parts, format.check(data, source)
+) -> list[Part]:
+    """Return the parts of a file."""
+    return [replace(part, reading=reading) for part in format.parts(data, source, columns)]
 
 
 def read_part(
@@ -237,13 +236,6 @@ class SuppliedVocabulary:
         return {"name": self.path.name, "sha256": self.sha256}
 
 
-def _without_folders(warning: str, sources: list[Source]) -> str:
-    """Return a warning without the folders of files, which are private and not a property of the corpus."""
-    for source in sources:
-        warning = warning.replace(str(source.path), source.path.name)
-    return warning
-
-
 def _silence(format: Format) -> float | None:
     return SILENCE if format.fragile else None
 
@@ -322,7 +314,7 @@ class Steps:
                     "vocabulary_from": supplied and supplied.parameter,
                     **(self.cutting.described if self.cutting else {}),
                 },
-                warnings=[_without_folders(warning, sources) for warning in warnings],
+                warnings=warnings,
             )
         return made
 
@@ -390,7 +382,7 @@ class Steps:
         self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
     ) -> tuple[list[Path], list[str]]:
         """Read all parts, and return the files of sentences in order, and warnings."""
-        described: dict[int, tuple[list[Part], list[str]]] = {}
+        described: dict[int, list[Part]] = {}
         whole = self.cutting is not None, self.prompt_column
         reading = Reading(self.hparams.ascii, self.delimiter, *whole)
         self.pool.run(
@@ -407,7 +399,7 @@ class Steps:
         )
         tasks = {}
         for index, (source, source_format) in enumerate(zip(sources, formats, strict=True)):
-            parts = described[index][0]
+            parts = described[index]
             for number, part in enumerate(parts):
                 name = f"part-{index}-{number}"
                 label = f"{source.path}: part {number + 1} of {len(parts)}"
@@ -423,10 +415,9 @@ class Steps:
         results = self.pieces.run(
             self.pool, "reading", tasks, "sentences", lambda result: result["read"].get("records", 0)
         )
-        warnings = [warning for index in sorted(described) for warning in described[index][1]]
         files = []
         absent = set(self.hparams.drop_authors).difference(*(result["dropped_authors"] for result in results))
-        warnings += [f"--drop-authors: no post of {name!r}" for name in sorted(absent)]
+        warnings = [f"--drop-authors: no post of {name!r}" for name in sorted(absent)]
         for name, result in zip(tasks, results, strict=True):
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])

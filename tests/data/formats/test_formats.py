@@ -35,7 +35,6 @@ ROOT = Path(__file__).parents[3]
         ("a", b"PAR1...", "parquet"),
         ("a.json", b" \n<posts>", "stackexchange"),
         ("a.xml", b'\xef\xbb\xbf{"user": 1}', "jsonl"),
-        ("a", "\ufeff<posts>".encode("utf-16-le"), "stackexchange"),
         ("a.txt", b" aer banknote", "text"),
         ("a.txt", b'{"user": 1}', "jsonl"),
         ("a.csv", b"user,text\n", "csv"),

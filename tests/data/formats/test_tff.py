@@ -55,7 +55,7 @@ def wire(features: Iterable[tuple[bytes, bytes | int]]) -> bytes:
 
 
 def database(path: Path, rows: Iterable[tuple[object, object, object]]) -> Path:
-    """Rows of examples, in a database without any client_metadata to check them by."""
+    """Rows of examples, in a database without any other rows."""
     write_tff_sqlite(path, [])
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
@@ -145,7 +145,6 @@ def test_other_splits_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("DROP TABLE client_metadata", "no table 'client_metadata'; its tables: examples"),
         ("ALTER TABLE examples RENAME TO sentences", "no table 'examples'; its tables: client_metadata, sentences"),
         ("ALTER TABLE examples RENAME COLUMN split_name TO split", "table 'examples' has no column 'split_name'; its"),
     ],
@@ -189,51 +188,12 @@ def test_changes_that_are_not_in_the_file_yet(tmp_path: Path) -> None:
             read(path, TFF_SQLITE)
 
 
-def test_metadata_is_compared_with_examples(tmp_path: Path) -> None:
-    path = tmp_path / "so.sqlite"
-    write_tff_sqlite(path, [("train", "a", "b"), ("test", "a", "b")])
-    check = FORMATS[TFF_SQLITE].check
-    assert check(path, path) == []
-    execute(path, "UPDATE examples SET rowid = 100 WHERE rowid = 2")
-    assert check(path, path) == []
-    for statement, said, there in (
-        ("UPDATE client_metadata SET num_examples = 2 WHERE split_name = 'train'", 3, 2),
-        ("UPDATE client_metadata SET num_examples = 1000000000", "2,000,000,000", 100),
-        ("DELETE FROM client_metadata", 0, 2),
-    ):
-        execute(path, statement)
-        assert check(path, path) == [
-            f"{path}: client_metadata counts {said} examples, but there are {there}; check that the file is complete"
-        ]
-
-
 def test_a_record_of_50_megabytes_is_not_read(tmp_path: Path) -> None:
     small = database(tmp_path / "small.sqlite", [("train", "a", tf_example("a"))])
     path = database(tmp_path / "so.sqlite", [("train", "a", tf_example("a")), ("train", "a", b"x" * 50_000_000)])
     assert read(path, TFF_SQLITE) == ([Post("a", ["a"], "train")], {"records_too_long": 1})
     # Read, the record would add 48,828. A peak is sampled, and misses parts of a short process on a busy machine.
     assert peak_of_reading(path, "tff-sqlite") < peak_of_reading(small, "tff-sqlite") + 40_000
-
-
-def test_the_schema_is_the_published_one(tmp_path: Path) -> None:
-    """The columns of tff's sql_client_data, and the indexes that fedjax's sqlite_federated_data says the file has."""
-    path = tmp_path / "so.sqlite"
-    write_tff_sqlite(path, [("train", "00000010", "a"), ("heldout", "00000010", "b"), ("train", "00000010", "c")])
-    with closing(sqlite3.connect(path)) as connection:
-        found = {name: " ".join(sql.split()) for name, sql in connection.execute("SELECT name, sql FROM sqlite_master")}
-        counts = connection.execute("SELECT * FROM client_metadata ORDER BY split_name").fetchall()
-        (proto,) = connection.execute("SELECT serialized_example_proto FROM examples").fetchone()
-    assert found == {
-        "examples": "CREATE TABLE examples (split_name TEXT NOT NULL, client_id TEXT NOT NULL, "
-        "serialized_example_proto BLOB NOT NULL)",
-        "client_metadata": "CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL, "
-        "num_examples INTEGER NOT NULL)",
-        "idx_examples_client_id": "CREATE INDEX idx_examples_client_id ON examples (client_id)",
-        "idx_examples_client_id_split": "CREATE INDEX idx_examples_client_id_split ON examples (split_name, client_id)",
-        "idx_metadata_client_id": "CREATE INDEX idx_metadata_client_id ON client_metadata (client_id)",
-    }
-    assert counts == [("00000010", "heldout", 1), ("00000010", "train", 2)]
-    assert sorted(Example.FromString(proto).features.feature) == sorted(name.decode() for name in GOLDEN)
 
 
 TFF_HDF5 = "tff-hdf5"
@@ -246,19 +206,6 @@ def changed(path: Path, tokens: Any, **options: Any) -> Path:
         del file["examples/b/tokens"]
         file["examples/b"].create_dataset("tokens", data=tokens, **options)
     return path
-
-
-def test_the_schema_of_hdf5_is_the_published_one(tmp_path: Path) -> None:
-    for fixed in (False, True):
-        path = tmp_path / f"{fixed}.h5"
-        write_tff_hdf5(path, [("train", "00000010", "a"), ("train", "00000010", "b c")], fixed)
-        with h5py.File(path) as file:
-            client = file["examples/00000010"]
-            assert list(client) == ["creation_date", "score", "tags", "title", "tokens", "type"]
-            assert {dataset.shape for dataset in client.values()} == {(2,)}
-            assert client["score"].dtype == np.int64
-            assert client["tokens"][:].tolist() == [b"a", b"b c"]
-            assert (client["tokens"].dtype.kind == "S") == fixed
 
 
 @pytest.mark.parametrize(
