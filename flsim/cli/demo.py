@@ -27,11 +27,6 @@ CORPUS = SyntheticHParams()
 def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
     """Build the corpus, train IID and non-IID, and print the table and the comparison.
 
-    Args:
-        out: new folder: corpus/, iid/, non-iid/, table.md, table.csv, memorization.png.
-        seed: seed of the corpus, the canaries and the training.
-        overrides: replaced settings of experiments/demo.toml, each as ``section.key=value``.
-
     Raises:
         InputError: `out` exists, or an override is wrong.
     """

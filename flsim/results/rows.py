@@ -81,12 +81,6 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 def write_rows(run_folder: Path, round: int, rows: Sequence[Row], own: Iterable[Quantity] = ()) -> None:
     """Store the measurements of one round in ``rows/round-000010.parquet``, replacing earlier rows of this round.
 
-    Args:
-        run_folder: the run's folder.
-        round: number of completed rounds of the evaluated model.
-        rows: all measurements of the round, in any order.
-        own: descriptions of the quantities of custom measures.
-
     Raises:
         ValueError: there are no rows, rows belong to another round or to several runs, or a key occurs twice.
         Diverged: a canary's value is not finite. (A finite model can have infinite perplexity.)

@@ -343,12 +343,7 @@ def _epsilon(value: float) -> str:
 
 
 def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[list[Column], str]:
-    """Return columns and legend with the length of training of each row; no column if all are equal.
-
-    Args:
-        table: a table with the columns round and epochs.
-        is_unfinished: whether to show equal rounds.
-    """
+    """Return columns and legend with the length of training of each row; no column if all are equal."""
     trained = table[table["round"].notna() | table["epochs"].notna()]
     # Rows over seeds without a common round still have a number of epochs.
     differ = trained["round"].nunique(dropna=False) > 1 or (len(trained) and trained["round"].isna().all())

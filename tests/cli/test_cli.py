@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from textwrap import indent
 
 import pandas as pd
 import pytest
@@ -265,21 +264,3 @@ def test_a_model_with_nan_is_refused_not_ranked(experiment: Experiment, trained:
 )
 def test_wrong_usage_is_one_line(refuse: Refuse, arguments: list[str], message: str) -> None:
     assert message in refuse(*arguments)
-
-
-ENDED = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nfor _ in range(10**9):\n    pass\n"
-
-
-def test_a_model_of_ones_own_is_not_blamed_for_it(experiment: Experiment) -> None:
-    (experiment.folder / "mine.py").write_text("def make():\n" + indent(ENDED, "    "))
-    (experiment.folder / "c.json").write_text(json.dumps([{"id": "x", "tokens": [1, 36, 2]}]))
-    options = ("--canaries", "c.json", "--vocabulary", "40")
-    done = experiment.flsim("evaluate", "--model", "mine.py:make", *options, check=False)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (143, "flsim: terminated")
-
-
-def test_a_file_that_a_configuration_names_is_not_blamed_for_it(experiment: Experiment) -> None:
-    (experiment.folder / "mine.py").write_text(ENDED)
-    options = ("--out", "run", "--set", "training.algorithm=mine.py:Mine")
-    done = experiment.flsim("run", experiment.config, *options, check=False)
-    assert (done.returncode, done.stderr) == (143, "flsim: terminated\n")

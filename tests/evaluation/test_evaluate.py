@@ -147,10 +147,6 @@ def test_a_model_that_overflows_is_refused(model: CIFGLanguageModel, population:
         measure(model, population)
 
 
-def test_the_papers_settings_are_the_defaults() -> None:
-    assert EvaluationHParams() == EvaluationHParams(references=2_000_000, beam_width=5, prefix=1, test_users=None)
-
-
 def test_input_that_does_not_fit_is_refused(
     model: CIFGLanguageModel, population: Split, make_corpus: MakeCorpus
 ) -> None:

@@ -4,23 +4,12 @@ import re
 
 import numpy as np
 from helpers import TESTED, Trained
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flsim.attacks.audit.audit import audit_subject
-from flsim.attacks.audit.ranks import curve
 from flsim.attacks.audit.subject import subject_of
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.show.figure import HEIGHT, WIDTH
-
-
-@given(st.lists(st.integers(1, 21), min_size=1, max_size=30))
-def test_a_curve_of_ranks_counts_those_up_to_each_rank(observed: list[int]) -> None:
-    ranks = np.array(observed, float)
-    fpr, tpr = curve(ranks, 20)
-    assert np.round(fpr * 21).astype(int).tolist() == sorted(set(observed))
-    assert tpr.tolist() == [np.mean(ranks <= rank) for rank in sorted(set(observed))]
 
 
 def points(svg: str) -> list[tuple[float, float]]:

@@ -11,11 +11,10 @@ from results.levels import beside_of, measured
 from scipy import stats
 from shown import read_typed
 
-from flsim.base.statistics import holm, mcnemar_p, sign_flip_p
+from flsim.base.statistics import holm, sign_flip_p
 from flsim.results.differences import COLUMNS, differences, same_names, twins
 from flsim.results.sweeps import read_sweep
 
-MakeRun = Callable[..., Path]
 MakeSweep = Callable[..., Path]
 Levels = Mapping[tuple[str, str], Sequence[float | None]]
 PUBLISHED = {
@@ -77,15 +76,6 @@ def test_twins_over_seeds(make_sweep: MakeSweep) -> None:
     assert (first["perplexity_value_a"], first["perplexity_value_b"]) == pytest.approx((56, 57))
     assert (first["published_rs_value_a"], first["published_bs_value_b"]) == (65, 2)
     assert pd.isna(second["published_rs_value_a"])
-
-
-def test_twins_of_one_seed_are_compared_over_canaries(make_sweep: MakeSweep) -> None:
-    row = beside_of(twins(read_sweep(make_sweep({key: levels[:1] for key, levels in TWO.items()})))).iloc[0]
-    a, b = count(3.0, 4), count(2.0, 4)
-    assert (row["over"], row["rs_value_a"], row["rs_value_b"]) == ("canaries", a, b)
-    assert row["rs_p"] == mcnemar_p(a - b, 0)  # all canaries of b are a's as well
-    assert row["exposure_p"] == 0  # all canaries differ by one bit
-    assert "rs_low" not in row
 
 
 def test_what_is_not_there_is_left_out_and_said(make_sweep: MakeSweep, flsim: Flsim) -> None:

@@ -16,12 +16,10 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import flsim
-from flsim.algorithms.fedavg import init
 from flsim.base.rng import shared_generators
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
 from flsim.data.records import batch
-from flsim.models.hparams import ModelHParams
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
@@ -104,22 +102,6 @@ def test_an_exported_model_has_the_logits_and_perplexity_of_the_run(lora: Experi
     rows = rows_of(run)
     stored = rows[(rows["round"] == 4) & (rows["metric"] == "perplexity")]["value"].item()
     assert torch.tensor(total / tokens).exp().item() == pytest.approx(stored, rel=1e-6)
-
-
-def test_measuring_an_exported_model_again_gives_the_rows_of_the_run(lora: Experiment) -> None:
-    run = trained(lora)
-    lora.call("export", "run", "--merge", "--out", "exported")
-    opened = Run.open(run)
-    model = ModelHParams(architecture="hf", path=str(lora.folder / "exported"))
-    planted = flsim.plant(lora.folder / "corpus", opened.config.canaries, seed=opened.config.seed)
-    state = flsim.State(4, init(40, model, 0).params)
-    rows = flsim.evaluate(state, planted, model, references=200).set_index(["metric", "canary"])["value"]
-    of_run = rows_of(run)
-    stored = of_run[of_run["round"] == 4].set_index(["metric", "canary"])["value"]
-    shared = rows.index.intersection(stored.index)
-    assert len(shared) > 10
-    for key in shared:
-        assert rows[key] == pytest.approx(stored[key], rel=1e-6, abs=1e-6), key
 
 
 def test_a_base_that_changed_is_refused_on_resume(experiment: Experiment) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.runs.sweeps.search import Group, GroupOutcome, Point, Range, Rule, Trial, better_half, open_sides, search
+from flsim.runs.sweeps.search import Group, GroupOutcome, Point, Range, Rule, open_sides, search
 
 RATE, MOMENTUM = "local.learning_rate", "local.momentum"
 EIGHT = {RATE: Range(0.1, 12.8)}  # 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8
@@ -56,19 +56,6 @@ def test_a_neighbour_that_diverged_is_reported_as_the_limit_of_stability(above: 
     perplexities = {0.8: 25.0, 1.6: 20.0, 3.2: above}
     found, _ = outcome(Rule(), EIGHT, lambda point, _: perplexities.get(point[RATE], 40.0))
     assert (found.values, found.is_limited_by_stability) == ({RATE: 1.6}, is_limited)
-
-
-@pytest.mark.parametrize(
-    ("losses", "expected"),
-    [
-        ([3.0, 1.0, 2.0], [1, 2]),  # of an odd number the larger half
-        ([1.0, 1.0, 1.0, 1.0], [0, 1]),  # of equals the earlier ones
-        ([INF, 5.0, INF, INF], [1]),  # none that diverged, even in the better half
-        ([INF, INF], []),
-    ],
-)
-def test_the_better_half_goes_on(losses: list[float], expected: list[int]) -> None:
-    assert [*better_half({number: Trial({RATE: 1.0}, [loss]) for number, loss in enumerate(losses)})] == expected
 
 
 def test_a_best_value_at_the_edge_widens_the_range_by_the_grids_own_steps() -> None:
@@ -145,11 +132,3 @@ def test_a_trial_that_diverges_at_the_end_is_worse_than_any_other() -> None:
 def test_a_rule_that_cannot_be_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Rule(**change)  # type: ignore[arg-type]
-
-
-def test_ranges_that_cannot_be_are_refused() -> None:
-    for low, high, scale in ((1.0, 1.0, "log"), (0.0, 1.0, "log"), (2.0, 1.0, "linear"), (0.0, INF, "linear")):
-        with pytest.raises(InputError, match=r"low < high|high must be a finite number"):
-            Range(low, high, scale)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"must multiply to trials \(8\); set points"):
-        Rule().first_points({RATE: Range(0.1, 1.0, points=3)}, np.random.Generator(np.random.PCG64(0)))

@@ -26,11 +26,6 @@ def unchanged(_key: str, value: Any) -> Any:
 def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any], Any] = unchanged) -> dict[str, Any]:
     """Return the values of a TOML file, with overrides.
 
-    Args:
-        path: the file.
-        overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string).
-        change: a function (key, value) -> value to set, for each override.
-
     Raises:
         InputError: the file is missing or not TOML, an override has another form, an integer has more than 64 bits, or
             values are nested more than `DEEPEST` levels deep.

@@ -67,14 +67,7 @@ def state_of(run: Path, began: float, is_finished: bool = False) -> State:
 
 
 class Screen:
-    """A display of runs during training.
-
-    Args:
-        folder: the folder of the runs.
-        names: their names.
-        began: time at which they were last continued, in seconds since 1970.
-        finished: names of the runs that were complete at that time.
-    """
+    """A display of runs during training."""
 
     def __init__(self, folder: SweepFolder, names: Sequence[str], began: float, finished: Collection[str] = ()) -> None:
         self._folder, self._names, self._began, self._finished = folder, names, began, frozenset(finished)
