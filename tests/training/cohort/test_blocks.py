@@ -71,8 +71,32 @@ def test_blocks_of_llama_and_of_ffa_lora_equal_one_user_after_another(clip: floa
     compared(ModelHParams(architecture="hf", config=GPT2, lora=LORA), local, clip, torch.float32, 2e-6)
 
 
-def compared(hparams: ModelHParams, local: LocalHParams, clip: float | None, dtype: torch.dtype, exact: float) -> None:
-    start, users = start_of(hparams, dtype), Drawn()
+class WithoutAnswers(Drawn):
+    """Users whose first half of the records consists of prompts only, as long as the longest record."""
+
+    layout = replace(LAYOUT, prompts=True)
+
+    def __getitem__(self, user: int) -> Records:
+        records = super().__getitem__(user)
+        prompts, unanswered = np.diff(records.offsets) // 2, len(records) // 2
+        full = Records.from_lists([[1 + user] * LAYOUT.record_words for _ in range(unanswered)])
+        rest = Records.from_lists([record.tolist() for record in records])
+        joined = Records.joined([full, rest])
+        return replace(joined, prompts=np.concatenate([np.full(unanswered, LAYOUT.record_words), prompts]))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_steps_over_prompts_without_answers_have_no_gradient(optimizer: str) -> None:
+    hparams = ModelHParams(architecture="hf", config=GPT2, lora=LORA)
+    local = LocalHParams(batch_size=1, learning_rate=0.1, optimizer=optimizer, gradient_clip=1.0)
+    compared(hparams, local, None, torch.float64, 1e-10, WithoutAnswers())
+
+
+def compared(
+    hparams: ModelHParams, local: LocalHParams, clip: float | None, dtype: torch.dtype, exact: float,
+    users: Drawn = Drawn(),  # noqa: B008 (it has no state)
+) -> None:  # fmt: skip
+    start = start_of(hparams, dtype)
     size, cohort = LAYOUT.vocabulary_size, range(len(users))
     oracle = LocalEngine(restore(start, hparams, size), local).train(start, users, cohort, 1, 2, clip)
     for at_once in (3, 7):
