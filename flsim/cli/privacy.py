@@ -76,11 +76,10 @@ def privacy(
     ] = None,
     records_per_user: Annotated[
         int | None,
-        typer.Option(
+        of_plan(
             min=1,
             help="Also plan DP-SGD over records with the same sampling probability, for users of at most this many "
             "records, e.g. 8.",
-            rich_help_panel=PLAN,
         ),
     ] = None,
     delta: Annotated[
