@@ -152,7 +152,7 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
 
 
 def _draw_canary(axes: Axes, place: int, measured: pd.DataFrame, quantity: Quantity) -> None:
-    """Draw a number of a canary with hollow markers, and filled markers over them where it is memorized."""
+    """Draw a number of a canary with hollow markers, and filled markers for evaluations in which it is memorized."""
     look = _style(place) | {"clip_on": False, "markersize": 5}
     for line, fill, dashes in (
         (measured, "white", look["linestyle"]),
