@@ -46,6 +46,7 @@ PATTERNS = {
     CARD: re.compile(r"(?<!\d)\d(?:[ -]?\d){12,18}(?!\d)"),
     TELEPHONE: re.compile(r"(?<![\w.])(?<!\d[ ./()-])(?:\+ ?)?\(?\d(?:[ ./()-]{0,3}\d){6,14}(?![ ./()-]{0,3}\d)(?!\w)"),
 }
+IGNORED = {MAIL: r"\s", CARD: r"\D", TELEPHONE: r"\D"}  # in comparisons
 READ = (
     "Within: data of users that prompts of the same user elicit; % of the data of prompted users. Across: data that "
     "prompts of other users elicit; % of all data. Control: the same for data of held-out users, within by their "
@@ -98,8 +99,7 @@ class Finder:
         taken = np.zeros(len(text), bool)
         for kind, pattern in (PATTERNS | ({NAME: self.names} if self.names else {})).items():
             for match in pattern.finditer(text):
-                is_number = kind in (CARD, TELEPHONE)
-                value = re.sub(r"\D" if is_number else r"\s" if kind == MAIL else r"$^", "", match[0].lower())
+                value = re.sub(IGNORED[kind], "", match[0].lower()) if kind in IGNORED else match[0].lower()
                 start, end = match.span()
                 if taken[start:end].any() or (kind == CARD and not passes_luhn(value)):
                     continue

@@ -159,8 +159,8 @@ def conditional(candidates: Candidates) -> Floats:
     """
     layout, context = candidates.layout, candidates.context or Records.from_lists([])
     room = getattr(getattr(candidates.model, "config", None), "max_position_embeddings", None) or np.inf
-    fits = context.offsets + candidates.lengths.max() <= room
-    prefix = context.tokens[: context.offsets[fits].max(initial=0)].tolist()
+    longest = max(layout.record_words, int(candidates.lengths.max(initial=0)))
+    prefix = context.tokens[: context.offsets[context.offsets + longest <= room].max(initial=0)].tolist()
     if not prefix:
         raise InputError(
             "attack recall: found no held-out record that is not attacked and fits into the model before other "
