@@ -80,6 +80,29 @@ def test_canaries_by_the_tokenizer_of_a_model(base: Path, tmp_path: Path, flsim:
         assert row["completion"].startswith(" ")
 
 
+def test_attacks_load_an_adapter_again(base: Path, tmp_path: Path, flsim: Flsim) -> None:
+    """From its folder, without code: log p of all words after the first is the measured one; changes are refused."""
+    planted, out, adapter = tmp_path / "planted", tmp_path / "theirs", with_adapter(base, tmp_path / "adapter", 1)
+    assert flsim("data", "canaries", "--tokenizer", base, *DRAW, "--out", planted)[0] == 0
+    how = ("--canaries", planted, "--out", out, "--references", "50")
+    assert flsim("evaluate", "--model", adapter, *how)[0] == 0
+    nats = rows(out).query("metric == 'log_perplexity'").set_index("canary")["value"]
+    code, text, err = flsim("extract", out, "--prefix", "1", "--top-k", "0", "--json")
+    assert code == 0, err
+    strings = pd.DataFrame(json.loads(text)["strings"]).set_index("name")
+    assert (-strings["log_probability"]).to_dict() == pytest.approx(nats.to_dict(), rel=1e-5)
+    code, text, err = flsim("membership", out, "--attack", "reference", "--reference", base, "--json")
+    assert code == 0, err
+    (row,) = json.loads(text)["runs"][0]["rows"]
+    assert (row["n_in"], row["untrained_auroc"]) == (2, 0.5)  # the base minus itself is 0 for all
+    with_adapter(base, adapter, 2)
+    code, _, err = flsim("extract", out)
+    assert (code, "not the parameters that" in err) == (2, True)
+    shutil.rmtree(adapter)
+    code, _, err = flsim("extract", out)
+    assert (code, "has no model of transformers or peft; name the folder of a model" in err) == (2, True)
+
+
 @pytest.mark.parametrize("merge", [False, True])
 def test_rows_of_an_exported_run_are_those_of_the_run(
     trained_here: Trained, tmp_path: Path, flsim: Flsim, merge: bool
