@@ -24,7 +24,7 @@ class RoundRequest:
     """A request to a shard, for one round.
 
     Attributes:
-        round: the round, from 0.
+        round: the round, from 0, in which the users began; in asynchronous training, it can be an earlier round.
         shard: index of the shard that the users belong to.
         users: int64 [n], this round's cohort within the shard.
         params: the global model's parameters.

@@ -104,7 +104,7 @@ class Buffer:
     pending: tuple[int, ...]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)  # canary users have separate draws
 def buffers(seed: int, population: int, size: int, concurrency: int, durations: Durations) -> Prefix[Buffer]:
     """Return the buffers of all rounds of FedBuff; the arguments are those of `simulated_buffers`."""
     return Prefix(simulated_buffers(seed, population, size, concurrency, durations))
@@ -237,7 +237,7 @@ def _rows_of(trace: Trace) -> tuple[Ints, Floats, Floats]:
     return users, begin, end
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)  # canary users have separate draws
 def cohorts_of_available(
     seed: int, population: int, size: int, separation: int, availability: Days | Trace
 ) -> Prefix[Ints]:

@@ -111,6 +111,18 @@ def test_groups_are_disjoint_hold_everybody_and_differ_by_one_user_at_most() -> 
     assert groups[1] != set(sampler.group(9, 1, 23).tolist())
 
 
+def test_balls_in_bins_throws_each_user_into_one_uniform_bin() -> None:
+    """23 users and cohorts of 5: 4 bins, which repeat; 3,000 seeds, chi-squared over users and bins (p > 1e-4)."""
+    counts = np.zeros((23, 4))
+    for seed in range(3_000):
+        bins = [draw_cohort(seed, round_, 23, 5, "balls-in-bins") for round_ in range(4)]
+        assert sorted(np.concatenate(bins).tolist()) == list(range(23))
+        for number, users in enumerate(bins):
+            counts[users, number] += 1
+    assert np.array_equal(draw_cohort(8, 1, 23, 5, "balls-in-bins"), draw_cohort(8, 9, 23, 5, "balls-in-bins"))
+    assert stats.chi2(23 * 3).sf(((counts - 750) ** 2 / 750).sum()) > 1e-4
+
+
 def test_cyclic_poisson_takes_every_user_of_a_group_as_often() -> None:
     """4,000 rounds, 5 of 20 users in 2 groups: each user in half of the rounds of its group (p > 1e-4 each)."""
     counts = np.zeros(20)
