@@ -246,6 +246,7 @@ class FederatedTraining(FederatedAveraging):
                 raise InputError(
                     'privacy.noise "skellam": canary users send real numbers; remove audit.update_canaries'
                 )
+            self._integers.check(self.privacy.noise_multiplier)
             like = build(self.users.layout.vocabulary_size, self.model).trainable
             largest_norm(self._integers.steps, sum(value.numel() for value in like.values()))
         is_checked = is_custom(sampler) or privacy.noise != "independent"

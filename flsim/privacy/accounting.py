@@ -61,6 +61,7 @@ Floats = NDArray[np.float64]
 ORDERS: Floats = np.unique([1.02, 1.05, *DEFAULT_RDP_ORDERS, *np.geomspace(64, 1024, 25).round()])
 SEPARATE = 0.05  # sigma below which the two normal distributions of a round overlap by less than e^-22
 DIFFERENCES = 0.5  # sigma from which the forward differences of [WBK] can give less than the moments
+# Low orders suffice to estimate large epsilons.
 ORDERS_OF_MIXTURE = (1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 TAIL = 12.0  # standard deviations beyond which the normal distribution has mass e^-72
 
@@ -125,7 +126,7 @@ class SkellamDpEvent(DpEvent):  # type: ignore[misc]
 
 
 def skellam(orders: Floats, sigma: float, steps: int) -> Floats:
-    """Return the RDP of Skellam noise at integer orders, and infinity at others ([AKL], Corollary 3.6).
+    """Return the RDP of Skellam noise at integer orders, and infinity at others (bound of [AKL], section 3).
 
     The bound is a D2^2 / (2 mu) + min(((2 a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu)) at order a, with the variance
     mu = (sigma D2)^2. Of integers, the L1 distance D1 is at most the square of the L2 distance D2.

@@ -327,7 +327,7 @@ class Skellam(Noise):
 
     Attributes:
         steps: the clip norm in integer units.
-        bits: number of bits of a value of the sum.
+        bits: number of bits of a value of the sum, at most 31, so that the noise can be drawn.
     """
 
     steps: int = 0
@@ -336,9 +336,17 @@ class Skellam(Noise):
     settings = ("steps", "bits")
 
     def __post_init__(self) -> None:
-        at_least_one(steps=self.steps)
-        if not 2 <= self.bits <= 48:  # sums are exact in float64
-            raise InputError(f"bits must be from 2 to 48, found {self.bits}")
+        at_least_one(steps=self.steps, bits=self.bits)
+        if self.bits > 31:
+            raise InputError(f"bits must be at most 31, found {self.bits}")
+
+    def check(self, noise_multiplier: float) -> None:
+        """Raise InputError if a value of the sum is too small for one standard deviation of its noise."""
+        if noise_multiplier * self.steps >= 2 ** (self.bits - 1):
+            raise InputError(
+                f"privacy.noise_options: the noise on a value has the standard deviation {noise_multiplier:g} x "
+                f"{self.steps:,}, which exceeds {self.bits} bits; raise bits or lower steps"
+            )
 
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
         """Raise NotImplementedError, because Skellam noise of one scale is no multiple of that of another scale."""

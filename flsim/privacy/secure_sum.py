@@ -26,7 +26,7 @@ from flsim.models.language_model import Params
 def largest_norm(steps: int, dimension: int) -> float:
     """Return the norm of scaled updates that random rounding keeps within `steps`, in integer units.
 
-    Rounding is repeated until the norm is at most `steps`. This is the bound of [KLS], Proposition 22, for beta =
+    Rounding is repeated until the norm is at most `steps`. This is the bound of [KLS] on rounding, for beta =
     e^(-1/2): the attempt succeeds with probability 1 - beta or more if c^2 + d / 4 + c + sqrt(d) / 2 <= steps^2. A norm
     of c + sqrt(d) is never exceeded.
 

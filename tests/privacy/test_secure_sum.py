@@ -14,6 +14,7 @@ import flsim as api
 from flsim.base.errors import InputError
 from flsim.privacy.accounting import ORDERS, SkellamDpEvent, gaussian, rdp_of, skellam
 from flsim.privacy.conventions import CONVENTIONS
+from flsim.privacy.noise import Skellam
 from flsim.privacy.secure_sum import largest_norm, released, rounded
 from flsim.privacy.secure_sum import skellam as noise_of
 
@@ -110,6 +111,14 @@ def test_values_beyond_the_range_wrap_and_are_counted() -> None:
     assert (decoded["a"].tolist(), decoded["b"].tolist(), wraps) == ([127.0, -126.0, -128.0], [127.0], 2)
 
 
+def test_steps_and_bits_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="bits must be at most 31, found 32"):
+        Skellam(0, {}, steps=10, bits=32)
+    with pytest.raises(InputError, match="standard deviation 2 x 64, which exceeds 8 bits"):
+        Skellam(0, {}, steps=64, bits=8).check(2.0)
+    Skellam(0, {}, steps=63, bits=8).check(2.0)
+
+
 def fedavg(sampler: str, shards: int = 1, **options: object) -> api.FedAvg:
     privacy = api.Privacy(
         "dp", clip=0.5, noise_multiplier=2.0, noise="skellam", noise_options={"steps": 10_000, "bits": 30}
@@ -146,7 +155,7 @@ def test_a_run_logs_the_wraps_of_its_rounds(experiment: Experiment, flsim: Flsim
         "privacy.clip=0.5",
         "privacy.noise_multiplier=2.0",
         "privacy.noise=skellam",
-        "privacy.noise_options={steps=1000, bits=8}",
+        "privacy.noise_options={steps=60, bits=8}",
     )
     options = [part for setting in settings for part in ("--set", setting)]
     code, _, err = flsim("run", experiment.config, "--out", experiment.folder / "run", "--in-process", *options)
