@@ -64,8 +64,6 @@ NO_ROWS = (
     "LoRA adapters on a frozen base. The test of records uses all weights that are trained."
 )
 NO_CANARIES = 'Canaries are tested only if their words are random (canaries.source = "words").'
-
-
 FEW = (
     "Users outside the cohort have few records: a test of records has only {:,} references, so no p-value is below "
     "1 / (references + 1)."
@@ -103,8 +101,8 @@ class Revealed(Result):
     Attributes:
         frame: a row for each size of a sum, view ("plain", "clipped", "noised") and subject: "words", "rare words" (of
             at most `RARE` training users), "record", "canary". Values are means over the sums of this size.
-        targets: a row for each tested record or canary and sum: kind, name, users, group (number of the sum), view,
-            noise_multiplier, is_inside, score, rank and p.
+        targets: a row for each tested record or canary and sum: subject, name, users, group (number of the sum), view,
+            noise_multiplier, is_inside, score, blind_score, rank, references and p.
     """
 
     targets: pd.DataFrame
