@@ -1,5 +1,6 @@
 """`flsim reveal`: the words and records that a round's updates reveal, by cohort size, clip and noise."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -249,12 +250,12 @@ class _Round:
         """Yield a sum plain, clipped, and with noise, as far as the run has a clip and noise."""
         rate = self.training.local.rate(self.state.round, self.training.length)
 
-        def view(name: str, multiplier: float | None, total: Params, steps: float) -> _View:
+        def view(name: str, multiplier: float, total: Params, steps: float) -> _View:
             guess = words.guess_of(self.model, total, rate * steps or 1.0, self._predicted)  # 0 steps: no record
             return _View(group, dict(zip(KEY, (group[0], name, multiplier), strict=True)), guess, flattened(total))
 
         for name, total in part.updates.items():
-            yield view(name, None, total, part.steps[name])
+            yield view(name, math.nan, total, part.steps[name])
         noises = self._noise_of(group) if self._multipliers else {}
         for multiplier in self._multipliers:
             deviation, total = multiplier * (self.state.clip or 0.0), part.updates[CLIPPED]
