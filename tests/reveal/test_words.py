@@ -133,9 +133,11 @@ def test_measures_are_their_definitions() -> None:
         assert found["recall"] == pytest.approx(
             len(guessed & present) / len(present) if present else math.nan, nan_ok=True
         )
-        ranks = [[sum(row < value) + sum(row == value) / 2 for value in row] for row in (scores[among], counts[among])]
+        ranks = [
+            [float(sum(row < value) + sum(row == value) / 2) for value in row] for row in (scores[among], counts[among])
+        ]
         spread = np.ptp(ranks[0]) * np.ptp(ranks[1])
-        expected = np.corrcoef(*ranks)[0, 1] if spread else math.nan
+        expected = np.corrcoef(np.array(ranks))[0, 1] if spread else math.nan
         assert found["spearman"] == pytest.approx(expected, nan_ok=True)
 
 

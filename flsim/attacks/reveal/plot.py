@@ -15,22 +15,11 @@ from flsim.attacks.reveal.tables import sum_name
 from flsim.show.figure import line_style, plain, write_figure
 
 LEVEL = 0.05
+DETECTED = (f"tpr_at_{LEVEL}", (f"tpr_low_at_{LEVEL}", f"tpr_high_at_{LEVEL}"), None, LEVEL)
 PANELS = {  # by subject: label of the y axis, column, its interval, column of the blind line, level of chance
     RARE_WORDS: ("AUROC of rare words", "auroc", ("auroc_low", "auroc_high"), "blind_auroc", 0.5),
-    RECORD: (
-        f"records, % with p <= {LEVEL:g}",
-        f"tpr_at_{LEVEL}",
-        (f"tpr_low_at_{LEVEL}", f"tpr_high_at_{LEVEL}"),
-        None,
-        LEVEL,
-    ),
-    CANARY: (
-        f"canaries, % with p <= {LEVEL:g}",
-        f"tpr_at_{LEVEL}",
-        (f"tpr_low_at_{LEVEL}", f"tpr_high_at_{LEVEL}"),
-        None,
-        LEVEL,
-    ),
+    RECORD: (f"records, % with p <= {LEVEL:g}", *DETECTED),
+    CANARY: (f"canaries, % with p <= {LEVEL:g}", *DETECTED),
 }
 
 
@@ -48,10 +37,10 @@ def draw(revealed: Revealed) -> Figure:
 
     A line is a view of the sums. The dotted line is chance; the dashed gray line is the blind guess.
     """
-    frame = revealed.frame
+    frame = revealed.frame.fillna({"noise_multiplier": 0.0})
     runs = list(dict.fromkeys(frame["run"]))
     shown = [subject for subject in PANELS if subject in set(frame["subject"])]
-    views = list(dict.fromkeys(zip(frame["view"], frame["noise_multiplier"].fillna(0.0), strict=True)))
+    views = list(dict.fromkeys(zip(frame["view"], frame["noise_multiplier"], strict=True)))
     figure = Figure(
         figsize=(max(5.0, 3.4 * len(runs)), 2.6 * len(shown) + 1.2),
         layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
@@ -62,9 +51,7 @@ def draw(revealed: Revealed) -> Figure:
         of_run = frame[frame["run"] == run]
         for row, subject in enumerate(shown):
             axes, (label, value, ends, blind, chance) = all_axes[row, column], PANELS[subject]
-            rows = of_run[of_run["subject"] == subject].assign(
-                noise_multiplier=lambda rows: rows["noise_multiplier"].fillna(0.0)
-            )
+            rows = of_run[of_run["subject"] == subject]
             scale = 1 if value == "auroc" else 100
             for (view, multiplier), of_view in rows.groupby(KEY[1:], sort=False):
                 name = plain(sum_name(str(view), float(multiplier)))

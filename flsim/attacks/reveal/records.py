@@ -5,11 +5,12 @@ distribution of a record that is not in the sum, and are independent of the sum.
 
     p = (1 + #{references that score at least as high}) / (K + 1)
 
-is at most alpha with probability at most alpha if the record is not in the sum, for any model and any sum.
+is at most alpha with probability at most alpha if the record is not in the sum.
 
-- Records: candidates and references are one random sample, without replacement, of the records of users outside the
-  cohort, except texts that also occur in the cohort.
-- Canaries of random words: references are other random words.
+- Records: one random sample, without replacement, has the references and the records that are not in the sum. They are
+  records of users outside the cohort, except texts that also occur in the cohort. So p is exact for any model and sum.
+- Canaries of random words: references are other random words. They have the distribution of a canary that no round has
+  used so far. The gradient of a canary that the model has already read can differ from theirs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ RECORD, CANARY = "record", "canary"
 
 
 @dataclass(frozen=True)
-class Candidates:
+class Texts:
     """Texts of one kind that are tested against sums.
 
     Attributes:
@@ -57,7 +58,7 @@ class Candidates:
 
 def record_candidates(
     users: Population, cohort: Ints, sums: Mapping[Group, Ints], count: int, references: int, rng: np.random.Generator
-) -> Candidates:
+) -> Texts:
     """Draw records inside each sum, and records and references of users outside the cohort.
 
     Args:
@@ -77,7 +78,7 @@ def record_candidates(
     every, place = np.unique(np.concatenate([*inside, others[:number]]), return_inverse=True)
     *places, outside = np.split(place, np.cumsum([len(positions) for positions in inside]))
     names = in_whole(users.split, every if users.twin is None else users.twin.order[every])
-    return Candidates(
+    return Texts(
         RECORD,
         Records.joined([users.records_at(every), users.records_at(others[number:])]),
         [f"train:{name}" for name in names.tolist()],
@@ -88,14 +89,14 @@ def record_candidates(
 
 def canary_candidates(
     users: Population, canaries: Sequence[Canary], sums: Mapping[Group, Ints], references: int, seed: int
-) -> Candidates:
+) -> Texts:
     """Return all canaries, whose words are random, with other random words as references; see `record_candidates`."""
     owners = np.concatenate([users.overlay.canaries, users.injected])
     positions = np.concatenate([users.overlay.records, users.records + np.arange(len(users.injected))])
     inside = {group: np.unique(owners[np.isin(positions, of_sum)]).astype(np.int64) for group, of_sum in sums.items()}
     texts = [list(canary.tokens) for canary in canaries]
     drawn = random_phrases(seed, references, len(texts[0]), users.layout).tolist()
-    return Candidates(
+    return Texts(
         CANARY,
         Records.from_lists(texts + drawn),
         [canary.id for canary in canaries],
@@ -118,8 +119,8 @@ def alignments(model: TrainableModel, records: Records, layout: Layout, sums: Te
     cosines, lengths = np.zeros((len(records), sums.shape[1])), sums.double().norm(dim=0)
     for rows, gradients in gradients_of(model, records, layout):
         flat = torch.cat([gradients[name].flatten(1) for name in sorted(gradients)], dim=1).cpu()
-        products = (flat @ sums).double() / (flat.double().norm(dim=1, keepdim=True) * lengths)
-        cosines[rows] = -products.nan_to_num(0.0).numpy()
+        norms = flat.double().norm(dim=1, keepdim=True) * lengths
+        cosines[rows] = (-(flat @ sums).double() / norms).masked_fill(norms == 0, 0.0).numpy()
     return cosines
 
 

@@ -1,5 +1,6 @@
 """`flsim reveal`: the words and records that a round's updates reveal, by cohort size, clip and noise."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,8 +65,6 @@ NO_ROWS = (
     "LoRA adapters on a frozen base. The test of records uses all weights that are trained."
 )
 NO_CANARIES = 'Canaries are tested only if their words are random (canaries.source = "words").'
-
-
 FEW = (
     "Users outside the cohort have few records: a test of records has only {:,} references, so no p-value is below "
     "1 / (references + 1)."
@@ -103,8 +102,8 @@ class Revealed(Result):
     Attributes:
         frame: a row for each size of a sum, view ("plain", "clipped", "noised") and subject: "words", "rare words" (of
             at most `RARE` training users), "record", "canary". Values are means over the sums of this size.
-        targets: a row for each tested record or canary and sum: kind, name, users, group (number of the sum), view,
-            noise_multiplier, is_inside, score, rank and p.
+        targets: a row for each tested record or canary and sum: subject, name, users, group (number of the sum), view,
+            noise_multiplier, is_inside, score, blind_score, rank, references and p.
     """
 
     targets: pd.DataFrame
@@ -251,12 +250,12 @@ class _Round:
         """Yield a sum plain, clipped, and with noise, as far as the run has a clip and noise."""
         rate = self.training.local.rate(self.state.round, self.training.length)
 
-        def view(name: str, multiplier: float | None, total: Params, steps: float) -> _View:
+        def view(name: str, multiplier: float, total: Params, steps: float) -> _View:
             guess = words.guess_of(self.model, total, rate * steps or 1.0, self._predicted)  # 0 steps: no record
             return _View(group, dict(zip(KEY, (group[0], name, multiplier), strict=True)), guess, flattened(total))
 
         for name, total in part.updates.items():
-            yield view(name, None, total, part.steps[name])
+            yield view(name, math.nan, total, part.steps[name])
         noises = self._noise_of(group) if self._multipliers else {}
         for multiplier in self._multipliers:
             deviation, total = multiplier * (self.state.clip or 0.0), part.updates[CLIPPED]

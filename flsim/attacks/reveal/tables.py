@@ -51,8 +51,9 @@ ABOUT_WORDS = (
 ABOUT_RECORDS = (
     "In, Out: numbers of tests of records inside and outside the sums. % at 5%: percentage of records inside with an "
     "exact p-value of at most 5%, with the interval of Clopper and Pearson, which treats records as independent. Out "
-    "%: the same percentage of records outside. Allowed: the largest percentage that the noise of this round allows "
-    "any attacker who knows all other users. Blind: AUROC of the mean frequency of a record's words."
+    "%: the same percentage of records outside. The p-value of a canary is exact if no previous round used the canary. "
+    "Allowed: the largest percentage that the noise of this round allows any attacker who knows all other users. "
+    "Blind: AUROC of the mean frequency of a record's words."
 )
 
 
