@@ -139,20 +139,15 @@ def suggestion(counts: Sequence[Counts], below: int) -> str:
 # Balanced users: which tokens are words, where an author is cut into users, and which split an author belongs to.
 #
 # Thakkar et al. (2020), "Dataset Construction": users of fewer than 2,000 words are discarded, the others are cut
-# into balanced users of about 2,000 words each, and remainders are discarded. For example, 4,030 words give two
-# users, and 30 words are lost.
+# into balanced users of about 2,000 words each, and remainders are discarded.
 #
 # Words here are the words that an author wrote: before sentences are cut to the model's length, and without
 # punctuation, which the model reads as words of its own. If words were counted after the cut, the model would determine
-# which authors are long enough. A user of 2,000 words has about 110 sentences of real text.
+# which authors are long enough.
 #
-# A word is any token with a letter or a digit, a URL, or the token of a word outside the vocabulary in formats of
-# token ids. In a corpus by characters, each character counts. Sentences that a source publishes as tokens are
-# unchanged.
-#
-# For a tokenizer, the text of an author is a list of passages. A passage is a text with its number of words; a text
-# longer than a user becomes several passages. One passage takes the place of one "word" in this module. A later step
-# makes tokens. Therefore users do not depend on the tokenizer, and a tokenizer can be trained on only the train users.
+# For a tokenizer, the text of an author is a list of passages, each with its number of words; a text longer than a user
+# becomes several passages. One passage takes the place of one "word" in this module, and a later step makes tokens.
+# Therefore users do not depend on the tokenizer, and a tokenizer can be trained on only the train users.
 
 
 def written(tokens: Collection[str]) -> NDArray[np.bool_]:
