@@ -278,6 +278,8 @@ def audit(
 ) -> list[Row]:
     """Measure any model like `flsim.evaluation.evaluate.evaluate` measures a flsim model.
 
+    Without test users there are no rows of utility. Errors have the `name`, and so have rows unless `run` is given.
+
     Raises:
         InputError: the model breaks the protocol, or a canary is not longer than the prefix.
     """

@@ -188,7 +188,7 @@ def read_sweep(path: Path) -> Sweep:
     newest = [{"command": described["command"], "runs": [run.name for run in runs]}]
     commands = [(entry["command"], entry["runs"]) for entry in described.get("commands", newest)]
     stored = {item.name: described[item.name] for item in fields(Sweep) if item.name in described}
-    return Sweep(**(stored | {"path": path, "runs": runs, "commands": commands}))
+    return Sweep(path, **(stored | {"runs": runs, "commands": commands}))
 
 
 def is_sweep(path: Path) -> bool:

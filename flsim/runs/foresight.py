@@ -54,6 +54,8 @@ def refuse_impossible(
 ) -> None:
     """Raise InputError for settings that no run can train or measure, from counts only, without drawing anything.
 
+    `records` is an upper bound if the corpus does not exist yet, and None if the corpus has planted canaries.
+
     Raises:
         InputError: a cohort exceeds the users, there are too many canaries or copies, canaries are longer than records,
             or references, beams or the model exceed the memory.

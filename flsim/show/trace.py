@@ -152,14 +152,16 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
 
 
 def _draw_canary(axes: Axes, place: int, measured: pd.DataFrame, quantity: Quantity) -> None:
-    """Draw a number of a canary with hollow markers, and filled markers for evaluations in which it is memorized."""
+    """Draw a number of a canary with hollow markers, and filled markers over them when it is memorized."""
     look = _style(place) | {"clip_on": False, "markersize": 5}
     for line, fill, dashes in (
         (measured, "white", look["linestyle"]),
         (measured[measured[MEMORIZED.name] == 1], None, "none"),
     ):
-        [drawn] = axes.plot(line["round"], line[quantity.name], **look | {"markerfacecolor": fill, "linestyle": dashes})
-        drawn.set_in_layout(False)  # an unclipped line without points would cover the complete figure
+        [points] = axes.plot(
+            line["round"], line[quantity.name], **look | {"markerfacecolor": fill, "linestyle": dashes}
+        )
+        points.set_in_layout(False)  # an unclipped line without points would cover the complete figure
 
 
 def _style(row: int) -> dict[str, Any]:

@@ -121,6 +121,8 @@ class SweepFolder:
     ) -> None:
         """Add runs to those of the sweep; the settings of existing runs must be the same.
 
+        Without `shared` settings (see `shared_settings`), none are recorded or compared.
+
         Raises:
             InputError: the sweep was started at another tier, on another synthetic corpus, with other shared settings,
                 or has one of these runs with other settings.
