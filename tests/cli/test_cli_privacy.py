@@ -100,7 +100,7 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
         ((*SMALL, "--noise-multiplier", "1", "--delta", "1"), "delta must be above 0 and below 1, found 1"),
         (
             (*SMALL, "--noise-multiplier", "1", "--sampler", "shuffle"),
-            "cyclic-poisson, fedbuff, found 'shuffle'",
+            "available, fedbuff, found 'shuffle'",
         ),
         (("runs/x", "--users", "10", "--sampler", "poisson"), "--users, --sampler: runs/x stores these values"),
         (("no-such-run",), "no-such-run: not a run folder"),
