@@ -68,7 +68,7 @@ def test_p_values_are_exact_by_enumeration(scores: list[float]) -> None:
 
 
 def test_records_outside_the_cohort_raise_false_alarms_at_the_level(trained_here: Trained) -> None:
-    """300 draws of one candidate and 19 references: each p-value k / 20 is equally likely."""
+    """200 draws of one candidate and 19 references: each p-value k / 20 is equally likely."""
     run = Run.open(trained_here())
     users, state = run.users, run.training().first_state()
     cohort = np.arange(6)
@@ -76,7 +76,7 @@ def test_records_outside_the_cohort_raise_false_alarms_at_the_level(trained_here
     total = train_cohort(model, users, cohort.tolist(), LocalHParams(learning_rate=0.3), 0, 0)
     sums = {(6, 0): np.arange(users.user_offsets[6])}
     ranks = []
-    for draw in range(300):
+    for draw in range(200):
         one = record_candidates(users, cohort, sums, 1, 19, np.random.default_rng(draw))
         scores = alignments(model, one.texts, users.layout, flattened(total.delta)[:, None])[:, 0]
         (outside,) = one.outside[6, 0].tolist()
