@@ -34,7 +34,7 @@ MAY_IMPORT = {
         "simulation": "algorithms canaries data models privacy runs training",
         "runs": "algorithms canaries data evaluation measures models privacy results show training",
         "attacks": "algorithms canaries data measures models privacy results runs show simulation training",
-        "planning": "attacks canaries data evaluation measures models privacy results runs server show",
+        "planning": "attacks canaries data evaluation measures models privacy results runs server show training",
         "report": "attacks data measures privacy results runs show",
         "api": "algorithms attacks canaries data evaluation models privacy report results runs server "
         "show simulation training",

@@ -13,7 +13,12 @@ from documents import ROOT, RUNS, SAVED_AS, blocks_of, commands_of, written_docu
 from helpers import Flsim
 from power.resuming import without_ray
 
-PAGES = [path for path in written_documents() if any(block.mark == RUNS for block in blocks_of(path))]
+SLOW = {"tutorial-language-model.md"}
+PAGES = [
+    pytest.param(path, marks=pytest.mark.slow if path.name in SLOW else (), id=path.name)
+    for path in written_documents()
+    if any(block.mark == RUNS for block in blocks_of(path))
+]
 DEMO = "flsim demo --out runs/demo"
 SMALL = ("canaries.count=1", "training.cohort=8", "evaluation.every_epochs=0.04", "evaluation.references=100")
 SHORTER: Mapping[str, Mapping[str, str]] = {
@@ -32,11 +37,12 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
         "--also space": "--also space --samples 20 --nodes 20",
     },
     "dp.md": {"--rounds 7840": "--rounds 100", "--sampler poisson": "--sampler fixed-size"},
+    "tutorial-language-model.md": {"epochs = 3": "epochs = 1", "rounds = 40": "rounds = 4", "every = 20": "every = 2"},
     "own-data.md": {"rounds = 40": "rounds = 4", "every = 20": "every = 2", "references = 2000": "references = 100"},
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flsim: Flsim) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "experiments", "experiments")

@@ -36,9 +36,10 @@ from flsim.privacy.sampling import (
     shard_ranges,
 )
 from flsim.privacy.secure_sum import largest_norm
-from flsim.training.cohort.blocks import BlockTrainer, users_at_once
+from flsim.training.cohort.blocks import BlockTrainer
 from flsim.training.cohort.engine import CohortEngine, is_stacked, users_on_cpu
 from flsim.training.cohort.products import precision_here
+from flsim.training.footprint import users_at_once
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import optimizer_named, refuse_failing, refuse_low_precision
 from flsim.training.state import State

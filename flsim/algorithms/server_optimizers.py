@@ -29,7 +29,7 @@ from flsim.base.extensions import (
     resolve,
 )
 from flsim.base.settings import Fraction, Options, Positive, settings
-from flsim.models.architectures import build
+from flsim.models.architectures import build, without_values
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.hparams import Milestones, ScheduleName, rate_at, refuse_wrong_milestones
@@ -241,10 +241,9 @@ def apply(
 
 def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> list[str]:
     """Return the slots of the optimizer's state that have the parameters' shapes."""
-    is_built_in = not (is_custom(hparams.server_optimizer) or is_custom(model.architecture))
-    # Device "meta" needs no memory for a large model, but custom code may read values.
-    with torch.device("meta" if is_built_in else "cpu"):
-        x = {name: value.detach() for name, value in build(vocabulary_size, model).trainable.items()}
+    # A custom optimizer may read values.
+    network = (build if is_custom(hparams.server_optimizer) else without_values)(vocabulary_size, model)
+    x = {name: value.detach() for name, value in network.trainable.items()}
     return sorted(init(x, hparams).keys() - {"step"})
 
 

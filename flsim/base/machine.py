@@ -61,21 +61,22 @@ def refuse_missing_device(device: str, name: str = "device") -> None:
         raise InputError(f"{name} {shlex.quote(device)}: torch finds no such device; use cpu") from error
 
 
-def refuse_beyond_memory(needed: float, what: str, remedy: str) -> None:
-    """Raise InputError if something needs more bytes than this machine or its container has.
+def refuse_beyond_memory(needed: float, what: str, remedy: str, gpu: float | None = None) -> None:
+    """Raise InputError if something needs more bytes than this machine or its container has, or a GPU.
 
     Args:
         needed: lower bound on the bytes that are needed.
         what: object that needs the memory, with the setting and its value.
         remedy: what to do, as the end of a sentence.
+        gpu: bytes of the share of a GPU that it may use; None for the memory of the machine.
 
     Raises:
         InputError: `needed` exceeds it.
     """
-    if needed > machine_memory():
+    memory, of = (machine_memory(), "this machine has") if gpu is None else (gpu, "its share of a GPU has")
+    if needed > memory:
         raise InputError(
-            f"{what} needs {needed / 1e9:,.0f} GB of memory at least, and this machine has "
-            f"{machine_memory() / 1e9:,.0f} GB; {remedy}"
+            f"{what} needs {needed / 1e9:,.0f} GB of memory at least, and {of} {memory / 1e9:,.0f} GB; {remedy}"
         )
 
 

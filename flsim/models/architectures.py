@@ -262,16 +262,21 @@ def build(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
     return class_of(hparams.architecture)(vocabulary_size, hparams).eval()
 
 
+def without_values(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
+    """Return a model whose tensors have shapes and need no memory; a custom one has values, which its code may read."""
+    with torch.device("cpu" if is_custom(hparams.architecture) else "meta"):
+        return build(vocabulary_size, hparams)
+
+
 def weights_of(vocabulary_size: int, hparams: ModelSettings, is_trained: bool = True) -> int:
-    """Return the number of trained weights of a built-in architecture, or of frozen ones, without memory for them.
+    """Return the number of trained weights, or of frozen ones; executes the code of a custom model.
 
     Raises:
         InputError: a tensor is too large to be addressed.
     """
     try:
-        with torch.device("meta"):
-            weights = build(vocabulary_size, hparams).parameters()
-            return sum(value.numel() for value in weights if value.requires_grad == is_trained)
+        weights = without_values(vocabulary_size, hparams).parameters()
+        return sum(value.numel() for value in weights if value.requires_grad == is_trained)
     except RuntimeError as error:  # an overflow of 64 bits
         raise InputError(f"model: a tensor is too large ({error}); set smaller sizes") from error
 

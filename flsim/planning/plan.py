@@ -17,7 +17,8 @@ from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.measures.built_in import MEMORIZED
-from flsim.models.architectures import build
+from flsim.models.architectures import weights_of
+from flsim.planning.language_models import Finetuning, finetuning_of, finetuning_table
 from flsim.planning.measure import Cost, Machine, Measurement, RunTime, Time, time_of, times_of
 from flsim.planning.scale import (
     Scale,
@@ -92,15 +93,10 @@ def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) ->
     return Disk(checkpoints + planted + rest + corpus, checkpoints, kept, planted, rest, corpus, meanwhile)
 
 
-def parameters_of(config: Config, vocabulary: int) -> int:
-    """Return the number of the model's trained weights; executes the code of a custom model."""
-    return sum(value.numel() for value in build(vocabulary, config.model).trainable.values())
-
-
 def checkpoint_bytes(config: Config, vocabulary: int) -> int:
     """Return the bytes of a checkpoint: parameters in float32, the optimizer's state, and a header."""
     copies = 1 + config.optimizer_slots(vocabulary)
-    return (4 * parameters_of(config, vocabulary) + CHECKPOINT_HEADER) * copies
+    return (4 * weights_of(vocabulary, config.model) + CHECKPOINT_HEADER) * copies
 
 
 def run_disk(config: Config, train: Split) -> Disk:
@@ -119,7 +115,7 @@ def run_disk(config: Config, train: Split) -> Disk:
     rest += tracked * (lines * TRACKED + evaluations * TRACKED_EVALUATION)
     if config.slots_kept_by_users:
         sampled = users * (1 - (1 - min(1.0, config.round_size / users)) ** rounds)
-        rest += round(KEPT * sampled * 4 * parameters_of(config, vocabulary) * config.slots_kept_by_users)
+        rest += round(KEPT * sampled * 4 * weights_of(vocabulary, config.model) * config.slots_kept_by_users)
     return Disk(kept * one + planted + rest, kept * one, kept, planted, rest, corpus=0, meanwhile=3 * one)
 
 
@@ -306,6 +302,7 @@ class Plan:
     measurement: Measurement | None
     disk: Disk
     times: tuple[RunTime, ...]
+    finetuning: tuple[Finetuning, ...]
     scale: Scale
     published: Scale | None
     source: str | None
@@ -405,6 +402,7 @@ def plan_of(
         measurement,
         disk_of(planned, train, slots, request.makes),
         times,
+        finetuning_of(planned, train),
         scale,
         request.published,
         request.source,
@@ -487,6 +485,7 @@ def page(plan: Plan) -> str:
             *filter(None, (plan.time, plan.measurement, plan.disk))
         ),
         "Time of a run": table(plan.times) if plan.times else "",
+        "Training of Hugging Face models": finetuning_table(plan.finetuning) if plan.finetuning else "",
         "Scale and amount of training": scale_tables(plan.scale, plan.published, plan.source),
         "Epsilon": _epsilons(plan.privacy) if plan.privacy else "",
         "Largest provable epsilon": proof_table(plan.provable) if plan.provable else "",

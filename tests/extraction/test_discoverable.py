@@ -87,7 +87,7 @@ def test_the_tail_of_a_vocabulary_stays_where_top_p_is_1() -> None:
     assert float(log_prob) == pytest.approx(-60)
 
 
-@pytest.mark.parametrize("architecture", ["cifg", "transformer"])
+@pytest.mark.parametrize("architecture", ["cifg", "transformer", "hf"])
 def test_greedy_by_one_pass_is_what_generation_writes(architecture: str) -> None:
     """Of strings that the model wrote, and of the same with one word changed."""
     model = untrained(architecture, seed=3)

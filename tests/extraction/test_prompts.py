@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 LENGTH = 4
 
 
-@pytest.mark.parametrize("architecture", ["cifg", "transformer"])
+@pytest.mark.parametrize("architecture", ["cifg", "transformer", "hf"])
 def test_every_word_is_tried_as_a_prompt(architecture: str) -> None:
     model = untrained(architecture, 1)
     continuations = one_word_continuations(model, LENGTH, LAYOUT, CPU)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from tiny_bases import GPT2
 
 from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.targets import Targets
@@ -16,9 +17,10 @@ VOCABULARY = Vocabulary(tuple(f"w{index}" for index in range(LAYOUT.words)), (1,
 
 
 def untrained(architecture: str = "cifg", seed: int = 0) -> TrainableModel:
-    return build(
-        LAYOUT.vocabulary_size, ModelSettings(8, 12, architecture, heads=2 if architecture == "transformer" else 4)
-    ).initialize(seed)
+    settings = ModelSettings(8, 12, architecture, heads=2 if architecture == "transformer" else 4)
+    if architecture == "hf":
+        settings = ModelSettings(architecture="hf", config=GPT2)
+    return build(LAYOUT.vocabulary_size, settings).initialize(seed)
 
 
 def drawn(count: int, seed: int = 0, longest: int = 12) -> Records:

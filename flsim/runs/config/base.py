@@ -21,6 +21,7 @@ from flsim.canaries.population import Partition, Population
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.data.stores import is_uri
+from flsim.data.vocabulary import Layout
 from flsim.data.withheld import Shadow, without_withheld
 from flsim.evaluation.evaluate import EvaluationHParams, refuse_uncounted
 from flsim.models.hf import FILES
@@ -32,6 +33,7 @@ from flsim.results.run_file import setting_of
 from flsim.runs.config import custom_code
 from flsim.runs.config.participation import Flags, Meetings
 from flsim.runs.trackers import Kind
+from flsim.training.footprint import Footprint
 from flsim.training.state import Training
 
 # Settings that are newer than some digests of runs.
@@ -243,6 +245,19 @@ class Config(ABC):
         if seed:
             del values["seed"]
         return digest(json.dumps(with_former_names(values), sort_keys=True))
+
+    @abstractmethod
+    def footprint(self, layout: Layout) -> Footprint:
+        """Return what each process needs that trains a Hugging Face model, without its weights."""
+
+    @property
+    @abstractmethod
+    def clients(self) -> int:
+        """Return the number of client processes; 0 without clients."""
+
+    @abstractmethod
+    def records_of_round(self, records: int) -> int:
+        """Return how many records are read in a round, or in a step, if each user has this number of records."""
 
     @property
     @abstractmethod

@@ -12,6 +12,7 @@ from flsim.base.extensions import configured
 from flsim.base.settings import Count, Natural, bounds, settings
 from flsim.canaries.population import Partition, Population
 from flsim.data.corpus import Split
+from flsim.data.vocabulary import Layout
 from flsim.privacy.ledger import Entry
 from flsim.runs.config import participation
 from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluationHParams
@@ -19,6 +20,7 @@ from flsim.runs.config.participation import Flags, Meetings
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order, steps_per_epoch
 from flsim.training.central.task import EngineName, refuse_precision
+from flsim.training.footprint import Footprint, footprint_of, gpu_memory
 from flsim.training.hparams import label_of_steps, total_rate
 from flsim.training.optimizers import label_of, slots_of
 
@@ -193,6 +195,19 @@ class CentralConfig(Config):
     @property
     def round_size(self) -> int:
         return self.training.batch_size
+
+    @property
+    def clients(self) -> int:
+        return 0
+
+    def records_of_round(self, records: int) -> int:  # noqa: ARG002 (of any users)
+        return self.training.batch_size
+
+    def footprint(self, layout: Layout) -> Footprint:
+        system = self.system
+        gpus = system.gpus or 1.0 if system.device == "cuda" else 0.0
+        gradients = system.physical_batch if self.privacy.mechanism != "none" else None
+        return footprint_of(self.model, layout, self.training, gpu_memory(gpus), gradients)
 
     def optimizer_slots(self, vocabulary_size: int) -> int:  # noqa: ARG002 (torch's optimizers have the same for all)
         return len(slots_of(configured(self.training, "optimizer")))

@@ -17,13 +17,15 @@ from flsim.base.extensions import by_content, configured, is_custom, not_execute
 from flsim.base.settings import Count, Natural, NotNegative, Positive, Seconds, settings
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
-from flsim.models.architectures import build, declared
+from flsim.data.vocabulary import Layout
+from flsim.models.architectures import declared, without_values
 from flsim.privacy import noise, sampling
 from flsim.privacy.ledger import Entry
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.runs.config import participation
 from flsim.runs.config.base import CommonSystemHParams, Config, whole_rounds
 from flsim.runs.config.participation import Flags, Meetings
+from flsim.training.footprint import Footprint, footprint_of, gpu_memory
 from flsim.training.hparams import LocalHParams, label_of_steps, total_rate
 
 SHARDS = 2  # the default, if neither the settings nor the client processes of a launch give the number
@@ -179,11 +181,23 @@ class FederatedConfig(Config):
     def round_size(self) -> int:
         return self.training.cohort
 
+    @property
+    def clients(self) -> int:
+        return self.system.known_shards
+
+    def records_of_round(self, records: int) -> int:
+        return self.training.cohort * self.local.examples(records) * self.local.epochs
+
+    def footprint(self, layout: Layout) -> Footprint:
+        system = self.system
+        at_once = 1 if system.engine == "local" else system.micro_cohort
+        return footprint_of(self.model, layout, self.local, gpu_memory(system.gpus_per_client), at_once=at_once)
+
     def optimizer_slots(self, vocabulary_size: int) -> int:
         slots = len(server_optimizers.slots_of(self.training, vocabulary_size, self.model))
         slots += len(algorithm_named(configured(self.training, "algorithm")).slots)
         if self.privacy.mechanism == "dp":
-            like = build(vocabulary_size, self.model).trainable
+            like = without_values(vocabulary_size, self.model).trainable
             slots += 2 * len(noise.init(self.privacy.process, self.seed, like))  # in float64
         if not is_custom(self.training.sampler):
             slots += sampling.sampler_named(self.sampler, self.training.cohort).most_pending

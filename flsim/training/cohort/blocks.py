@@ -17,16 +17,11 @@ from flsim.base.extensions import configured
 from flsim.data.records import Batch
 from flsim.data.vocabulary import Layout
 from flsim.models.hf import HuggingFaceModel
-from flsim.models.language_model import Params, TrainableModel, representative
+from flsim.models.language_model import Params, representative
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import local_batches
 from flsim.training.optimizers import BETAS, optimizer_named
-
-# Measured: docs/benchmarks.md, "LoRA adapters". On a CPU more positions per step or fewer users are not faster.
-POSITIONS_ON_CPU = 400
-FEWEST_ON_CPU, MOST_ON_CPU, MOST_ON_GPU = 4, 16, 64
-SLACK = 0.7  # of a GPU's memory
 
 
 @dataclass(frozen=True)
@@ -182,38 +177,3 @@ def _block(batches: Sequence[Batch], device: torch.device) -> Block:
         inputs.reshape(-1, times), places, targets.reshape(-1)[places], np.count_nonzero(targets, axis=(1, 2))
     )  # fmt: skip
     return Block(*(torch.from_numpy(array).to(device) for array in arrays))
-
-
-def users_at_once(model: TrainableModel, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
-    """Return the number of users that train fastest at once; 1 if blocks cannot train the model, or are not faster.
-
-    On a CPU the number depends only on the settings, so every process and every resume groups users in the same way.
-    The estimate uses half of the longest record as the length of a record. On a GPU the number also depends on the
-    memory of the GPU.
-    """
-    lora = model.hparams.lora
-    has_direction = optimizer_named(configured(hparams, "optimizer")).direction is not None
-    if not isinstance(model, HuggingFaceModel) or lora is None or lora.dropout or not has_direction:
-        return 1
-    if model.device.type == "cpu":
-        positions = hparams.batch_size * max(1, layout.record_words // 2)
-        fitting = min(POSITIONS_ON_CPU // positions, MOST_ON_CPU)
-        return fitting if fitting >= FEWEST_ON_CPU else 1
-    whole = torch.cuda.get_device_properties(model.device).total_memory * memory_share * SLACK
-    base = sum(value.numel() * value.element_size() for value in model.parameters())
-    return max(1, min(int((whole - base) // bytes_of_user(model, hparams, layout)), MOST_ON_GPU))
-
-
-def bytes_of_user(model: HuggingFaceModel, hparams: LocalHParams, layout: Layout) -> int:
-    """Return an estimate of the memory that a user of a block takes: adapters, activations and logits of one step.
-
-    A layer holds about 34 values of the hidden size for each position (Korthikanti et al., 2022, equation 2, without
-    attention matrices), and the loss four of the vocabulary's size in float32.
-    """
-    text = model.config.get_text_config(decoder=True)
-    trained = sum(value.numel() for value in model.trainable.values())
-    positions = hparams.batch_size * layout.record_words
-    of_base = next(value for value in model.parameters() if not value.requires_grad)
-    activations: int = 34 * of_base.element_size() * text.hidden_size * text.num_hidden_layers
-    copies = 3 + 2 * len(optimizer_named(configured(hparams, "optimizer")).slots)
-    return 4 * copies * trained + 16 * trained + positions * (activations + 16 * model.vocabulary_size)

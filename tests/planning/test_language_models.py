@@ -1,0 +1,134 @@
+"""Memory, bytes and operations of Hugging Face models, against autograd, a GPU's measurements and sums by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Experiment
+from tiny_bases import GPT2, LLAMA
+
+from benchmarks.lora import GPT2_SMALL, ONE_BILLION, LoraBenchHParams
+from flsim.base import machine
+from flsim.base.errors import InputError
+from flsim.data.corpus import Corpus
+from flsim.data.vocabulary import Layout
+from flsim.models import hf
+from flsim.models.architectures import build
+from flsim.models.hf import HuggingFaceModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import loss_sum
+from flsim.models.lora import LoraHParams
+from flsim.planning.language_models import finetuning_of, finetuning_table
+from flsim.planning.plan import read_request
+from flsim.runs.config import load
+from flsim.runs.foresight import refuse_impossible_in
+from flsim.training.footprint import H100, OPERATIONS, bytes_of_user, footprint_of
+from flsim.training.hparams import LocalHParams
+
+LAYOUT = Layout(200, 16)
+LORA = LoraHParams(rank=4)
+MEASURED = Path(__file__).parents[2] / "experiments" / "results" / "gpu-h100.json"
+
+
+@pytest.mark.parametrize("config", [GPT2 | {"n_embd": 64}, LLAMA | {"hidden_size": 64, "intermediate_size": 172}])
+@pytest.mark.parametrize(("lora", "dtype"), [(None, "float32"), (LORA, "float32"), (LORA, "bfloat16")])
+def test_a_batch_takes_what_autograd_saves(config: dict[str, object], lora: LoraHParams | None, dtype: str) -> None:
+    """Estimates are at least the saved bytes that two further records need, and at most twice these bytes."""
+    hparams = ModelHParams(architecture="hf", config=config, lora=lora, dtype=dtype)  # type: ignore[arg-type]
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(0).train()
+    assert isinstance(model, HuggingFaceModel)
+    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
+
+    def saved(records: int) -> int:
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def pack(value: torch.Tensor) -> torch.Tensor:
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = storage  # which keeps the address in use
+            return value
+
+        tokens = torch.arange(records * 17).reshape(records, 17) % 190 + 1
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            loss, _ = loss_sum(model, tokens[:, :-1], tokens[:, 1:])
+        assert loss.requires_grad
+        return sum(storage.nbytes() for address, storage in storages.items() if address not in weights)
+
+    estimates = [bytes_of_user(model, LocalHParams(batch_size=size), LAYOUT) for size in (2, 4)]
+    measured, estimated = saved(4) - saved(2), estimates[1] - estimates[0]
+    assert measured <= estimated <= 2 * measured
+
+
+@pytest.mark.parametrize(("name", "bench"), [("GPT-2 small", GPT2_SMALL), ("0.9 billion parameters", ONE_BILLION)])
+def test_blocks_take_what_an_h100_measured(name: str, bench: LoraBenchHParams) -> None:
+    """At least the measured peak, and at most 1.4 times the peak; the benchmark has the words of a record."""
+    measured = {figure["name"]: figure["value"] for figure in json.loads(MEASURED.read_text())["lora"]["figures"]}
+    for users in bench.at_once:
+        peak = 1e9 * measured[f"{name}, blocks of {users}: peak memory"]
+        needs = footprint_of(bench.model, bench.layout, bench.local, gpu=1e12, at_once=users)
+        assert peak <= needs.memory <= 1.4 * peak
+
+
+@pytest.fixture
+def llama(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """A run of a small Llama in bfloat16 on two GPUs, whose weights must not be made."""
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a plan makes no weights")
+
+    monkeypatch.setattr(hf, "_load", refused)
+    config = json.dumps(LLAMA | {"max_position_embeddings": 32}).replace(":", " =")
+    experiment.config.write_text(
+        f"""
+[data]
+corpus = "corpus"
+[canaries]
+insertions = [2]
+count = 3
+[model]
+architecture = "hf"
+config = {config}
+dtype = "bfloat16"
+[model.lora]
+rank = 3
+targets = ["q_proj", "v_proj"]
+[training]
+rounds = 4
+cohort = 6
+[local]
+batch_size = 4
+[system]
+shards = 2
+gpus_per_client = 1
+"""
+    )
+    return experiment
+
+
+def test_a_plan_is_a_sum_by_hand(llama: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    request = read_request(llama.config, llama.folder / "scratch")
+    (row,) = finetuning_of(request.planned, request.train)
+    users, vocabulary = request.train, request.train.layout.vocabulary_size
+    layer = 4 * 16 * 16 + 3 * 16 * 32 + 2 * 16  # q, k, v and o; gate, up and down; two norms
+    base = 2 * vocabulary * 16 + 2 * layer + 16  # embeddings, output layer, layers and the last norm
+    assert row.trained == 2 * 2 * 3 * (16 + 16)
+    assert row.base == 2 * base
+    assert row.sent == 2 * row.trained * (4 + 8)
+    assert row.memory == row.base + row.at_once * row.user
+    tokens = 6 * (users.records // len(users)) * (users.words / users.records + 1)
+    assert row.operations == pytest.approx(tokens * (4 * (base + row.trained) + 2 * row.trained))
+    assert row.seconds == pytest.approx(row.operations / (2 * OPERATIONS))
+    assert "TFLOP/s" in finetuning_table((row,))
+    refused = load(llama.config, [f"system.gpus_per_client={0.9 * (row.base + row.user) / H100}"])
+    with pytest.raises(InputError, match=r"training of llama LoRA r=3 with records of .* its share of a GPU has 0 GB"):
+        refuse_impossible_in(refused, Corpus.open(llama.folder / "corpus"))
+
+
+def test_training_beyond_the_memory_of_the_machine_is_refused(
+    llama: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load(llama.config, ["system.gpus_per_client=0", "local.batch_size=4000"])
+    monkeypatch.setattr(machine, "machine_memory", lambda: 10**8)
+    with pytest.raises(InputError, match=r"training of llama LoRA r=3 .* this machine has 0 GB; set a smaller batch"):
+        refuse_impossible_in(settings, Corpus.open(llama.folder / "corpus"))
