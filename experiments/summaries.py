@@ -227,7 +227,7 @@ def table1(folders: list[str]) -> None:
         }
         table: list[Cells] = []
         for (technique, partition), frames in by_side.items():
-            published = rows[(rows["optimizer"] == technique) & (rows["partition"].str.lower() == partition)]
+            published = rows[(rows["optimizer"] == technique) & (rows["data"].str.lower() == partition)]
             names = [f"{PARTITIONS[partition]} {technique} {size}" for size in sizes[technique][1]]
             cells = settings(dict(zip(names, frames, strict=True)))
             for row, found in zip(cells, published["rs"], strict=True):  # of 90 canaries, by increasing size
@@ -270,7 +270,7 @@ def dp_ftrl(folders: list[str]) -> None:
     """Write the rows of `dp-ftrl.toml` over seeds, and the differences that its directions name."""
     groups = by_seed(measured("dp-ftrl", folders, r"dp-ftrl-(?P<noise>[a-z]+)-.*seed\d+"), ["noise"])
     write("dp-ftrl", settings(groups))
-    pairs = [(name, "independent") for name in ("banded", "blt", "poisson")]
+    pairs = [(name, "independent") for name in ("banded", "blt", "poisson", "skellam")]
     pairs += [("amplified", "banded"), ("tree", "banded"), ("tree", "blt")]
     pairs += [(name, "clip") for name in groups if name != "clip"]
     write("dp-ftrl-differences", differences({f"{a} minus {b}": (groups[a], groups[b]) for a, b in pairs}))
