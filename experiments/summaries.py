@@ -217,43 +217,54 @@ def table1(folders: list[str]) -> None:
     """Write the settings and differences of seeds from 10 on, at the chosen learning rates and at half of them."""
     runs = measured("table1-runs", folders, r"table1-(?P<group>.+)-(?P<share>chosen|half)-seed\d+")
     sizes = {"SGD": ("sgd-{}-batch_size{}", (16, 32, 64, 128)), "FedAvg": ("fedavg-{}-cohort{}", (4, 8, 16, 40))}
-    rows = pd.read_csv(Path(__file__).parent / "thakkar2020.csv").query("table == 1")
+    paper = pd.read_csv(Path(__file__).parent / "thakkar2020.csv").query("table == 1")
+    tables: dict[str, list[Cells]] = {}
     for share in ("chosen", "half"):
         groups = by_seed(runs[runs["share"] == share], ["group"])
-        by_side = {
+        sides = {
             (technique, partition): [groups[name.format(partition, size)] for size in of_technique]
             for technique, (name, of_technique) in sizes.items()
-            for partition in ("iid", "non-iid")
+            for partition in PARTITIONS
         }
-        table: list[Cells] = []
-        for (technique, partition), frames in by_side.items():
-            published = rows[(rows["optimizer"] == technique) & (rows["data"].str.lower() == partition)]
-            names = [f"{PARTITIONS[partition]} {technique} {size}" for size in sizes[technique][1]]
-            cells = settings(dict(zip(names, frames, strict=True)))
-            for row, found in zip(cells, published["rs"], strict=True):  # of 90 canaries, by increasing size
-                row["paper_rs_percent"] = f"{100 * found / 90:.1f}"
-            table += cells
-        write(f"table1-{share}", table)
-        table = []
-        for a, b in (
-            (("SGD", "iid"), ("SGD", "non-iid")),
-            (("FedAvg", "iid"), ("FedAvg", "non-iid")),
-            (("FedAvg", "iid"), ("SGD", "iid")),
-            (("FedAvg", "non-iid"), ("SGD", "non-iid")),
-        ):
-            same, label = a[0] == b[0], f"{PARTITIONS[a[1]]} data, FedAvg minus SGD"
-            pairs = {
-                f"{a[0]} {size}" if same else f"{label}, {size} and {other}": pair
-                for size, other, *pair in zip(sizes[a[0]][1], sizes[b[0]][1], by_side[a], by_side[b], strict=True)
-            }
-            single = differences(pairs)
-            for quantity, _ in quantities_of(runs):
-                corrected = holm([float(row[f"{quantity}_p"]) for row in single])
-                for row, p in zip(single, corrected, strict=True):
-                    row[f"{quantity}_p"] = f"{p:.1g}"
-            means = mean_of(by_side[a]), mean_of(by_side[b])
-            table += [*single, *differences({f"{a[0] if same else label}, mean of four sizes": means})]
-        write(f"table1-{share}-differences", table)
+        named = {
+            f"{PARTITIONS[partition]} {technique} {size}": frame
+            for (technique, partition), frames in sides.items()
+            for size, frame in zip(sizes[technique][1], frames, strict=True)
+        }
+        by_table: dict[str, list[Cells]] = {"settings": settings(named), "partitions": [], "techniques": []}
+        for technique, (_, of_technique) in sizes.items():
+            both = zip(of_technique, sides[technique, "iid"], sides[technique, "non-iid"], strict=True)
+            pairs = {f"{technique} {size}": (iid, non_iid) for size, iid, non_iid in both}
+            by_table["partitions"] += family(pairs, f"{technique}, mean")
+        for partition, name in PARTITIONS.items():
+            order = zip(sizes["FedAvg"][1], sizes["SGD"][1], sides["FedAvg", partition], sides["SGD", partition], strict=True)
+            pairs = {f"{name}, FedAvg {users} minus SGD {records}": (a, b) for users, records, a, b in order}
+            by_table["techniques"] += family(pairs, f"{name}, FedAvg minus SGD, mean")
+        for name, rows in by_table.items():
+            known = tables.setdefault(name, [{} for _ in rows])
+            for row, cells in zip(known, rows, strict=True):
+                label, *others = cells.items()
+                row |= dict([label]) | {f"{share}_{column}": cell for column, cell in others}
+    shares = [
+        f"{100 * found / 90:.1f}"  # of 90 canaries, by increasing size
+        for technique in sizes
+        for partition in PARTITIONS
+        for found in paper[(paper["optimizer"] == technique) & (paper["data"].str.lower() == partition)]["rs"]
+    ]
+    for row, published in zip(tables["settings"], shares, strict=True):
+        row["paper_rs_percent"] = published
+    for name, rows in tables.items():
+        write(f"table1-{name}", rows)
+
+
+def family(pairs: Mapping[str, Sequence[pd.DataFrame]], mean: str) -> list[Cells]:
+    """Return the differences of four sizes, with Holm's correction of p, and the difference of their means."""
+    rows = differences(pairs)
+    for column in [name for name in rows[0] if name.endswith("_p")]:
+        for row, p in zip(rows, holm([float(row[column]) for row in rows]), strict=True):
+            row[column] = f"{p:.1g}"
+    a, b = (mean_of([pair[side] for pair in pairs.values()]) for side in (0, 1))
+    return [*rows, *differences({mean: (a, b)})]
 
 
 def dp_small(folders: list[str]) -> None:
