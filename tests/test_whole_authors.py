@@ -174,10 +174,7 @@ def test_both_populations_are_inspected(imported: Imported) -> None:
     whole = summary["splits"]["test-whole"]
     assert whole["users"] == len(records)
     assert whole["records_per_user"]["max"] == max(records.values())
-    assert sum(whole["histograms"]["words_per_user"]["counts"]) == len(records)
     assert summary["splits"]["test"]["words_per_user"]["max"] < 2 * WORDS_PER_USER
-    lengths = {name: summary["splits"][name]["histograms"]["words_per_user"]["edges"] for name in summary["splits"]}
-    assert lengths["train"] == lengths["test"] != lengths["test-whole"] == lengths["heldout-whole"]
 
 
 def test_rewritten_corpora_have_the_same_whole_authors(imported: Imported, tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ def extract(
     text_column: TextColumn = "text",
     as_json: Json = False,
 ) -> None:
-    """Measure which training text an attacker can extract from a model.
+    """Measure which training text an attacker can extract.
 
     Shows the model the first words of canaries and of training records, and prints how many it completes: greedily, or
     in one of n samples with probability p. Also prints the rates of held-out records of equal length, because frequent
