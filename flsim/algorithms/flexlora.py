@@ -1,7 +1,7 @@
 """FlexLoRA, which averages the products of LoRA's factors in place of the factors.
 
 Bai, Chen, Qian, Yao and Li, "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
-Resources" (2024), section 3, with one rank for all users.
+Resources" (2024), arXiv 2402.11505, with one rank for all users.
 """
 
 import torch

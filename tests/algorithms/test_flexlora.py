@@ -70,11 +70,11 @@ def nearest(matrix: NDArray[np.float64], rank: int) -> NDArray[np.float64]:
     return np.asarray((u[:, :rank] * s[:rank]) @ vt[:rank])
 
 
-def assert_near(found: Products, expected: Products) -> None:
-    assert found.keys() == expected.keys()
+def assert_near(result: Products, expected: Products) -> None:
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
         assert np.abs(value).max() > 0.01
-        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(result[name], value, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
