@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
+from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import RunFailed
 from flsim.data.records import Batch
+from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, TrainableModel
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import Moments, flat
@@ -76,7 +78,7 @@ class Answer:
 
     Attributes:
         trained: the user's update of the model.
-        summed: for each of `Algorithm.answers` a tensor for each parameter, float64.
+        summed: for each of `Algorithm.answers` the tensors of `Algorithm.answers_like`, float64.
         user_state: tensors that the user stores until its next round: slot -> parameter -> tensor; None leaves it
             unchanged.
         kept: the name of `user_state` that algorithms in older run folders use.
@@ -102,6 +104,7 @@ class ServerRound:
         summed: the tensors of `Algorithm.answers`, summed over the cohort; float64.
         users: number of users in the cohort.
         population: N, number of training users.
+        params: the parameters before the round.
     """
 
     mean: Params
@@ -109,6 +112,7 @@ class ServerRound:
     summed: Moments
     users: int
     population: int
+    params: Params
 
 
 class Algorithm:
@@ -123,7 +127,8 @@ class Algorithm:
             text.
         slots: names of the tensors of the server, which are sent to users; for each slot one float32 tensor per
             parameter.
-        answers: names of tensors that are summed over the cohort in addition to the updates; one tensor per parameter.
+        answers: names of tensors that are summed over the cohort in addition to the updates; one tensor per parameter,
+            unless `answers_like` is overridden.
         user_slots: names of the tensors that a user stores between rounds; one float32 tensor per parameter.
         weighs_examples: whether updates are weighted by users' numbers of examples; otherwise all weights are equal.
         bounds_users: whether a user's update of the model is all that leaves the user, so that clip and noise bound the
@@ -145,6 +150,13 @@ class Algorithm:
 
     def refuse(self, local: LocalHParams) -> None:
         """Raise InputError if the settings of local training do not fit the algorithm."""
+
+    def refuse_settings(self, model: ModelHParams, server: ServerOptimizerHParams) -> None:
+        """Raise InputError if the settings of the model or of the server optimizer do not fit the algorithm."""
+
+    def answers_like(self, params: Params) -> Moments:
+        """Return tensors with the names and shapes of `answers`; those of the parameters unless overridden."""
+        return dict.fromkeys(self.answers, params)
 
     def init(self, params: Params) -> Moments:
         """Return the tensors of the server before the first round; zeros unless overridden."""
@@ -190,4 +202,4 @@ def aggregated(algorithm: Algorithm, round_: ServerRound) -> tuple[Params, Momen
 
 def zero_of(algorithm: Algorithm, like: Params) -> UpdateSum:
     """Return the sum over zero users, with all tensors of the algorithm's answers."""
-    return UpdateSum.zero(like | flat(dict.fromkeys(algorithm.answers, like)))
+    return UpdateSum.zero(like | flat(algorithm.answers_like(like)))

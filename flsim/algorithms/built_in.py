@@ -1,6 +1,7 @@
 """The list of the built-in federated algorithms."""
 
 from flsim.algorithms.algorithm import FEDAVG, Algorithm, Answer, User
+from flsim.algorithms.flexlora import FlexLoRA
 from flsim.base.errors import InputError
 from flsim.base.extensions import declared_label, is_custom, made, name_in_settings, options_of, resolve
 from flsim.training.hparams import LocalHParams
@@ -77,7 +78,12 @@ class FedProx(Algorithm):
             raise InputError('training.algorithm "fedprox" needs mu; set local.proximal above 0')
 
 
-ALGORITHMS: dict[str, Algorithm] = {"fedavg": FEDAVG, "fedprox": FedProx(), "scaffold": Scaffold()}
+ALGORITHMS: dict[str, Algorithm] = {
+    "fedavg": FEDAVG,
+    "fedprox": FedProx(),
+    "scaffold": Scaffold(),
+    "flexlora": FlexLoRA(),
+}
 
 
 def algorithm_named(name: str) -> Algorithm:

@@ -390,7 +390,8 @@ def step(
     others = of_algorithm.keys() | of_noise.keys()
     params, moments = state.params, {slot: value for slot, value in state.moments.items() if slot not in others}
     averaged = mean or {name: torch.zeros_like(value) for name, value in delta.items()}
-    update, after = aggregated(algorithm, ServerRound(averaged, of_algorithm, answers, counts.users, population))
+    round_ = ServerRound(averaged, of_algorithm, answers, counts.users, population, params)
+    update, after = aggregated(algorithm, round_)
     if mean is not None:
         mean = update
         rate = hparams.server_rate(state.round, length)

@@ -204,6 +204,7 @@ class FederatedTraining(FederatedAveraging):
         refuse_low_precision(optimizer, self.local.precision)
         method = self.method
         method.refuse(self.local)
+        method.refuse_settings(self.model, self.algorithm)
         if not method.bounds_users and self.privacy.mechanism != "none":
             raise InputError(
                 f"training.algorithm {method.label}: this algorithm sends more than a clipped update from a user, "

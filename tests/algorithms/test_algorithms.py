@@ -139,7 +139,7 @@ def test_what_an_algorithm_cannot_do_is_refused(bias: ModelHParams, tmp_path: Pa
     for name, local in others.items():
         with pytest.raises(InputError, match=rf"remove local\.{name}"):
             training_of(bias, "scaffold", local)
-    with pytest.raises(InputError, match="must be one of fedavg, fedprox, scaffold, found 'sacffold'"):
+    with pytest.raises(InputError, match="must be one of fedavg, fedprox, scaffold, flexlora, found 'sacffold'"):
         FedAvgHParams(algorithm="sacffold")
     (tmp_path / "no.py").write_text("nothing = 3\n")
     with pytest.raises(InputError, match=r"not a subclass of flsim\.algorithms\.algorithm\.Algorithm"):

@@ -70,10 +70,13 @@ def test_a_run_travels_only_adapters_and_is_measured_over_the_space(lora: Experi
     lora.call("table", "run")
 
 
-def test_a_resumed_run_has_the_same_bits(lora: Experiment) -> None:
-    whole = trained(lora)
-    trained(lora, "short", "training.rounds=2")
-    lora.call("run", lora.config, "--out", "short", "--in-process", "--resume")
+@pytest.mark.parametrize("algorithm", ["fedavg", "flexlora"])
+def test_a_resumed_run_has_the_same_bits(lora: Experiment, algorithm: str) -> None:
+    of_algorithm = f"training.algorithm={algorithm}"
+    whole = trained(lora, "run", of_algorithm)
+    trained(lora, "short", of_algorithm, "training.rounds=2")
+    lora.call("run", lora.config, "--out", "short", "--in-process", "--resume", "--set", of_algorithm)
+    lora.call("verify", "short")
     one, other = final_params(whole), final_params(lora.folder / "short")
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
