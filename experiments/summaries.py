@@ -237,7 +237,9 @@ def table1(folders: list[str]) -> None:
             pairs = {f"{technique} {size}": (iid, non_iid) for size, iid, non_iid in both}
             by_table["partitions"] += family(pairs, f"{technique}, mean")
         for partition, name in PARTITIONS.items():
-            order = zip(sizes["FedAvg"][1], sizes["SGD"][1], sides["FedAvg", partition], sides["SGD", partition], strict=True)
+            order = zip(
+                sizes["FedAvg"][1], sizes["SGD"][1], sides["FedAvg", partition], sides["SGD", partition], strict=True
+            )
             pairs = {f"{name}, FedAvg {users} minus SGD {records}": (a, b) for users, records, a, b in order}
             by_table["techniques"] += family(pairs, f"{name}, FedAvg minus SGD, mean")
         for name, rows in by_table.items():

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import numpy as np
@@ -118,7 +119,9 @@ def read_weights(path: Path, names: list[str]) -> Weights:
         else:
             values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of pickles, any
-        raise InputError(f"{path}: weights cannot be read ({in_one_line(error):.300})") from error
+        # The text of torch recommends to execute the file.
+        why = "a pickle of other objects than tensors" if isinstance(error, UnpicklingError) else in_one_line(error)
+        raise InputError(f"{path}: weights cannot be read ({why:.100}); save model.state_dict() again") from error
     for name in NESTED:
         if isinstance(values, Mapping) and isinstance(values.get(name), Mapping):
             values = values[name]

@@ -165,9 +165,12 @@ class Measurements:
         """Store the rows of a round and how to load its model, and replace earlier rows; create the folder if needed.
 
         Raises:
-            InputError: see `refuse_other`.
+            InputError: see `refuse_other`; or the folder has this round of a model with other parameters.
         """
         self.refuse_other()
+        stored = self.path / MODELS / f"round-{round:06d}.json"
+        if stored.exists() and from_json(stored.read_bytes())["digest"] != model["digest"]:
+            raise InputError(f"{self.path}: has round {round} of another model; name another folder or --round")
         own = own_quantities(self.hparams.also)
         if is_run(self.path):
             write_rows(self.path, round, rows, own)

@@ -234,9 +234,9 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     }
     of_flags = np.concatenate([np.zeros(1), *(line.y for flag in flags(quantities) for line in curves[flag])])
     runs_drawn = [run for group in drawn for run in group]
+    last = max((line.x[-1] for lines in curves.values() for line in lines if len(line.x)), default=1.0)  # a shared axis
     for quantity, panel in panels.items():
         heights = of_flags if quantity.is_flag else np.concatenate([line.y for line in curves[quantity]])
-        last = max((line.x[-1] for line in curves[quantity] if len(line.x)), default=1.0)
         panel.set_xlim(0, 1.03 * last or 1.0)
         draw_quantity(panel, quantity, dict(enumerate(curves[quantity])), heights, counts[-1], runs_drawn)
         panel.set(title=plain(title_of(quantity)), ylabel=plain(unit_of(quantity, of_all)))

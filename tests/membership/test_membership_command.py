@@ -141,7 +141,7 @@ def test_a_ledger_of_users_is_about_replacing_one(trained_here: Trained) -> None
         (("--round", 3_000), "round-003000.safetensors: no such checkpoint; name another --round"),
         (("--out", "roc.txt"), "plots have the formats .png, .svg and .pdf"),
         (("--shadows", "--out", "roc.png"), "attacks with shadow models have no figure; remove --out or --shadows"),
-        (("--attack", "ez"), "attack ez: needs a model to compare with; name one with --reference"),
+        (("--attack", "ez"), "attack ez: needs a reference; name one with --reference"),
         (("--reference", "nowhere"), "--reference nowhere: no such checkpoint"),
     ],
 )

@@ -134,7 +134,7 @@ def test_targets_are_members_and_others_of_equal_lengths(make_run: MakeRun) -> N
         assert author == f"{split}{int(position) // RECORDS}"
         assert (tuple(record.tolist()) in read) == member == (split == "train")
     assert len({*targets.keys}) == 24
-    assert targets.notes == ("Only 12 members and 12 non-members have equal lengths, so the intervals are wide.",)
+    assert targets.notes == ("Only 12 pairs of a member and a non-member of equal length, so the intervals are wide.",)
     again = targets_of(run, 3, 12)
     assert again.keys == targets.keys
 

@@ -192,7 +192,7 @@ def test_a_context_is_cut_to_the_positions_of_the_model() -> None:
 
 @pytest.mark.parametrize("name", ["ez", "wbc"])
 def test_attacks_against_a_model_need_one(name: str) -> None:
-    with pytest.raises(InputError, match=f"attack {name}: needs a model to compare with; name one with --reference"):
+    with pytest.raises(InputError, match=f"attack {name}: needs a reference; name one with --reference"):
         BUILT_IN[name].score(before(untrained(), drawn(5)))
 
 

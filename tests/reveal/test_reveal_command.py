@@ -155,7 +155,7 @@ def test_one_line_names_the_rounds_that_have_a_checkpoint(experiment: Experiment
     code, out, error = flsim("reveal", run, "--round", 2)
     assert (code, out) == (2, "")
     assert error.count("\n") == 1
-    assert error.endswith("rounds that have a checkpoint: 1, 3\n")
+    assert error.endswith("rounds that can be attacked: 1, 3\n")
     assert flsim("reveal", run, "--round", 5)[0] == 2
     assert api.reveal(run, records=1, references=1).frame["round"].unique() == [3]
 

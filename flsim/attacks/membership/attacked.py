@@ -172,14 +172,11 @@ def _controls(row: "pd.Series[Any]") -> Iterator[str]:
     """Yield sentences on the control that reads no model, and on the claim."""
     if pd.notna(row["control_auroc"]):
         verdict = (
-            "no AUROC of this table shows memorization"
+            f"Above {CONFOUNDED:g}, no AUROC of this table shows memorization"
             if row["is_confounded"]
-            else "the members differ from the non-members, but not in these two properties"
+            else f"At most {CONFOUNDED:g}, so these two properties do not distinguish members"
         )
-        yield (
-            f"Blind control: {row['control_auroc']:.3f} by length and word frequency only. Above "
-            f"{CONFOUNDED:g} the comparison is confounded: {verdict}."
-        )
+        yield f"Blind control: {row['control_auroc']:.3f} by length and word frequency only. {verdict}."
     if pd.notna(row["epsilon"]):
         yield (
             f"The ledger claims epsilon {row['epsilon']:.3g} at delta {row['delta']:.3g} for one {row['protects']} "

@@ -148,7 +148,10 @@ def windows(candidates: Candidates) -> Floats:
 
 def _of_model(name: str, candidates: Candidates) -> Floats:
     if candidates.reference is None:
-        raise InputError(f"attack {name}: needs a model to compare with; name one with --reference, such as base")
+        raise InputError(
+            f"attack {name}: needs a reference; name one with --reference: the checkpoint of another "
+            'run, or base for architecture "hf"'
+        )
     return candidates.reference_log_probs
 
 

@@ -105,7 +105,7 @@ def pairs_of(
         )
     pairs = len(chosen_in)
     if pairs < FEW:
-        notes.append(f"Only {pairs} members and {pairs} non-members have equal lengths, so the intervals are wide.")
+        notes.append(f"Only {pairs} pairs of a member and a non-member of equal length, so the intervals are wide.")
     places = [(train, members[chosen_in])]
     owner = np.repeat(np.arange(len(others)), [len(chosen) for _, chosen in others])
     positions = np.concatenate([chosen for _, chosen in others])

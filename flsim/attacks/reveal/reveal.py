@@ -412,7 +412,7 @@ def _checkpoint_before(run: Run, round_: int | None) -> Path | None:
     if round_ not in rounds:
         listed = ", ".join(f"{one:,}" for one in rounds[:LISTED]) + ", ..." * (len(rounds) > LISTED)
         raise InputError(
-            f"{run.path}: round {round_:,} has no checkpoint before it, or is not part of the run; rounds that have a "
-            f"checkpoint: {listed}"
+            f"{run.path}: round {round_:,} has no checkpoint before it, or is not part of the run; rounds that can be "
+            f"attacked: {listed}"
         )
     return saved.get(round_)
