@@ -162,6 +162,9 @@ def train(job: Job, machine: Machine) -> Outcome:
     run = Run.open(folder) if folder.exists() else Run.create(job.config, folder)
     rounds, status, perplexity, evaluating = 0, "completed", math.nan, 0.0
     began = time.time()
+    newest = checkpoint.latest(folder / "checkpoints")
+    if newest is not None and checkpoint.round_of(newest) == run.rounds:
+        newest.unlink()  # killed before its evaluation, so the last rounds are trained again
 
     def stops(round_: int) -> bool:
         is_evaluated = run.is_evaluated_at(round_) and round_ >= job.evaluate_from * run.rounds
