@@ -100,6 +100,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[s
         flower.close()
 
 
+@pytest.mark.nightly  # a SuperLink and ten clients, which a busy machine starts too slowly
 def test_a_flower_app_is_trained_by_flower_and_audited(app: tuple[Path, list[str]]) -> None:
     """Nothing of the app knows flsim; phrases of eight copies are detected, and controls are not."""
     folder, outputs = app
