@@ -273,7 +273,7 @@ def dp_small(folders: list[str]) -> None:
     """Write the settings of `dp-small.toml` over seeds, and the differences between them."""
     groups = by_seed(measured("dp-seeds", folders, r"dp-small-(?P<privacy>\w+)-seed\d+"), ["privacy"])
     names = {"none": "FedAvg", "clip": "clip, S = 0.3", "dp": "clip and noise, z = 1"}
-    trained = [name for name in names if name in groups]
+    trained = [name for name in names if len(groups.get(name, ())) > 1]
     write("dp-seeds", settings({names[name]: groups[name] for name in trained}))
     pairs = {f"{names[b]} minus {names[a]}": (groups[b], groups[a]) for a, b in pairwise(trained)}
     write("dp-seeds-differences", differences(pairs))

@@ -53,10 +53,14 @@ def intervals() -> Iterator[tuple[str, tuple[float, ...]]]:
 
 
 def test_a_figure_is_in_one_file() -> None:
-    """Other files refer to it. Figures of two digits or fewer are equal by chance."""
+    """Other files refer to it. Figures of two digits or fewer are equal by chance.
+
+    Differences that a tested command computes are not copied, and can be equal by chance.
+    """
+    computed = {"dp-ftrl-differences", "table1-partitions", "table1-techniques"}
     files: dict[tuple[float, ...], set[str]] = {}
     for frame, figure in intervals():
-        if all(abs(number) >= 0.1 for number in figure):
+        if frame not in computed and all(abs(number) >= 0.1 for number in figure):
             files.setdefault(figure, set()).add(frame)
     assert len(files) > 150
     assert {figure: names for figure, names in files.items() if len(names) > 1} == {}
@@ -128,6 +132,7 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
         ("table1-edge", "table1-search"),
         ("table1", "table1-runs"),
         ("dp-ftrl", "dp-ftrl"),
+        ("dp-small", "dp-seeds"),
     ],
 )
 def test_tables_are_computed_from_the_measurements(
