@@ -36,7 +36,10 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
         "--round 200": "--round 4",
         "--also space": "--also space --samples 20 --nodes 20",
     },
-    "dp.md": {"--rounds 7840": "--rounds 100", "--sampler poisson": "--sampler fixed-size"},
+    "dp.md": {
+        "--rounds 7840": "--rounds 100",
+        "--epsilon 8 --delta 1e-5 --sampler poisson": "--epsilon 8 --delta 1e-5 --sampler fixed-size",
+    },
     "tutorial-language-model.md": {"epochs = 3": "epochs = 1", "rounds = 40": "rounds = 4", "every = 20": "every = 2"},
     "own-data.md": {"rounds = 40": "rounds = 4", "every = 20": "every = 2", "references = 2000": "references = 100"},
 }
