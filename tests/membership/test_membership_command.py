@@ -92,10 +92,10 @@ def test_text_says_what_the_control_says(copied: Path, flsim: Flsim) -> None:
     assert code == 0
     text = " ".join(out.split())
     assert "membership of records" in text
-    assert "Only 20 members and 20 non-members" in text
+    assert "Only 20 pairs of a member and a non-member" in text
     (row,) = newest_rows(copied, Run.open(copied).identity).to_dict("records")
     assert f"Blind control: {row['control_auroc']:.3f}" in text
-    assert ("no AUROC of this table shows" in text) == row["is_confounded"] != ("not in these two" in text)
+    assert ("no AUROC of this table shows" in text) == row["is_confounded"] != ("do not distinguish members" in text)
 
 
 def test_rows_of_other_attacks_stay_and_those_of_the_same_are_replaced(copied: Path) -> None:
