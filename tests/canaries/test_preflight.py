@@ -52,7 +52,7 @@ def test_tokens_with_loss(
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "instructions"])
 def test_records_of_every_form_pass(drawn: CanarySet, tmp_path: Path, flsim: Flsim, kind: Rows) -> None:
-    """As they were written; all planted canaries have loss in the completion, and the manifest has law and form."""
+    """All planted canaries receive loss in the completion, and the manifest has their law and form."""
     drawn.write(tmp_path / "planted", kind)
     columns = ("--prompt-column", "prompt", "--text-column", "completion", "--mask-prompt")
     options = columns if kind == "instructions" else ()

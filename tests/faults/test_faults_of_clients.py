@@ -118,12 +118,12 @@ def test_a_client_that_runs_out_of_memory_once_is_asked_again(experiment: Experi
     ("harm", "retries", "reason"),
     [(dies_with_user_seven, 1, "its process died"), (has_no_memory_for_user_seven, 0, "MemoryError")],
 )
-def test_a_user_whom_no_client_can_bear_is_found_and_named(
+def test_a_user_whom_no_client_can_train_ends_the_run_with_the_reason(
     experiment: Experiment, harm: Callable[[list[int]], None], retries: int, reason: str
 ) -> None:
     sick_client(experiment, harm)
     process = start(experiment, "--out", "poisoned", *OPTIONS, "--set", f"system.retries={retries}")
     code, said = ended(experiment, process)
     assert code == 1
-    expected = rf"flsim: round \d+: shard 0 failed {retries + 1} times, last with: {reason}.*; user 7 \(train7\) alone "
+    expected = rf"flsim: round \d+: shard 0 failed {retries + 1} times, last with: {reason}"
     assert re.match(expected, said), said

@@ -39,7 +39,7 @@ def before(model: TrainableModel, records: Records) -> Candidates:
 
 
 def before_two(model: TrainableModel, records: Records) -> Candidates:
-    """The same before another model as well, with other records as the context."""
+    """Return the candidates with another model as the reference, and with other records as the context."""
     return replace(before(model, records), reference=untrained(seed=9), context=drawn(2, seed=9))
 
 

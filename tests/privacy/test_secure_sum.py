@@ -127,7 +127,7 @@ def fedavg(sampler: str, shards: int = 1, **options: object) -> api.FedAvg:
 
 
 def test_shards_change_no_bit_and_the_ledger_composes_the_rounds_of_a_user(experiment: Experiment) -> None:
-    """Of 6 rounds, a user of 4 groups takes part in at most 2."""
+    """With 4 groups, a user takes part in at most 2 of 6 rounds."""
     users = api.plant(experiment.folder / "corpus", api.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
     states = [
         list(api.simulate(users, MODEL, fedavg("min-separation", shards, separation=4), 6))[-1] for shards in (1, 3)

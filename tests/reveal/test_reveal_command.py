@@ -33,7 +33,7 @@ def state_after(run: Run, round_: int) -> State:
 def test_the_sum_over_all_users_moves_the_model_as_training_did(
     trained_here: Trained, overrides: tuple[str, ...]
 ) -> None:
-    """Of the run's own mechanism, noise included: the difference of two checkpoints, of a server learning rate of 1."""
+    """The sum over all users, with the noise of the run, equals the difference of two checkpoints (learning rate 1)."""
     path = trained_here("system.checkpoint_every=1", "evaluation.every=1", *overrides)
     attacked = _Round.open(path, RevealHParams(round=3))
     training, state = attacked.training, attacked.state
