@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import numpy as np
@@ -120,7 +119,8 @@ def read_weights(path: Path, names: list[str]) -> Weights:
             values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of pickles, any
         # The text of torch recommends to execute the file.
-        why = "a pickle of other objects than tensors" if isinstance(error, UnpicklingError) else in_one_line(error)
+        refused = type(error).__name__ == "UnpicklingError"
+        why = "a pickle of other objects than tensors" if refused else in_one_line(error)
         raise InputError(f"{path}: weights cannot be read ({why:.100}); save model.state_dict() again") from error
     for name in NESTED:
         if isinstance(values, Mapping) and isinstance(values.get(name), Mapping):
