@@ -25,7 +25,7 @@ from server.app import refuse_other_code, run_of
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy" / "flower"
 # A shard of a SuperNode that died is asked of another after `deadline`; Flower itself notices after a minute.
-SETTINGS = TINY.replace("rounds = 4", "rounds = 2").replace("shards = 1", "shards = 2") + "deadline = 30\n"
+SETTINGS = TINY.replace("rounds = 4", "rounds = 2").replace("shards = 1", "shards = 2") + "deadline = 60\n"
 # Client processes of the reference add up branches; on Flower's runtimes the server adds, in the same order.
 TREE = SETTINGS.replace("shards = 2", "shards = 3\nbranch = 2")
 

@@ -140,7 +140,7 @@ def finish(experiment: Experiment, process: subprocess.Popen[bytes]) -> tuple[in
 
 def wait_for_round(run: Path, round_: int) -> list[str]:
     """Wait until a round is logged; the processes that trained it."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + 400
     while time.monotonic() < until:
         if (run / "rounds.jsonl").exists():
             lines = (run / "rounds.jsonl").read_text().splitlines()
