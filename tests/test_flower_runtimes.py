@@ -25,7 +25,7 @@ from server.app import refuse_other_code, run_of
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy" / "flower"
 # A shard of a SuperNode that died is asked of another after `deadline`; Flower itself notices after a minute.
-SETTINGS = TINY.replace("rounds = 4", "rounds = 2").replace("shards = 1", "shards = 2") + "deadline = 60\n"
+SETTINGS = TINY.replace("rounds = 4", "rounds = 2").replace("shards = 1", "shards = 2") + "deadline = 40\n"
 # Client processes of the reference add up branches; on Flower's runtimes the server adds, in the same order.
 TREE = SETTINGS.replace("shards = 2", "shards = 3\nbranch = 2")
 
@@ -129,7 +129,7 @@ def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, tr
     running = flower.start("flwr", "run", ROOT, "--stream", "--run-config", run_config(tiny, "deployed"))
     assert len(wait_for_round(tiny.folder / "deployed", 1)) >= 2  # a node may start more than one client process
     first.send_signal(signal.SIGKILL)
-    assert running.wait(timeout=240) == 0
+    assert running.wait(timeout=300) == 0
     assert "deployed: 2 of 2" in flower.output, flower.output
     assert_same(reference, tiny.folder / "deployed")
     assert table_of(tiny.folder / "deployed") == table_of(reference)
