@@ -90,9 +90,6 @@ def algorithm_named(name: str) -> Algorithm:
     """Return a built-in algorithm by name, or the subclass of `Algorithm` at ``path/to/file.py:NAME``.
 
     The options of the name are arguments of the class.
-
-    Raises:
-        InputError: there is no algorithm with this name, it does not take these options, or the file failed.
     """
     algorithm: object = resolve(name, ALGORITHMS, "algorithm")
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):

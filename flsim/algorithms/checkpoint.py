@@ -44,14 +44,9 @@ class ForeignCheckpointError(InputError):
 
 @dataclass(frozen=True)
 class Provenance:
-    """The run, corpus and model that a checkpoint belongs to.
+    """The run (digest of its configuration), corpus (digest) and model that a checkpoint belongs to.
 
-    Attributes:
-        config: digest of the configuration.
-        corpus: digest of the corpus.
-        vocabulary_size: V.
-        model: the settings of the network.
-        frozen: digest of the frozen values of a custom network; empty if there are none.
+    `frozen` is the digest of the frozen values of a custom network; empty if there are none.
     """
 
     config: str
@@ -138,10 +133,7 @@ def _seal_of(metadata: dict[str, str]) -> str:
 
 
 def digest_of(state: State) -> str:
-    """Return the sha256, in hexadecimal, of everything in a state.
-
-    Training from states with equal digests gives equal bits.
-    """
+    """Return the sha256, in hexadecimal, of everything in a state: equal digests train to equal bits."""
     fields = (state.round, state.clip, state.ledger.to_json())  # this form keeps older digests valid
     whole = hashlib.sha256(repr(fields).encode())
     for name in sorted(state.values.keys() - {"clip"}):
@@ -161,8 +153,7 @@ def _tensors(state: State) -> Params:
 def load(path: Path) -> tuple[State, Provenance]:
     """Read a state and the provenance of its checkpoint.
 
-    Raises:
-        InputError: there is no such file, it is damaged or not a checkpoint of flsim, or its name has another round.
+    Raises InputError for a missing or damaged file, another file, or a name of another round.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -202,7 +193,7 @@ def load(path: Path) -> tuple[State, Provenance]:
 
 
 def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
-    """Return the shapes of a checkpoint's model, without allocating memory; raise ValueError if the tensors do not fit.
+    """Return the shapes of a checkpoint's model, without memory; raise ValueError if tensors do not fit.
 
     A custom model is not executed here, and a base model is not read; the digest shows whether tensors are undamaged.
     """

@@ -73,11 +73,7 @@ def factors(product: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     A has the right singular vectors, whose entries of largest size are positive, and B the left ones times the singular
     values. The rows of A then have norm 1, near the norm of about 0.6 before training, so learning rates keep their
     meaning. If a singular value is 0, the row of A remains that of the last A, and the column of B is zeros, as before
-    training: a row of zeros would have no gradient.
-
-    Args:
-        product: [outputs, inputs], float64.
-        a: the last A [r, inputs], float64.
+    training: a row of zeros would have no gradient. All are float64.
     """
     with threads(1):  # the bits do not depend on the number of threads of a process
         u, s, vt = torch.linalg.svd(product, full_matrices=False)

@@ -62,13 +62,7 @@ Direction = Callable[[Tensor, Slots, "ServerOptimizerHParams"], tuple[Tensor, Sl
 
 
 def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer:
-    """Return a server optimizer that treats each tensor separately: x <- x + eta * direction.
-
-    Args:
-        label: see `ServerOptimizer`.
-        init: (x, settings) -> slots of one tensor before the first step.
-        direction: (D, slots, settings) -> (direction, slots after the step) of one tensor.
-    """
+    """Return a server optimizer that treats each tensor separately: x <- x + eta * direction."""
 
     def init_all(x: Params, settings: "ServerOptimizerHParams") -> Moments:
         return _by_slot({name: init(value, settings) for name, value in x.items()})
@@ -206,11 +200,7 @@ class ServerOptimizerHParams:
 
 
 def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
-    """Return the optimizer's state before the first step, by slot and parameter.
-
-    Raises:
-        InputError: a custom optimizer failed.
-    """
+    """Return the optimizer's state before the first step, by slot and parameter; InputError if a custom one fails."""
     with custom_code_errors(InputError):
         return _optimizer_of(hparams).init(params, hparams)
 
@@ -220,15 +210,7 @@ def apply(
 ) -> tuple[Params, Moments]:
     """Return the next parameters and state, computed in float64 and stored in the parameters' type.
 
-    Args:
-        params: the global model's parameters.
-        mean: the averaged update, float64, of the same shapes.
-        moments: the state from `init` or the last step.
-        hparams: the optimizer and its settings.
-        rate: eta of the round; `hparams.server_learning_rate` if None.
-
-    Raises:
-        RunFailed: a custom optimizer failed.
+    `mean` is the averaged update, float64; `rate` is eta of the round, by default that of the settings.
     """
     eta = hparams.server_learning_rate if rate is None else rate
     exact = {slot: {name: _exact(value) for name, value in values.items()} for slot, values in moments.items()}
@@ -248,12 +230,7 @@ def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: Model
 
 
 def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> None:
-    """Try a custom optimizer on parameters of the model, before training.
-
-    Raises:
-        InputError: the optimizer fails, or the names or shapes of its state or step differ from those of the
-            parameters.
-    """
+    """Try a custom optimizer on the model's parameters, before training; raise InputError if it fails or is unfit."""
     name = hparams.server_optimizer
     if not is_custom(name):
         return
@@ -303,14 +280,10 @@ def _as_kept(values: Params, like: Params) -> Params:
 
 @dataclass(frozen=True)
 class ServerStep:
-    """The sizes of a step of the server; norms are over all parameters.
+    """The sizes of a step of the server; norms are over all parameters, and None if no update was averaged.
 
-    Attributes:
-        mean_norm: norm of the averaged update, including noise; None if no update was averaged.
-        step_norm: norm of the change of the model.
-        rms: root mean square of the averaged update's entries, which helps to choose the constants of adaptive
-            optimizers.
-        wraps: number of values of the sum that exceeded the range of secure aggregation.
+    The root mean square `rms` of the averaged update's entries helps to choose the constants of adaptive optimizers;
+    `wraps` are values of the sum that exceeded the range of secure aggregation.
     """
 
     mean_norm: float | None
@@ -320,10 +293,7 @@ class ServerStep:
 
     @property
     def ratio(self) -> float | None:
-        """Return the effective step: the norm of the step divided by that of the averaged update.
-
-        None if the latter is 0.
-        """
+        """The effective step: the norm of the step divided by that of the averaged update; None if the latter is 0."""
         return self.step_norm / self.mean_norm if self.mean_norm else None
 
     @classmethod

@@ -25,9 +25,7 @@ class RoundRequest:
 
     Attributes:
         round: the round, from 0, in which the users began; in asynchronous training, it can be an earlier round.
-        shard: index of the shard that the users belong to.
         users: int64 [n], this round's cohort within the shard.
-        params: the global model's parameters.
         clip: bound on the norm of a user's update in this round; None for no clip.
         sent: the tensors of the algorithm: slot -> parameter -> tensor.
         oldest_resumable_round: the oldest round, from 0, that training may resume from; states of users that only older
@@ -45,13 +43,7 @@ class RoundRequest:
 
 @dataclass(frozen=True)
 class ShardWork:
-    """The work on a shard in a round.
-
-    Attributes:
-        shard: index of the shard.
-        worker: the name of the process that trained it.
-        seconds: time of the process in seconds, without messages.
-    """
+    """The work on a shard in a round: the name of the process, and its time in seconds, without messages."""
 
     shard: int
     worker: str = ""
@@ -60,13 +52,7 @@ class ShardWork:
 
 @dataclass(frozen=True)
 class ShardReply:
-    """The reply of a shard to a request.
-
-    Attributes:
-        round, shard: as in the request.
-        update: the sum over the request's users.
-        worker, seconds: see `ShardWork`.
-    """
+    """The reply of a shard to a request, with the sum over the request's users; see `ShardWork`."""
 
     round: int
     shard: int
@@ -81,13 +67,7 @@ class ShardReply:
 
 @dataclass(frozen=True)
 class BranchReply:
-    """The sum of a branch, which a client process has computed.
-
-    Attributes:
-        branch: index of the branch.
-        update: the sum over the shards of the branch, added in their order.
-        work: the work on each of these shards, in their order.
-    """
+    """The sum over the shards of a branch, added in their order by a client process, and the work on each."""
 
     branch: int
     update: UpdateSum
@@ -116,11 +96,7 @@ def default_branch(shards: int) -> int:
 
 
 def branches(shards: Iterable[int], branch: int) -> dict[int, list[int]]:
-    """Return the shards of each branch; missing shards are omitted.
-
-    Args:
-        shards: indices of shards, ascending.
-        branch: number of consecutive shards in a branch; 0 for a single branch of all shards.
+    """Return the shards of each branch of consecutive shards, ascending; missing ones are omitted, 0 is one branch.
 
     >>> branches([0, 2, 3, 7], 3)
     {0: [0, 2], 1: [3], 2: [7]}
@@ -132,10 +108,7 @@ def branches(shards: Iterable[int], branch: int) -> dict[int, list[int]]:
 
 
 class TreeSum:
-    """The sum of a round's replies, which can arrive in any order; each reply is added and freed as early as possible.
-
-    Memory holds the total, the sum of each unfinished branch, and replies that arrived before their predecessors.
-    """
+    """The sum of a round's replies, which can arrive in any order; each is added and freed as early as possible."""
 
     def __init__(self, shards: Iterable[int], branch: int) -> None:
         """Prepare the sum of these shards, in ascending order; see `branches` for `branch`."""

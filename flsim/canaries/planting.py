@@ -70,12 +70,9 @@ def random_phrases(length: int, seed: int, layout: Layout) -> Draw:
 
 
 def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
-    """Return a function that draws the first words of held-out records, without words outside the vocabulary.
+    """Return a function that draws the first words of held-out records, after their prompts.
 
-    The words of a record begin after its prompt.
-
-    Raises:
-        InputError: held-out users have too few such records.
+    Words outside the vocabulary are excluded; held-out users with too few such records raise InputError.
     """
     heldout, layout = corpus.split(HELDOUT), corpus.layout
     offsets, text = np.asarray(heldout.record_offsets), layout.text_ids
@@ -106,9 +103,8 @@ def secret_phrases(templates: Sequence[Secrets], seed: int) -> Draw:
 def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Return the phrases of the settings as tokens.
 
-    Raises:
-        InputError: a text has words outside the vocabulary; two texts are the same tokens; a text is longer than a
-            record; or a text occurs in a split of the corpus, whose copies would not be counted.
+    Raises InputError if a text has words outside the vocabulary, is the same as another or longer than a record, or
+    occurs in the corpus, where its copies would not be counted.
     """
     phrases = dict[tuple[int, ...], str]()
     for text in texts:
@@ -132,12 +128,7 @@ REDRAWS = 100
 
 @dataclass(frozen=True)
 class Overlay:
-    """The replaced records of a population, in ascending order, each with its canary.
-
-    Attributes:
-        records: int64 [n], indices over all records, in the population's order.
-        canaries: uint16 [n], indices into the list of canaries.
-    """
+    """The replaced records of a population, as ascending indices [n], each with the index of its canary [n]."""
 
     records: NDArray[np.int64]
     canaries: NDArray[np.uint16]
@@ -160,11 +151,7 @@ class Overlay:
         return within and bool((np.diff(self.records) > 0).all() and np.isin(self.canaries, planted).all())
 
     def select(self, kept: NDArray[np.bool_]) -> "Overlay":
-        """Return the overlay of the remaining records, with indices among them.
-
-        Args:
-            kept: bool [records], whether each record of the population remains.
-        """
+        """Return the overlay of the remaining records, by `kept` [records], with indices among them."""
         remaining = kept[self.records]
         gone = np.flatnonzero(~kept)
         records = self.records[remaining]
@@ -173,16 +160,15 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Planting:
-    """An overlay, its canaries, and the numbers of their sharers and insertions.
+    """An overlay, its canaries, and the numbers of their sharers and insertions, int64 [canaries] each.
 
     Attributes:
-        planned_sharers: int64 [canaries], users drawn with probability p_u; for canaries with a number of copies, the
-            users that hold copies.
-        sharers: int64 [canaries], users that hold at least one copy.
-        planned_insertions: int64 [canaries], records drawn with probability p_e among the records of sharers, or the
-            number of copies.
-        insertions: int64 [canaries], replaced records: the planned records, without records that another canary got or
-            that were later dropped from the corpus.
+        planned_sharers: users drawn with probability p_u; for canaries with a number of copies, the users that hold
+            copies.
+        sharers: users that hold at least one copy.
+        planned_insertions: records drawn with probability p_e among the records of sharers, or the number of copies.
+        insertions: replaced records: the planned records, without records that another canary got or that were later
+            dropped from the corpus.
     """
 
     canaries: tuple[Canary, ...]
@@ -193,12 +179,7 @@ class Planting:
     insertions: NDArray[np.int64]
 
     def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planting":
-        """Return the planting in the remaining records: actual counts are recomputed, and planned counts do not change.
-
-        Args:
-            kept: bool [records], whether each record of the population remains.
-            user_offsets: int64 [users + 1], where each user's records start among all of them.
-        """
+        """Return the planting in the remaining records, by `kept` [records]: only actual counts are recomputed."""
         overlay = self.overlay.select(kept)
         kept_offsets = user_offsets - np.searchsorted(np.flatnonzero(~kept), user_offsets)
         sharers, insertions = counts_of(overlay, kept_offsets, len(self.canaries))
@@ -216,11 +197,7 @@ def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
 def counts_of(
     overlay: Overlay, user_offsets: NDArray[np.int64], canaries: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the number of users that hold a copy, and the number of copies, int64 [canaries] each.
-
-    Args:
-        user_offsets: int64 [users + 1], where each user's records start.
-    """
+    """Return the number of users that hold a copy, and the number of copies, int64 [canaries] each."""
     holders = np.searchsorted(user_offsets, overlay.records, side="right") - 1
     sharers = np.array([len(np.unique(holders[overlay.canaries == canary])) for canary in range(canaries)], np.int64)
     return sharers, np.bincount(overlay.canaries, minlength=canaries)
@@ -230,15 +207,9 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
     """Draw distinct phrases that do not occur in any split of the corpus; a phrase that occurs is drawn again.
 
     Text of held-out users occurs only in the held-out splits. Controls are last, and if two phrases are equal, the
-    later phrase is drawn again. Therefore the planted canaries are the same with and without controls.
-
-    Args:
-        rounds: number of rounds of training, for windows that are fractions of it.
-
-    Raises:
-        InputError: canaries are longer than records; the vocabulary is too small; a window does not fit the rounds;
-            held-out users have too few records with this number of words; or a template or a phrase of the settings
-            does not fit the corpus.
+    later phrase is drawn again. Therefore the planted canaries are the same with and without controls. `rounds` is the
+    number of rounds of training, for windows that are fractions of it. Raises InputError if canaries do not fit corpus
+    and rounds.
     """
     layout = corpus.layout
     planted = configurations(hparams)
@@ -308,10 +279,7 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
 
 
 def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | None = None) -> set[tuple[int, ...]]:
-    """Return the phrases, all of the same length, that occur within a record of the split.
-
-    The split is read once, `chunk` words at a time.
-    """
+    """Return the phrases, all of one length, within a record of the split, which is read `chunk` words at a time."""
     if not phrases:
         return set()
     sorted_phrases = np.array(sorted(phrases))
@@ -338,14 +306,7 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | N
 def drawn_and_planted(
     corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
 ) -> Planting:
-    """Return new canaries, planted among the training users: all of the corpus, or those of `train`.
-
-    Args:
-        train: the users and records in which canaries are planted.
-
-    Raises:
-        InputError: see `refuse_too_many` and `draw_canaries`.
-    """
+    """Return new canaries, planted among the training users: all of the corpus, or those of `train`."""
     train = corpus.split("train") if train is None else train
     refuse_too_many(hparams, train.records)
     return plant(train, draw_canaries(corpus, hparams, seed, rounds), seed)
@@ -356,13 +317,11 @@ def plant(split: Holders, canaries: tuple[Canary, ...], seed: int) -> Planting:
 
     Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
     all independently. If several canaries claim a record, one of them, chosen uniformly, gets it. Canaries with a
-    number of copies replace this number of records, drawn from all records. Controls replace no records.
+    number of copies replace this number of records, drawn from all records; InputError if there are fewer. Controls
+    replace no records.
 
     A canary whose coin excludes it replaces no records. Its planned counts are those without the coin, and its coin
     affects only the records that it claims: the draws for other canaries do not depend on the coin.
-
-    Raises:
-        InputError: there are more copies than records.
     """
     if any(canary.pseudo_users for canary in canaries):
         return _injected(canaries)
@@ -407,10 +366,7 @@ def _injected(canaries: tuple[Canary, ...]) -> Planting:
 
 
 def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
-    """Replace a distinct record with each copy; every choice of records is equally likely.
-
-    The expected copies of a user are proportional to the number of its records.
-    """
+    """Replace a distinct record with each copy; every choice of records is equally likely."""
     total = int(copies.sum())
     refuse_copies(total, split.records)
     records = stream(seed, "copies").choice(split.records, total, replace=False)
@@ -434,14 +390,7 @@ MOST = 2**16  # largest number of canaries; an overlay stores indices as uint16
 
 
 def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
-    """Raise InputError for more canaries than an overlay can store, or more copies than records.
-
-    Args:
-        records: number of the training records, or an upper bound if it is unknown.
-
-    Raises:
-        InputError: there are too many canaries or copies.
-    """
+    """Raise InputError for more canaries than an overlay can store, or more copies than training records."""
     canaries = number_of_canaries(hparams)
     if canaries > MOST:
         raise InputError(

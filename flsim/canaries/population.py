@@ -42,7 +42,6 @@ class Population:
     """The training users of one partition; a `flsim.data.records.UsersByRound` and `RecordsByRound`.
 
     Attributes:
-        split: the corpus' users.
         phrases: the words of each canary, of the layout's token type.
         overlay: the records that canaries replace, as indices in the order of the population.
         twin: the order and users of the IID partition; None for those of the corpus.
@@ -74,8 +73,7 @@ class Population:
     def at(self, round_: int) -> "Population":
         """Return the users of a round, counted from 0; this object if no canary has a window.
 
-        In the rounds of its window, a canary replaces records; in other rounds, users have the original records. Rounds
-        with the same planted canaries return the same object.
+        Outside its window, a canary replaces no records. Rounds with the same planted canaries return the same object.
         """
         if self.windows is None or not len(self.overlay.records):
             return self
@@ -91,12 +89,7 @@ class Population:
         return {}
 
     def is_planted_in(self, canaries: NDArray[np.integer[Any]], rounds: NDArray[np.int64] | int) -> NDArray[np.bool_]:
-        """Return whether canaries are planted in rounds, bool [n].
-
-        Args:
-            canaries: indices [n].
-            rounds: rounds from 1, int64 [n], or one round for all.
-        """
+        """Return whether canaries [n] are planted in rounds, from 1, [n] or one for all: bool [n]."""
         if self.windows is None:
             return np.ones(len(canaries), bool)
         first, last = self.windows[canaries].T
@@ -144,10 +137,7 @@ class Population:
         return self.split.records
 
     def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
-        """Return the records at integer [n] positions in the order of the population.
-
-        Records of pseudo-users follow those of the population.
-        """
+        """Return the records at positions [n] in the order of the population; those of pseudo-users follow."""
         if (is_extra := positions >= self.records).any():
             stand_ins, extra = self.records_at(np.where(is_extra, 0, positions)), positions[is_extra] - self.records
             return self._planted(stand_ins, np.flatnonzero(is_extra), self.injected[extra])
@@ -176,10 +166,7 @@ class Population:
 
 
 def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, NDArray[np.int64]]:
-    """Return the pseudo-users of canaries, and the canary of each of their records.
-
-    Those of arm "out" never take part.
-    """
+    """Return the pseudo-users of canaries, never taking part in arm "out", and the canary of each of their records."""
     rounds, sizes, injected = list[int](), list[int](), list[int]()
     for index, canary in enumerate(canaries):
         users = canary.pseudo_users or 0
@@ -197,9 +184,7 @@ def write_population(
 ) -> None:
     """Write planting, roster and, for the IID partition, the twin into an existing folder.
 
-    Args:
-        train: the records that the run trains on, from `flsim.data.withheld`; by default all training users of the
-            corpus.
+    `train` are the records that the run trains on, from `flsim.data.withheld`; by default all of the corpus.
     """
     write_roster(folder, planting, corpus.vocabulary)
     train = corpus.split("train") if train is None else train
@@ -220,10 +205,9 @@ def write_population(
 
 
 def verify_population(folder: Path) -> None:
-    """Read every file again and compare its digest with the stored digest; older folders have no digests.
+    """Compare the digest of every file with the stored one; raise InputError for a difference.
 
-    Raises:
-        InputError: a file is missing or has changed.
+    Older folders have none.
     """
     for name, written in _digests(folder).items():
         path = inside(folder, name)
@@ -265,8 +249,7 @@ def _trained_on(folder: Path, whole: Split, description: dict[str, Any]) -> Spli
 def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Canary, ...]]:
     """Return a population and its canaries, from the folder that `write_population` filled.
 
-    Raises:
-        InputError: the folder is damaged or belongs to another corpus, or the corpus changed since.
+    Raises InputError if the folder is damaged or belongs to another corpus, or the corpus changed since.
     """
     try:
         description = _about(folder)

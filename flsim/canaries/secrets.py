@@ -38,12 +38,7 @@ FILLINGS = {"card": 10**15, "ssn": 898 * 99 * 9_999}
 
 @dataclass(frozen=True)
 class Hole:
-    """A hole of a template.
-
-    Attributes:
-        kind: "d" for digits, "l" for letters, "w" for words, "card", "ssn", or "k" for a key.
-        symbols: number of digits, letters or words.
-    """
+    """A hole of a template: its kind and its number of digits, letters or words."""
 
     kind: str
     symbols: int
@@ -67,11 +62,7 @@ class Hole:
 
 
 def parse(template: str) -> tuple[str | Hole, ...]:
-    """Return the fixed texts and the holes of a template, in order; their concatenation is the template.
-
-    Raises:
-        InputError: a hole is unknown, or there is no hole.
-    """
+    """Return the fixed texts and the holes of a template, in order, or raise InputError for an unknown or no hole."""
     parts: list[str | Hole] = []
     for index, text in enumerate(BETWEEN.split(template)):
         counted = COUNTED.fullmatch(text)
@@ -188,12 +179,7 @@ SPELL: dict[str, Spell] = {"card": _card, "ssn": _ssn}
 
 @dataclass(frozen=True)
 class Part:
-    """Adjacent tokens of a secret that are filled together.
-
-    Attributes:
-        kind: "card" or "ssn"; empty for a single token.
-        ids: token ids of its symbols; one id if the token is fixed.
-    """
+    """Adjacent tokens of a secret that are filled together: a "card" or "ssn", or a token with its allowed ids."""
 
     kind: str
     ids: tuple[int, ...]
@@ -231,9 +217,8 @@ class Secrets:
     def from_template(cls, template: str, vocabulary: Vocabulary) -> "Secrets":
         """Return the fillings of a template in a corpus.
 
-        Raises:
-            InputError: the template is invalid, its tokens are not in the vocabulary, or it has words and the corpus is
-                by characters.
+        Raises InputError if the template is invalid, its tokens are not in the vocabulary, or it has words and the
+        corpus is by characters.
         """
         parts: list[Part] = []
         parsed = parse(template.strip())
@@ -312,17 +297,11 @@ class Secrets:
         return len(tokens) == self.length and all(fits)
 
     def references(self, seed: int, count: int, secrets: Ints) -> Ints:
-        """Return fillings to rank secrets among, none of which is a secret.
+        """Return fillings to rank secrets [m, length] among, none of which is a secret, in lexicographic order.
 
         References are `count` uniform draws from R without the secrets. If there are at most `count` such fillings, the
         references are all of them, each once, so ranks are exact. For a secret that was drawn but not planted, all
         ranks are equally likely.
-
-        Args:
-            secrets: int64 [m, length], different fillings: all secrets of the experiment.
-
-        Returns:
-            int64 [`count_references(...)`, length], in lexicographic order.
         """
         if self.space - len(secrets) <= count:
             rows = self.all()
@@ -340,11 +319,7 @@ class Secrets:
 
 
 def templates(template: str, vocabulary: Vocabulary, seed: int, count: int) -> list[Secrets]:
-    """Return the template of each of `count` canaries; if it has keys, each canary has a different key.
-
-    Raises:
-        InputError: as for `Secrets.from_template`, or there are too few keys.
-    """
+    """Return the template of each of `count` canaries; if it has keys, each canary has a different key."""
     if not any(isinstance(part, Hole) and part.is_key for part in parse(template)):
         return [Secrets.from_template(template, vocabulary)] * count
     texts = dict[str, None]()
@@ -361,11 +336,7 @@ def templates(template: str, vocabulary: Vocabulary, seed: int, count: int) -> l
 
 
 def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the token ids of a part of a text: words, characters with spaces at both ends, or a tokenizer's tokens.
-
-    Raises:
-        InputError: a token is not in the vocabulary.
-    """
+    """Return the token ids of a part of a text: words, characters with spaces at both ends, or a tokenizer's tokens."""
     if isinstance(vocabulary, TokenVocabulary):
         return vocabulary.encode_text(text)
     # `Vocabulary.split` would drop the space between fixed text and a hole.

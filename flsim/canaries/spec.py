@@ -60,11 +60,7 @@ def window_label(window: Window) -> str:
 def bounds_of(window: Window, rounds: int | None) -> Bounds:
     """Return the first and the last round of a window, from 1; for an empty window, the last is before the first.
 
-    Args:
-        rounds: number of rounds of the complete training; None if it is unknown.
-
-    Raises:
-        InputError: the window is a fraction and `rounds` is unknown, or it begins after the last round.
+    Raises InputError if a fraction needs the number of rounds of training, or the window begins after the last round.
     """
     if window == ALWAYS:
         return None, None
@@ -88,12 +84,7 @@ def injection_label(at: float) -> str:
 def injection_bounds(at: float, rounds: int | None) -> Bounds:
     """Return the round of an injection, from 1, as the first and the last round.
 
-    Args:
-        at: completed rounds, or a fraction of training below 1.
-        rounds: number of rounds of the complete training; None if it is unknown.
-
-    Raises:
-        InputError: `at` is a fraction and `rounds` is unknown, or the round is after the last round.
+    Raises InputError if a fraction needs the number of rounds of training, or the round is after the last round.
     """
     if rounds is None and 0 < at < 1:
         raise InputError(
@@ -231,29 +222,20 @@ class CanaryHParams:
         return is_injected or any(is_share(window) and tuple(window) != ALWAYS for window in self.windows)
 
     def unknown_words(self, prefix: int) -> int:
-        """Return the number of words of a canary that are unknown to an attacker who knows the first `prefix` words.
+        """Return the number of a canary's words that an attacker of the first `prefix` words does not know.
 
-        For a template, the text before the first hole is known. For phrases, the number is an estimate from the longest
-        phrase.
+        For a template, the text before the first hole is known. For phrases, it is estimated from the longest phrase.
         """
         if self.phrases:
             return max(1, *(len(phrase.split()) - prefix for phrase in self.phrases))
         return unknown_symbols(self.template) if self.template else self.length - prefix
 
     def continuations(self, prefix: int, words: int) -> int:
-        """Return the number of phrases that a beam can generate after the first `prefix` words.
-
-        Args:
-            prefix: number of known words; see `unknown_words`.
-        """
+        """Return the number of phrases that a beam can generate after the first `prefix` words."""
         return fillings(self.template, words) if self.template else int(words ** self.unknown_words(prefix))
 
     def references(self, count: int, words: int) -> int:
-        """Return the number of references if `count` are requested; small templates have fewer.
-
-        Args:
-            count: number of references in the settings.
-        """
+        """Return the number of references if `count` are requested; small templates have fewer."""
         canaries = len(configurations(self)) + self.controls
         return min(count, fillings(self.template, words) - canaries) if self.template else count
 
@@ -324,13 +306,9 @@ def toss(seed: int, index: int) -> bool:
 
 
 class Configuration(NamedTuple):
-    """The configuration of a canary that is planted.
+    """The configuration of a canary that is planted; see `Canary`.
 
-    Attributes:
-        p_u, p_e: see `Canary`.
-        copies: see `Canary`.
-        window: the rounds in which it is planted, as in the settings; for an injection, its time twice.
-        users: number of pseudo-users who inject it; 0 if users hold it.
+    `window` is as in the settings, and for an injection its time twice; `users` is the number of pseudo-users.
     """
 
     p_u: float

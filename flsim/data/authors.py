@@ -27,14 +27,10 @@ def author_of(user: str) -> str:
 
 
 def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the largest authors, and warnings about authors that may not be one person.
+    """Return the largest authors of (split, user, words), and warnings about authors that may not be one person.
 
-    Args:
-        users: the split, the name and the number of words of each user.
-
-    Returns:
-        The `LARGEST` authors, largest first, each with ``author``, ``split``, ``users``, ``words`` and ``share``, the
-        share of all words of these users, 0 to 1; and the warnings. Names of `STAND_INS` are also included.
+    The `LARGEST` authors, and those named like `STAND_INS`, are in descending order, each with ``author``, ``split``,
+    ``users``, ``words`` and ``share``, the share of all words of these users, 0 to 1.
     """
     words: Counter[tuple[str, str]] = Counter()
     pieces: Counter[tuple[str, str]] = Counter()

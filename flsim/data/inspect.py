@@ -23,12 +23,7 @@ QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 
 @dataclass(frozen=True)
 class Distribution:
-    """The number of things of each length.
-
-    Attributes:
-        values: int64 [distinct], the lengths that occur, ascending.
-        counts: int64 [distinct], how many things have each length.
-    """
+    """The number of things of each length that occurs, ascending: int64 [distinct] each."""
 
     values: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -48,10 +43,7 @@ class Distribution:
         return Distribution(values, counts)
 
     def quantiles(self) -> dict[str, int]:
-        """Return each quantile by name: the smallest length with at least this share of lengths up to it.
-
-        The result is empty if there are no things.
-        """
+        """Return, by name, the smallest length with at least this share of lengths up to it; empty without things."""
         if not len(self.values):
             return {}
         cumulative = np.cumsum(self.counts)
@@ -202,13 +194,10 @@ def _coverage(token_counts: NDArray[np.int64], layout: Layout, corpus: Corpus) -
 
 
 def _membership(names: dict[str, list[str]]) -> dict[str, Any]:
-    """Return which authors of heldout and test are members, for attacks on users.
+    """Return which authors of heldout and test are members, for attacks on users; an author can be several users.
 
-    A split can contain several users of one author.
-
-    Returns:
-        ``{split}_authors``, the number of authors. For all splits except train also ``{split}_also_train``, the names
-        of authors who are in train too, and ``{split}_only``, the number of those who are not.
+    ``{split}_authors`` is the number of authors. For all splits except train, ``{split}_also_train`` are the names of
+    authors who are in train too, and ``{split}_only`` is the number of those who are not.
     """
     authors = {split: set(map(author_of, users)) for split, users in names.items()}
     membership: dict[str, Any] = {f"{split}_authors": len(members) for split, members in authors.items()}

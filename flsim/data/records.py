@@ -15,14 +15,10 @@ WINDOW = 2**20  # values
 
 
 def windows(values: NDArray[Any], size: int | None = None, overlap: int = 0) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield consecutive pieces of an array, each with the index of its start.
+    """Yield consecutive pieces of an array, each with the index of its start, by default of `WINDOW` values.
 
-    Pieces of a memory-mapped file are read, because touched pages of a mapping count as memory of this process.
-
-    Args:
-        values: an array, or a complete mapped file from `flsim.data.corpus.memory_map`, not a part of a file.
-        size: values from the start of one piece to the start of the next; `WINDOW` by default.
-        overlap: number of values that a piece shares with the next piece.
+    A piece shares `overlap` values with the next. Pieces of a memory-mapped file, which must be complete, are read,
+    because touched pages of a mapping count as memory of this process.
     """
     size = size or WINDOW
     for start in range(0, len(values), size):
@@ -46,9 +42,7 @@ Ints = NDArray[np.int64]
 class ExtraUsers:
     """Users whose numbers and records follow those of the population.
 
-    Attributes:
-        rounds: int64 [users], the round in which each takes part, from 0; -1 for none.
-        offsets: int64 [users + 1], where each user's records start among those of extra users.
+    `rounds` [users] are those in which each takes part, from 0, or -1; `offsets` [users + 1] of their records.
     """
 
     rounds: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -141,10 +135,7 @@ class Users(Protocol):
 
 
 class RecordSource(Protocol):
-    """Interface of all records of a population as one sequence, in the order of users.
-
-    The position of a record is its index in that sequence.
-    """
+    """Interface of all records of a population as one sequence, in the order of users, with positions as indices."""
 
     @property
     def layout(self) -> Layout: ...
@@ -207,11 +198,7 @@ class Unchanging:
 
 @dataclass(frozen=True)
 class Subset(Unchanging):
-    """Some records of a source; the subset is also a source, and is the same in every round.
-
-    Attributes:
-        chosen: integer [records], positions in the source.
-    """
+    """The records of a source at chosen positions, as a source that is the same in every round."""
 
     source: RecordSource
     chosen: NDArray[np.integer[Any]]
@@ -243,13 +230,10 @@ class Batch:
 
 
 def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
-    """Return the chosen records of a user as one batch.
+    """Return the chosen records [n] of a user as one batch.
 
     A sequence is BOS, the words, and EOS if `layout.ends_with_eos`. Inputs are all tokens except the last, and targets
     all tokens except the first.
-
-    Args:
-        chosen: int64 [n], indices into the records.
     """
     starts = records.offsets[chosen]
     lengths = records.offsets[chosen + 1] - starts
@@ -272,8 +256,7 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
 def batches_by_length(records: Records, layout: Layout, positions: int) -> Iterator[NDArray[np.int64]]:
     """Yield the indices of all records in batches of similar length, longest first, which minimizes padding.
 
-    Args:
-        positions: largest number of positions of a batch, padding included; a longer record is a separate batch.
+    A batch has at most this number of positions, padding included; a longer record is a separate batch.
     """
     words = np.diff(records.offsets)
     lengths = words + layout.ends_with_eos(words)

@@ -41,11 +41,7 @@ NUMBERS = 10  # one word in this many is a number
 
 @dataclass(frozen=True)
 class Spellings:
-    """The spellings of words.
-
-    Attributes:
-        texts: the spelling of each word; all are different.
-    """
+    """The different spellings of words."""
 
     texts: tuple[str, ...]
 
@@ -80,15 +76,9 @@ class Spellings:
     def spell(
         self, tokens: NDArray[np.unsignedinteger], record_words: NDArray[np.uint8]
     ) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
-        """Spell records, with a space between words.
+        """Spell records of words from 0 [words], with a space between words, by numbers of words [records].
 
-        Args:
-            tokens: the words of all records, counted from 0, [words].
-            record_words: number of words of each record, uint8 [records].
-
-        Returns:
-            The symbols of all records, as places in `SYMBOLS`, uint16 [symbols], and the number of symbols of each
-            record, uint8 [records].
+        Returns the symbols of all records, as places in `SYMBOLS`, uint16, and the number of each record, uint8.
         """
         bounds, flat = self._flat
         first = bounds[tokens]
@@ -175,10 +165,8 @@ class SyntheticHParams:
 class Language:
     """The words of topics: their frequencies and successors.
 
-    Attributes:
-        cumulative: float64 [topics * words], topic t's cumulative word frequencies plus t, so one search in the
-            complete array finds a word of any topic.
-        successors: token type of the layout, [topics, words, SUCCESSORS], words that follow a word, counted from 0.
+    `cumulative` [topics * words] has topic t's cumulative word frequencies plus t, so one search finds a word of any
+    topic; `successors` [topics, words, SUCCESSORS] are words that follow a word, counted from 0.
     """
 
     cumulative: NDArray[np.float64]
@@ -186,10 +174,7 @@ class Language:
 
     @classmethod
     def draw(cls, hparams: SyntheticHParams, seed: int) -> "Language":
-        """Draw the words of all topics.
-
-        Half of a topic's words follow the common Zipf law, and half follow a Zipf law over the ranking of the topic.
-        """
+        """Draw the words of all topics: half follow the common Zipf law, and half that of the topic's ranking."""
         layout = Layout(hparams.vocabulary_size, hparams.record_words)
         words = layout.words
         law = 1 / np.arange(1, words + 1) ** hparams.zipf
@@ -216,11 +201,8 @@ class Language:
 class Part(NamedTuple):
     """Consecutive users.
 
-    Attributes:
-        tokens: unsigned integers [words], words counted from 0 in the order of the common Zipf law; for spelled
-            corpora, characters as positions in `SYMBOLS`.
-        record_words: uint8 [records], words or characters of each record.
-        user_records: int64 [users], records of each user.
+    Tokens [words] count from 0 in the order of the common Zipf law; for spelled corpora, characters are positions in
+    `SYMBOLS`. The others are words or characters of records, uint8, and records of users, int64.
     """
 
     tokens: Tokens
@@ -252,10 +234,8 @@ def _draw(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
     """Draw the random numbers of a user.
 
-    Returns:
-        Lengths and topics of records, [records]. Then three arrays [LONGEST, records] for the word at each position:
-        the uniform number of a fresh word, the index of a successor, and the uniform number that chooses between the
-        two.
+    Returns lengths and topics of records, [records]; then three arrays [LONGEST, records] for the word at each
+    position: the uniform number of a fresh word, the index of a successor, and the uniform number that chooses.
     """
     rng = stream(seed, "synthetic user", name)
     mixture = rng.dirichlet(np.full(hparams.topics, hparams.heterogeneity))
@@ -289,11 +269,8 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
     """Write a synthetic corpus, which is a function of the arguments only.
 
     A large corpus uses a process per processor. Users are drawn into scratch files while words are counted, then
-    written with ids in order of frequency. Memory therefore does not grow with the number of users.
-
-    Raises:
-        InputError: `out` exists, the corpus exceeds the disk, or a user exceeds the memory.
-        WorkerDied: a process was killed.
+    written with ids in order of frequency. Memory therefore does not grow with the number of users. Raises InputError
+    if `out` exists, the corpus exceeds the disk, or a user exceeds the memory; and WorkerDied.
     """
     layout = hparams.token_layout
     sizes = {"train": hparams.users, "heldout": hparams.heldout_users, "test": hparams.test_users}

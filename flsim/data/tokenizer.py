@@ -66,11 +66,7 @@ class Tokenizer:
 
     @cached_property
     def rows(self) -> int:
-        """Return the number of rows of the model's embedding: that of config.json, or else one row for each token.
-
-        Raises:
-            InputError: there are more tokens than rows.
-        """
+        """Number of rows of the model's embedding: that of config.json, or else one row for each token."""
         tokens = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
         config = _described(self.folder, "config.json")
         rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size", tokens))
@@ -83,11 +79,7 @@ class Tokenizer:
 
     @cached_property
     def special(self) -> dict[str, int]:
-        """Return the rows of "pad", "oov", "bos" and "eos"; a missing token has the row of another special token.
-
-        Raises:
-            InputError: the tokenizer has no token for the begin or the end of a text.
-        """
+        """Rows of "pad", "oov", "bos" and "eos"; a missing token has the row of another special token."""
         ids = dict[str, int]()
         for file in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):  # the last wins
             values = _described(self.folder, file)
@@ -132,10 +124,7 @@ class Tokenizer:
         return str(self._library.decode([*map(int, ids)], skip_special_tokens=False))
 
     def token(self, id_: int) -> str:
-        """Return the tokenizer's spelling of a token, such as ``Ġthe``; for a row without a token, its number.
-
-        White space and quotes are escaped as in JSON.
-        """
+        """Return the tokenizer's spelling of a token, such as ``Ġthe``, escaped as in JSON, or its row's number."""
         return json.dumps(self._library.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
 
     def id_of(self, token: str) -> int | None:
@@ -146,11 +135,7 @@ class Tokenizer:
     def table(self, counts: NDArray[np.int64]) -> tuple[Layout, NDArray[np.int64]]:
         """Return the ids of a corpus: its layout, with records of one token, and the model's ids, int64 [V].
 
-        Args:
-            counts: int64 [rows], how often each token occurs; ids of words and of pieces are in descending order.
-
-        Raises:
-            InputError: no token is a word.
+        Ids of words and of pieces are in descending order of the counts [rows]. Raises InputError without any word.
         """
         special = self.special
         if not self.is_word.any():
@@ -183,10 +168,7 @@ def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
     """Train a byte-level BPE tokenizer, and write it into an existing folder.
 
     The tokens are the four special tokens, the 256 bytes, and merges of bytes within words, as in GPT-2. The tokenizer
-    depends only on the texts and the number of tokens.
-
-    Raises:
-        InputError: the text has too few different words for so many tokens.
+    depends only on the texts and the number of tokens. Raises InputError for too few different words.
     """
     library = _imported()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forks of this process would warn about its threads
@@ -242,11 +224,8 @@ def _described(folder: Path, name: str) -> dict[str, Any]:
 class TokenMap:
     """The correspondence of the token ids of a corpus and the ids of a model, which are rows of its embedding.
 
-    Attributes:
-        layout: the layout of the corpus' token ids; its name is `TOKENIZER`.
-        ids: int64 [V], the model's id of each id of the corpus. Every row of the model occurs at least once. Several
-            special ids can have the same row, if a tokenizer has no padding, or one token for begin and end.
-        folder: the folder of the tokenizer, as `transformers.AutoTokenizer.from_pretrained` reads it.
+    Every row of the model occurs at least once in `ids` [V]. Several special ids can have the same row, if a tokenizer
+    has no padding, or one token for begin and end. `transformers.AutoTokenizer.from_pretrained` reads the folder.
     """
 
     layout: Layout
@@ -255,11 +234,7 @@ class TokenMap:
 
     @classmethod
     def open(cls, corpus: Path, layout: Layout) -> "TokenMap | None":
-        """Return the map of a corpus' folder; None if the corpus was made without a tokenizer.
-
-        Raises:
-            InputError: the table does not fit the layout, or a file is missing.
-        """
+        """Return the map of a corpus' folder, or None if it was made without a tokenizer; InputError if it is unfit."""
         if layout.name != TOKENIZER:
             return None
         path = corpus / TABLE
@@ -291,10 +266,7 @@ class TokenMap:
 
     @cached_property
     def from_model(self) -> NDArray[np.int64]:
-        """Return the corpus' id of each of the model's ids, as the tokenizer uses them, int64 [rows].
-
-        An unknown token is OOV, even if it shares its row with EOS.
-        """
+        """The corpus' id of each of the model's ids [rows]; an unknown token is OOV, even in the row of EOS."""
         ids = np.full(self.rows, self.layout.oov)
         for id_ in (self.layout.pad, self.layout.bos, self.layout.eos, self.layout.oov):
             ids[self.ids[id_]] = id_

@@ -132,11 +132,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The most frequent words of a corpus with their counts, most frequent first.
-
-    Attributes:
-        by: whether these are words, single characters, or the tokens of a tokenizer, words before pieces.
-    """
+    """The most frequent words (single characters, tokens) of a corpus with their counts, most frequent first."""
 
     words: tuple[str, ...]
     counts: tuple[int, ...]
@@ -145,15 +141,7 @@ class Vocabulary:
 
     @classmethod
     def most_frequent(cls, counts: Mapping[str, int], size: int, layout: str = "tff", by: By = "words") -> "Vocabulary":
-        """Return the vocabulary of the `size` - 4 most frequent words; ties are in alphabetical order.
-
-        Args:
-            size: number of token ids, including the four special tokens.
-            by: whether the words are single characters.
-
-        Raises:
-            InputError: the corpus has fewer different words.
-        """
+        """Return the vocabulary of the `size` - 4 most frequent words; ties are in alphabetical order."""
         most = Layout(size, name=layout).words
         if most > len(counts):
             raise InputError(
@@ -165,11 +153,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path, layout: str = "tff", by: By = "words") -> "Vocabulary":
-        """Read a vocabulary that `write` wrote.
-
-        Raises:
-            InputError: the file is not a vocabulary.
-        """
+        """Read a vocabulary that `write` wrote."""
         try:
             rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
             return cls(tuple(word for word, _ in rows), tuple(int(count) for _, count in rows), layout, by)

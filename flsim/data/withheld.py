@@ -27,14 +27,10 @@ Shadow = Literal["user", "record"]
 
 @dataclass(frozen=True, eq=False)
 class PartialSplit(Split):
-    """Some records of a split, in their order; users without remaining records are omitted.
+    """Some records of a split, at ascending positions; users without remaining records are omitted.
 
     Tokens, `record_offsets` and `prompts` are those of the complete split. Everything else, including positions of
     records, refers only to the remaining records.
-
-    Attributes:
-        positions: integer [records], ascending: which records of the split a run trains on.
-        users: int64 [users], which users of the split have such records.
     """
 
     whole: Split = field(kw_only=True)
@@ -91,12 +87,9 @@ def in_whole(split: Split, positions: NDArray[np.integer[Any]]) -> NDArray[np.in
 
 
 def held_out(records: int, user: int, share: float) -> NDArray[np.int64]:
-    """Draw the records of a user that no run trains on, int64 [n], ascending.
+    """Draw the records of a user that no run trains on, at most all but one: int64 [n], ascending.
 
     They are a function of the user only, so runs of all seeds and both partitions exclude the same records.
-
-    Args:
-        share: share of records to draw, rounded to the nearest number; at least one record is not drawn.
     """
     count = min(int(share * records + 0.5), records - 1)
     if count <= 0:
@@ -118,16 +111,7 @@ def beyond_cap(records: NDArray[np.int64], user: int, cap: int) -> NDArray[np.in
 def without_withheld(
     split: Split, user_holdout: float, shadow: Shadow | None, seed: int, max_records: int | None = None
 ) -> Split:
-    """Return the records that a run trains on: the complete split, or a part of it.
-
-    Args:
-        user_holdout: share of each user's records to exclude, see `held_out`.
-        shadow: whether coins of the seed exclude users or records; None for no coins.
-        max_records: the most records of a user, see `beyond_cap`; None for all.
-
-    Raises:
-        InputError: no record remains.
-    """
+    """Return the records that a run trains on: the complete split, or a part of it; InputError if none remains."""
     if not user_holdout and shadow is None and max_records is None:
         return split
     is_trained_on = np.ones(split.records, np.bool_)

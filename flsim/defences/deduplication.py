@@ -34,17 +34,10 @@ Grams = frozenset[tuple[int, ...]]
 
 
 def first_of_near(split: Split, chosen: NDArray[np.bool_], near: float, ngram: int, by_user: bool) -> NDArray[np.bool_]:
-    """Return whether a chosen record is similar to no earlier kept record, bool [records].
+    """Return whether a chosen record [records] is similar to no earlier kept record; others are dropped [records].
 
-    This is a Python loop over some thousands of records per second, and needs about 6 kB of memory for each kept
-    record.
-
-    Args:
-        split: the users.
-        chosen: bool [records], the records to compare; other records are dropped.
-        near: smallest Jaccard similarity at which two records count as equal.
-        ngram: number of words in an n-gram; a record of fewer words is one n-gram.
-        by_user: whether to compare only records of the same user.
+    `near` is the smallest Jaccard similarity of equal records. This is a Python loop over some thousands of records per
+    second, and needs about 6 kB of memory for each kept record.
     """
     kept = chosen.copy()
     empty, bands = MinHash(PERMUTATIONS, hashfunc=int), bands_for(near)
@@ -132,11 +125,7 @@ class DeduplicationHParams:
 
 
 def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Corpus:
-    """Write the corpus without repeated train records.
-
-    Raises:
-        InputError: `out` exists, or there are no train records.
-    """
+    """Write the corpus without repeated train records, of which there must be any; `out` must not exist."""
     train = train_records(corpus, out)
     kept = first_of_equal(train, hparams.within)
     dropped = {"records_duplicated": int(np.count_nonzero(~kept))}
@@ -152,11 +141,6 @@ def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64)
 
     Records are grouped by a hash and then compared word by word, so collisions have no effect. This maps the corpus,
     and needs 9 bytes of memory per record plus a sixteenth of about 50 bytes.
-
-    Args:
-        split: the users.
-        within: "user" compares only records of the same user.
-        hash_bits: number of bits of the hash.
     """
     hashes = np.empty(split.records, np.uint64)
     with progress("hashing records", split.records, unit="records") as advance:

@@ -55,16 +55,7 @@ class SanitizationHParams:
 def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int, device: str = "cpu") -> Corpus:
     """Write the corpus without the share of train records whose log-perplexity difference is largest.
 
-    Args:
-        corpus: the old corpus.
-        out: folder of the new corpus.
-        hparams: settings of the defence.
-        seed: seed of the halves, and of both models.
-        device: torch's name of the device.
-
-    Raises:
-        InputError: `out` exists, there are fewer than two train records, or the device is missing.
-        Diverged: the training of a model diverged.
+    Raises InputError if `out` exists, there are fewer than two train records, or the device is missing; and Diverged.
     """
     train = train_records(corpus, out, at_least=2)
     if device == "cuda" and not torch.cuda.is_available():
@@ -91,9 +82,6 @@ def log_perplexity_differences(
     """Return LD(x) = |L_F(x) - L_G(x)| of every record, nats, float64 [records].
 
     F and G start from the same weights, so they differ only by the records of their training.
-
-    Raises:
-        Diverged: the training of a model diverged.
     """
     first, second = (
         _trained(Subset(source, half), hparams, seed, device, f"training on half {number} of 2")
@@ -112,16 +100,7 @@ def log_perplexity_differences(
 def record_log_perplexities(
     models: tuple[TrainableModel, ...], source: RecordSource, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return L(x) = -log Pr(x) after BOS, with EOS if the record has it: nats, float64 [models, n].
-
-    Args:
-        models: the models, all on one device.
-        source: the records.
-        positions: int64 [n], the positions of records in the source.
-
-    Raises:
-        Diverged: a score is not finite.
-    """
+    """Return L(x) = -log Pr(x) after BOS, with EOS if the record has it, nats [models, n]; or raise Diverged."""
     layout, device = source.layout, models[0].device
     records = source.records_at(positions)
     order = np.argsort(-np.diff(records.offsets), kind="stable")  # records of similar length need little padding

@@ -98,10 +98,7 @@ class Quantity:
 
     @property
     def is_listed(self) -> bool:
-        """Return whether a list of canaries has a column for it.
-
-        Built-in quantities without place or text have none.
-        """
+        """Whether a list of canaries has a column for it; built-in quantities without place or text have none."""
         return bool(self.is_standard or self.places or self.about)
 
     @property
@@ -181,11 +178,7 @@ def to_json(quantity: Quantity) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> Quantity:
-    """Return the description that `to_json` wrote, with all checks for untrusted data.
-
-    Raises:
-        InputError: the values are not a description.
-    """
+    """Return the description that `to_json` wrote; raise InputError if it fails the checks for untrusted data."""
     try:
         kinds = {field.name: field.type for field in fields(Quantity)}
         kept = {name: value for name, value in values.items() if name in kinds}
@@ -202,11 +195,7 @@ def from_json(values: Mapping[str, Any]) -> Quantity:
 
 
 def refuse_unfit(quantity: Quantity) -> Quantity:
-    """Return a custom description unchanged, after its checks.
-
-    Raises:
-        InputError: it cannot be stored or shown, or uses fields of built-in quantities.
-    """
+    """Return a custom description unchanged, or raise InputError if it cannot be stored or shown."""
     name = quantity.name
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InputError(f"a quantity's name must be lower-case letters, digits and _, at most 40, found {name!r:.60}")

@@ -37,12 +37,7 @@ class Finetuning:
 
 
 def finetuning_of(planned: Iterable[Planned], train: Split) -> tuple[Finetuning, ...]:
-    """Return what each row of Hugging Face models needs, once for equal rows.
-
-    Args:
-        planned: the runs.
-        train: the corpus' training users.
-    """
+    """Return what each row of Hugging Face models needs, once for equal rows."""
     equal: dict[Finetuning, list[str]] = {}
     for run in planned:
         if run.config.model.architecture == "hf":

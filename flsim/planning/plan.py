@@ -81,11 +81,7 @@ class Disk:
 
 
 def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) -> Disk:
-    """Return the disk space of all runs.
-
-    Args:
-        corpus: bytes of the corpus, if the sweep makes it; 0 otherwise.
-    """
+    """Return the disk space of all runs; `corpus` is the size of the corpus if the sweep makes it, else 0."""
     disks = [run_disk(run.config, trained_on(run.config, train)) for run in runs]
     meanwhile = sum(sorted((disk.meanwhile for disk in disks), reverse=True)[:at_once])
     checkpoints, kept = sum(disk.checkpoints for disk in disks), sum(disk.kept for disk in disks)
@@ -163,10 +159,7 @@ class Provable:
 
 
 def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...]:
-    """Return what each row can prove in each partition, once for all seeds and for equal rows.
-
-    Rows without ranked canaries are omitted.
-    """
+    """Return what each row with ranked canaries can prove in each partition, once for all seeds and equal rows."""
     named: dict[str, Provable] = {}
     for run in planned:
         name = " ".join(filter(None, (row_name(run), str(run.axes.get(PARTITION, "")))))
@@ -208,10 +201,7 @@ def _provable(config: Config, train: Split) -> Provable:
 
 
 def groups_of(config: Config, users: Users) -> list[int]:
-    """Return the expected number of units that share each canary, at least 1, counted as an audit counts them.
-
-    In an IID twin about as many synthetic users hold the copies of a canary.
-    """
+    """Return the expected number of units that share each canary, at least 1, counted as an audit counts them."""
     groups = []
     for one in configurations(config.canaries):
         insertions = one.p_u * one.p_e * users.records if one.copies is None else float(one.copies)
@@ -245,11 +235,8 @@ RECORDS = "Sound: sensitivity S under add-or-remove-one of a record, with Poisso
 class Request:
     """The input of a plan.
 
-    Attributes:
-        tier: the tier of a sweep; None for a run.
-        is_there: whether the corpus exists; otherwise the plan assumes the published number of users, all equal.
-        makes: bytes of the corpus that the sweep makes; 0 if it exists.
-        whole_cluster: whether runs are trained one after another.
+    `tier` is that of a sweep. Without a corpus (`is_there`), the plan assumes the published number of users, all equal.
+    `makes` is the size of a corpus that the sweep makes. With `whole_cluster`, runs are trained one after another.
     """
 
     name: str
@@ -320,17 +307,11 @@ def read_request(
     corpus: Path | str | None = None,
     overrides: Sequence[str] = (),
 ) -> Request:
-    """Read the input of a plan.
+    """Read the input of a plan from the file of a run, or of a sweep, which has grids; see `Request`.
 
-    Args:
-        file: the file of a run, or of a sweep, which has grids.
-        folder: the folder for a synthetic corpus, which is made to be measured.
-        only: grids of the sweep to plan; all if empty.
-        corpus: the corpus to train on, instead of the file's.
-
-    Raises:
-        InputError: the file is wrong, an option does not apply to it, no run could have its settings, or the corpus
-            does not exist and its users are not known.
+    A synthetic corpus, which is made to be measured, goes to `folder`. Raises InputError if the file is wrong, an
+    option does not apply to it, or no run could have its settings. It is also raised if the corpus does not exist and
+    its users are not known.
     """
     if "grids" not in toml.read(file):
         for option, value in (("--tier", tier), ("--seeds", seeds), ("--only", only)):
@@ -445,14 +426,10 @@ def power_of(
     tests: int = 1,
     spread: power.Spread = power.DEMO,
 ) -> Power | None:
-    """Return the power of a comparison, by `flsim.results.power`; None without canaries.
+    """Return the power of one of `tests` comparisons, by `flsim.results.power`; None without canaries.
 
     Of k comparisons Holm's correction finds each one whose p is at most alpha / k, whatever the others are. Therefore
     the power is the least that the comparison has in the table.
-
-    Args:
-        canaries, seeds: number of canaries of a run, and number of seeds.
-        tests: k.
     """
     if not canaries:
         return None

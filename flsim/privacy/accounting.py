@@ -78,11 +78,6 @@ def poisson(orders: Floats, sigma: float, rate: float) -> Floats:
     The moment A is E[(1 + u)^order] with u = rate (e^((2 x - 1) / (2 sigma^2)) - 1) and x ~ N(0, sigma^2). As the mean
     of u is 0, A - 1 is the mean of (1 + u)^order - 1 - order u, which is never negative. Its sums and integrals
     therefore lose no digits, even for small A - 1. Relative errors are below 1e-9.
-
-    Args:
-        orders: above 1.
-        sigma: noise multiplier, above 0.
-        rate: probability by which a user takes part, from 0 to 1.
     """
     if rate == 0:
         return np.zeros_like(orders)
@@ -92,17 +87,12 @@ def poisson(orders: Floats, sigma: float, rate: float) -> Floats:
 
 
 def without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
-    """Return the RDP if a cohort of a fixed size is drawn, for replacing the data of one user.
+    """Return the RDP of drawing a cohort of a fixed size, rate cohort / population, for replacing one user's data.
 
     The result is the smaller of two upper bounds. The first is [WBK], Theorem 27, between integer orders with Corollary
     10. The second is the RDP without sampling, because outputs are mixtures over cohorts, and Renyi divergence is
     jointly quasi-convex (van Erven and Harremoes, "Renyi Divergence and Kullback-Leibler Divergence", 2014, Theorem
     13).
-
-    Args:
-        orders: above 1.
-        sigma: noise multiplier, above 0.
-        rate: cohort / population, from 0 to 1.
     """
     if rate == 0:
         return np.zeros_like(orders)
@@ -116,9 +106,8 @@ def without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
 class SkellamDpEvent(DpEvent):  # type: ignore[misc]
     """Skellam noise on a sum of integers.
 
-    Attributes:
-        noise_multiplier: standard deviation of the noise divided by the distance by which one user moves the sum.
-        steps: this distance, an L2 norm, or a smaller number.
+    The multiplier is the noise's standard deviation divided by `steps` or more, the L2 norm by which a user moves the
+    sum.
     """
 
     noise_multiplier: float
@@ -266,12 +255,7 @@ PRV_ERROR = 0.01  # largest error of epsilon of Opacus, which returns an upper b
 
 @dataclass(frozen=True)
 class RenyiDP:
-    """The Renyi DP of an event.
-
-    Attributes:
-        orders: float64 [orders], each above 1.
-        rdp: float64 [orders], the Renyi divergence at each order in nats; possibly infinite.
-    """
+    """The Renyi DP of an event: float64 [orders], each above 1, and the divergence in nats, possibly infinite."""
 
     orders: Floats
     rdp: Floats
@@ -306,12 +290,9 @@ def check_delta(delta: float) -> None:
 
 
 def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
-    """Return the epsilon of an event under a convention's relation, accountant and conversion.
+    """Return the epsilon of an event under a convention's relation, accountant and conversion; possibly infinite.
 
-    The result can be infinite.
-
-    Raises:
-        InputError: delta is out of range, or this convention does not support the event; the message has the reason.
+    Raises InputError, with the reason, if delta is out of range, or this convention does not support the event.
     """
     check_delta(delta)
     if convention.records is not None:
@@ -356,11 +337,7 @@ def of_users(event: DpEvent, records: int) -> DpEvent:
 
 
 def delta_of(event: DpEvent, epsilons: Floats, convention: Convention) -> Floats:
-    """Return delta of an event at each epsilon, from Renyi DP or privacy loss distributions.
-
-    Raises:
-        InputError: the convention cannot account for the event.
-    """
+    """Return delta of an event at each epsilon, from Renyi DP or privacy loss distributions."""
     if convention.accountant == "pld":
         spent = _compose(PLDAccountant(_relation(convention)), event, convention).get_delta(epsilons)
         return np.broadcast_to(np.asarray(spent, np.float64), epsilons.shape)
@@ -369,11 +346,7 @@ def delta_of(event: DpEvent, epsilons: Floats, convention: Convention) -> Floats
 
 
 def rdp_of(event: DpEvent, convention: Convention) -> RenyiDP:
-    """Return the Renyi DP of an event, at the orders of `flsim.privacy.accounting`.
-
-    Raises:
-        InputError: dp_accounting does not support the event under this relation.
-    """
+    """Return the Renyi DP of an event at `ORDERS`; raise InputError if dp_accounting does not support it."""
     return RenyiDP(ORDERS, _rdp_of(event, convention))
 
 

@@ -112,9 +112,6 @@ def conventions_of(sampler: str) -> tuple[Convention, ...]:
     """Return the conventions for a sampler; for a custom sampler, those of the relation that it declares.
 
     Runs report, and audits test, the first sound convention.
-
-    Raises:
-        InputError: a custom sampler failed.
     """
     if is_custom(sampler):
         return _of_own(sampler, sampler_class(sampler).relation)
@@ -127,11 +124,7 @@ def sampler_in_conventions(sampler: str) -> str:
 
 
 def sound_convention(sampler: str) -> Convention:
-    """Return the convention that runs with a sampler report: the first whose sensitivity covers its relation.
-
-    Raises:
-        InputError: no convention of the sampler is sound.
-    """
+    """Return the first convention of a sampler whose sensitivity covers its relation; raise InputError without one."""
     sound = next((one for one in conventions_of(sampler) if one.is_sound), None)
     if sound is None:
         raise InputError(f"{sampler}: there is no sound convention for this sampler, and its epsilon cannot be audited")
@@ -139,10 +132,7 @@ def sound_convention(sampler: str) -> Convention:
 
 
 def possible_conventions(sampler: str) -> tuple[Convention, ...]:
-    """Return the possible conventions for a sampler, without executing custom code.
-
-    For a custom sampler, these are the conventions of both relations, one of which it declares.
-    """
+    """Return the possible conventions for a sampler, without executing a custom one: those of all relations."""
     if not is_custom(sampler):
         return conventions_of(sampler)
     return tuple(convention for relation in SENSITIVITY for convention in _of_own(sampler, relation))

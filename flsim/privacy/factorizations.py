@@ -99,12 +99,9 @@ def sensitivity_of_tree(rounds: int, participation: Participation) -> float:
 def optimal_bands(rounds: int, bands: int) -> tuple[float, ...]:
     """Return the coefficients of a banded Toeplitz C of least error times squared sensitivity; the first is 1.
 
-    If rounds of a user are at least `bands` apart, the columns of C for these rounds do not overlap. The squared
-    sensitivity is therefore k times the squared norm of the coefficients ([CKMRT], Theorem 2).
-
-    Args:
-        rounds: number of rounds n, at whose end the error is taken.
-        bands: number of coefficients.
+    The error is taken at the end of the rounds. If rounds of a user are at least `bands` apart, the columns of C for
+    these rounds do not overlap. The squared sensitivity is therefore k times the squared norm of the coefficients
+    ([CKMRT], Theorem 2).
     """
     import scipy  # not at the top, because training needs only torch and numpy
 

@@ -40,16 +40,11 @@ class Entry:
 
     Attributes:
         sampler: how the cohort is drawn, see `flsim.privacy.sampling`; a custom sampler is named by content.
-        population: number of users to draw from.
         cohort: number of users drawn; under Poisson sampling, their expected number.
         noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. If a
             round releases more than the sum (adaptive clipping: a count), the equivalent for everything that is
             released.
-        rounds: number of such rounds.
         noise: the process of the noise, see `flsim.privacy.noise`; custom noise is named by content.
-
-    Raises:
-        InputError: a value is out of range.
     """
 
     sampler: str
@@ -84,11 +79,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The rounds that were released so far, in order.
-
-    Attributes:
-        entries: rounds by kind; adjacent entries differ in more than their number of rounds.
-    """
+    """The rounds that were released so far, in order; adjacent entries differ in more than their number of rounds."""
 
     entries: tuple[Entry, ...] = ()
 
@@ -129,11 +120,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Return the ledger that `to_json` wrote, bit for bit.
-
-        Raises:
-            InputError: the text is not what `to_json` writes.
-        """
+        """Return the ledger that `to_json` wrote, bit for bit; raise InputError for another text."""
         try:
             return cls(tuple(Entry(**fields) for fields in from_json(text)))
         except (TypeError, ValueError) as error:
@@ -143,9 +130,8 @@ class Ledger:
 def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
     """Return epsilon of (epsilon, delta)-DP for users, under a convention; infinite if a round had no noise.
 
-    Raises:
-        InputError: delta is not between 0 and 1, the convention is for another sampler, or it cannot account for the
-            rounds; the message has the reason.
+    Raises InputError, with the reason, if delta is not between 0 and 1, or the convention is for another sampler or
+    cannot account for the rounds.
     """
     from flsim.privacy.accounting import epsilon_of
 
@@ -181,11 +167,7 @@ def spent(ledger: Ledger, sampler: str, delta: float) -> dict[str, float]:
 
 
 def epsilons(ledger: Ledger, sampler: str, delta: float, names: Iterable[str] | None = None) -> dict[str, float]:
-    """Return epsilon by the name of each convention that is named; of each reported convention if `names` is None.
-
-    Raises:
-        InputError: there is no such convention for the sampler; see also `flsim.privacy.ledger.epsilon`.
-    """
+    """Return epsilon by the name of each convention in `names`, or of each reported one if None."""
     if names is None:
         return spent(ledger, sampler, delta)
     known = {convention.name: convention for convention in conventions_of(sampler)}
@@ -228,16 +210,9 @@ def foresee(plan: Entry, sampler: str, delta: float, population: int, unit: Unit
 
 
 def affordable_rounds(planned: Callable[[int], Entry], rounds: int, max_epsilon: float, delta: float) -> int:
-    """Return the most rounds, up to `rounds`, whose reported epsilon is at most `max_epsilon`.
+    """Return the most rounds, up to `rounds`, whose epsilon under the sound convention is at most `max_epsilon`.
 
-    Args:
-        planned: returns the ledger's entry for a number of rounds.
-        rounds: number of rounds in the settings.
-        max_epsilon: the largest epsilon, under the sound convention that runs report.
-        delta: delta of (epsilon, delta)-DP.
-
-    Raises:
-        InputError: one round exceeds `max_epsilon`, or the rounds cannot be accounted for.
+    Raises InputError if one round exceeds `max_epsilon`, or the rounds cannot be accounted for.
     """
 
     def spends(number: int) -> float:
@@ -267,11 +242,7 @@ EPSILONS = np.concatenate([np.linspace(0, 10, 201), np.linspace(10, 60, 101)[1:]
 
 
 def delta_curve(ledger: Ledger, convention: Convention) -> NDArray[np.float64]:
-    """Return delta at each of `EPSILONS` that a ledger proves under a convention; 1 if it proves nothing.
-
-    Raises:
-        InputError: the convention cannot account for the ledger's rounds.
-    """
+    """Return delta at each of `EPSILONS` that a ledger proves under a convention; 1 if it proves nothing."""
     from flsim.privacy.accounting import delta_of  # loads dp_accounting and scipy.stats, which takes a second
 
     return delta_of(ledger.event(convention.sensitivity), EPSILONS, convention)

@@ -488,13 +488,7 @@ def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: i
 def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str, Params]":
     """Return a process's state before the first round, with slots named as in a state of training.
 
-    Args:
-        name: a key of `NOISES`, or a custom process.
-        seed: the experiment's seed.
-        like: tensors of the parameters' names and shapes.
-
-    Raises:
-        InputError: a custom process failed, or its state has other names or shapes.
+    Raises InputError if a custom process fails, or its state has other names or shapes than the parameters `like`.
     """
     shapes, kind = _shapes(like), noise_class(name)
     with custom_call_errors(name, "init()", InputError):
@@ -513,14 +507,7 @@ def step(
 ) -> "tuple[Params, dict[str, Params]]":
     """Return the noise of a round (from 0) at unit scale, float64 by parameter, and the process's slots after it.
 
-    Args:
-        name, seed, like: see `init`.
-        moments: slots of a state of training; other slots are ignored.
-        round_: the round, from 0.
-        failure: the type of the error if a custom process fails; InputError before training.
-
-    Raises:
-        RunFailed: a custom process failed, or its noise has other names or shapes.
+    Other slots of the moments are ignored. A custom process that fails raises the `failure`.
     """
     shapes, kind = _shapes(like), noise_class(name)
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}

@@ -78,13 +78,7 @@ class AuditHParams:
     def drawn(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> NDArray[np.int64]:
         """Return the canary users of a round (from 0): int64 [n], with repeats if the sampler has repeats.
 
-        Args:
-            seed: the experiment's seed.
-            round_: the round, from 0.
-            population: N, number of the real users. If there are more than N canary users, they have several virtual
-                populations.
-            cohort: users per round of the sampler.
-            sampler: the run's sampler.
+        If there are more canary users than the N real users, they have several virtual populations.
         """
         present, canaries = self.present(seed), self.update_canaries
         numbers = []
@@ -103,16 +97,7 @@ def toss(seed: int, canary: int) -> bool:
 
 
 def direction(seed: int, canary: int, like: Mapping[str, torch.Tensor]) -> tuple[Params, float]:
-    """Return a vector with a uniform direction, and its norm.
-
-    Args:
-        seed: the experiment's seed.
-        canary: number of the canary user.
-        like: tensors of the parameters' names and shapes; their order does not matter.
-
-    Returns:
-        Standard normal float32 tensors by parameter, and the L2 norm of all of them; the unit vector is their ratio.
-    """
+    """Return standard normal float32 tensors with the names and shapes of `like`, and the L2 norm of all of them."""
     vector = {
         name: torch.from_numpy(
             stream(seed, "update canary", canary, name).standard_normal(tuple(value.shape), np.float32)
@@ -125,14 +110,7 @@ def direction(seed: int, canary: int, like: Mapping[str, torch.Tensor]) -> tuple
 
 
 def update_of(canary: int, seed: int, clip: float, like: Mapping[str, torch.Tensor]) -> Params:
-    """Return the update of a canary user before the clip: `LENGTH` clip norms long, float64 by parameter.
-
-    Args:
-        canary: number of the canary user.
-        seed: the experiment's seed.
-        clip: S of the round.
-        like: tensors of the parameters' names and shapes.
-    """
+    """Return the update of a canary user before the clip: `LENGTH` clip norms long, float64 by parameter of `like`."""
     vector, norm = direction(seed, canary, like)
     return {name: block.double() * (LENGTH * clip / norm) for name, block in vector.items()}
 

@@ -29,27 +29,19 @@ def ranks_among(scores: NDArray[np.float64], references: NDArray[np.float64]) ->
 
 
 def p_values(ranks: NDArray[np.float64], references: int) -> NDArray[np.float64]:
-    """Return rank / (R + 1) of each canary: the p-value for the hypothesis that training did not use it.
+    """Return the p-value rank / (R + 1) of each canary [n].
 
     Ties count for the reference, so the value is conservative.
-
-    Args:
-        ranks: float64 [canaries], from 1 to R + 1.
-        references: R.
     """
     return np.asarray(ranks, dtype=np.float64) / (references + 1)
 
 
 @dataclass(frozen=True)
 class Detection:
-    """The canaries that a test finds.
+    """The canaries that a test finds at ranks up to `threshold`.
 
-    Attributes:
-        threshold: t, the largest rank that counts.
-        fpr: t / (R + 1), the mean false-positive rate over references.
-        fpr_low, fpr_high: its 95% interval for the R references that were drawn, common to all canaries.
-        detected, canaries: number of canaries of rank at most t, and of all.
-        tpr, tpr_low, tpr_high: share of canaries with its 95% interval, which treats them as independent.
+    `fpr` is the mean false-positive rate over references, with its 95% interval for the references that were drawn; the
+    interval of `tpr`, the share of canaries found, treats them as independent.
     """
 
     threshold: int
@@ -80,14 +72,7 @@ def detection_at(ranks: NDArray[np.float64], references: int, threshold: int) ->
 
 
 def curve(ranks: NDArray[np.float64], references: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the false-positive rate and the share of canaries that are found, at each rank that occurs.
-
-    Args:
-        ranks: float64 [canaries], at least one, from 1 to R + 1.
-        references: R.
-
-    Returns:
-        Two float64 [distinct ranks], both ascending; the last share is 1.
+    """Return the false-positive rate and the share of canaries found, at each rank that occurs, both ascending.
 
     >>> [points.tolist() for points in curve(np.array([1.0, 3, 3, 10]), 9)]
     [[0.1, 0.3, 1.0], [0.25, 0.75, 1.0]]

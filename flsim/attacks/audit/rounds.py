@@ -30,13 +30,7 @@ CORRELATED_VALUES = 10**6  # values of correlated noise per round; the values of
 
 @dataclass(frozen=True)
 class RoundTest:
-    """A test of rounds against the ledger.
-
-    Attributes:
-        rounds: number of rounds that were recomputed, from the first round.
-        p_value: probability of such rounds, or less likely rounds, if the ledger is right.
-        stated: the claim of the ledger, as text.
-    """
+    """A test of rounds, from the first one, against the claim of the ledger, which `stated` has as text."""
 
     rounds: int
     p_value: float
@@ -48,16 +42,8 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
 
     Two sums of squared deviations are tested: of the users' numbers of rounds, and of the sizes of cohorts, with
     Bonferroni's correction. A user who is drawn twice in one round refutes the claim immediately, and so does a cohort
-    whose size differs from a fixed size.
-
-    Args:
-        ledger: the ledger of the rounds.
-        seed: the experiment's seed.
-        executes_code: whether a custom sampler can be executed.
-
-    Returns:
-        The test; None if settings changed between rounds, the sampler must not be executed, or its event is not
-        sampling.
+    whose size differs from a fixed size. None if settings changed between rounds, a custom sampler must not be
+    executed, or the sampler's event is not sampling.
     """
     first = _only(ledger)
     if first is None or (is_custom(first.sampler) and not executes_code):
@@ -99,14 +85,8 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
     """Test the size of the noise of rounds, and its independence of the noise of the previous round.
 
     The squares of standard normal noise have a chi-squared sum. Given a vector, its product with an independent vector
-    of such noise is normal, with the length of the given vector as its deviation.
-
-    Args:
-        ledger, seed, executes_code: see `participation`.
-        like: tensors of the parameters' names and shapes.
-
-    Returns:
-        The test; None without noise, or if the ledger does not have independent noise with one multiplier.
+    of such noise is normal, with the length of the given vector as its deviation. None without noise, or if the ledger
+    does not have independent noise with one multiplier.
     """
     first = _only(ledger)
     if first is None or not first.noise_multiplier or (is_custom(first.noise) and not executes_code):

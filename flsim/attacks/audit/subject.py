@@ -28,13 +28,7 @@ from flsim.training.state import State
 
 @dataclass(frozen=True)
 class Coins:
-    """Canaries that were planted by independent coins.
-
-    Attributes:
-        ranks: float64 [m], their ranks among R random phrases.
-        planted: bool [m], the coins.
-        groups: int64 [m], largest number of units that each canary affects, or would have affected.
-    """
+    """Canaries planted by independent coins: ranks, coins, and the most units that each could affect, all [m]."""
 
     ranks: NDArray[np.float64]
     planted: NDArray[np.bool_]
@@ -46,20 +40,13 @@ class Subject:
     """A run at an evaluated round.
 
     Attributes:
-        results: results of the run.
-        round: the evaluated round.
         unit: the unit that the ledger protects, and that the bounds are about.
         ranks: float64 [canaries], ranks of the planted canaries among `references` random phrases.
         groups: int64 [canaries], number of units that share each canary, at least 1.
         is_exact: whether `groups` are exact; otherwise they are numbers of copies, which are at least as large.
         references: R; 0 if no canary was ranked.
         control_ranks: float64 [controls], ranks of canaries that were never planted.
-        coins: canaries with coins; None if there are none.
-        claim: the claim of the ledger; None for a run without noise, or if the claim does not cover holders of
-            canaries.
-        canary_users: canary users with random updates; None if there are none.
-        participation: the test of who took part in the rounds; None if there is none.
-        noise: the test of the noise of the rounds; None if there is none.
+        claim: None for a run without noise, or if the claim does not cover holders of canaries.
         note: the users whom an epsilon of the run does not cover; empty if it covers all users.
     """
 
@@ -100,20 +87,12 @@ def subject_with(
     """Return the subject of an audit of a training.
 
     Args:
-        results: results of the training.
-        round_: the round to audit.
-        state: the state after that round; None if canary users and a ledger do not need it.
+        state: the state after the round; None if canary users and a ledger do not need it.
         delta: delta of the claim and of estimates; the reported delta if not given.
-        unit: the unit that the ledger protects.
-        sampler: the sampler of these units, as in a ledger.
-        privacy: clip and noise.
         protected: number of units that the ledger protects.
-        canary_users: settings of canary users.
-        seed: the experiment's seed.
         canaries: the canaries, in the order in which an overlay numbers them.
         users: returns the training users; it raises InputError if their corpus is not there.
         first: returns the model's parameters before training.
-        note: the users whom an epsilon of the training does not cover; empty if it covers all users.
         executes_code: whether a custom sampler and noise can be executed to account for the ledger. Otherwise the claim
             is read from the rows.
     """
@@ -158,19 +137,10 @@ def subject_with(
 
 @restrict_custom_code()
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
-    """Read the data of a run for an audit; the run can lack canaries and canary users.
+    """Read the data of a run for an audit, without executing code of the run.
 
-    No code of the run is executed.
-
-    Args:
-        path: the run folder.
-        round: the evaluated round; the last round if `round` and `epoch` are not given.
-        epoch: the evaluation after this number of epochs.
-        delta: delta of the claim; that of the run if not given.
-
-    Raises:
-        InputError: `path` is not a run, or was not evaluated at this point; or the checkpoint of the round, which a
-            claim and canary users need, is missing; or the run has canary users and a custom model.
+    Canaries and canary users can be missing. Raises InputError if `path` is no run, was not evaluated at this point, or
+    lacks the checkpoint that a claim and canary users need; or if the run has canary users and a custom model.
     """
     results = read_run(path)
     if results.is_elsewhere:
@@ -204,10 +174,9 @@ NO_LAW = (
 
 
 def _of_measurements(path: Path, results: RunResults, round_: int) -> Subject:
-    """Return the subject of an audit of a model that was trained elsewhere, of which there is no ledger.
+    """Return the subject of an audit of a model that was trained elsewhere, which has no ledger.
 
-    Raises:
-        InputError: nothing is known of how its canaries were drawn, or they are not those of their law.
+    Raises InputError if the law of its canaries is not known, or they are not those of their law.
     """
     if results.settings.get("canaries.source") not in ("words", "template"):
         raise InputError(f"run {results.name}: has nothing that proves anything. {NO_LAW}")
@@ -233,8 +202,7 @@ def _groups(
 ) -> tuple[NDArray[np.int64], bool]:
     """Return the number of units that share each planted canary, and whether the numbers are exact.
 
-    The users of an IID partition are synthetic and known only with the corpus. Without it, the number of copies
-    replaces that of users.
+    The users of an IID partition are known only with the corpus; without it, copies are counted.
     """
     planted = results.planted
     copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
@@ -254,9 +222,9 @@ def _groups(
 
 
 def _coins(unit: Unit, results: RunResults, round_: int) -> Coins | None:
-    """Return the canaries with coins, without those for which no record was drawn, for any coin.
+    """Return the canaries with coins for which a record was drawn.
 
-    The users that a canary would have affected with the other coin are known only in the order of the corpus. In an IID
+    The users that a canary would have affected with the other coin are known only in the order of the corpus; in an IID
     partition, there is at most one user for each copy.
     """
     roster, ranks = results.roster, results.of_canaries("rank", round_)
@@ -291,9 +259,9 @@ def _first_params(run: Run) -> Params:
 
 
 def claim_of(run: Run, state: State, delta: float | None = None) -> Claim | None:
-    """Return the claim of a state's ledger, at the run's delta by default.
+    """Return the claim of a state's ledger, at the run's delta by default, or None without noise.
 
-    It is None without noise, or if only code of the run can account for the ledger and no evaluation stored the claim.
+    It is also None if only code of the run can account for the ledger and no evaluation stored the claim.
     """
     config = run.config
     if config.privacy.mechanism != "dp":

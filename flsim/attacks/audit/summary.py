@@ -28,16 +28,10 @@ UNKNOWN = ""  # in place of a number that was not measured
 
 
 def detected_canaries(subject: Subject) -> pd.DataFrame:
-    """Return a row for each canary: ``copies``, ``p_value`` (corrected), ``detected`` and ``extracted``.
+    """Return ``copies``, ``p_value`` (corrected), ``detected`` and ``extracted`` of each canary of the roster.
 
-    Args:
-        subject: the audited model; controls and canaries that a coin left out have 0 copies.
-
-    Returns:
-        Rows in the order of the roster; extracted is NaN if no beam search was measured.
-
-    Raises:
-        InputError: no canary was ranked, or there are too few references to detect rank 1.
+    Controls and canaries that a coin left out have 0 copies; ``extracted`` is NaN without a beam search. Raises
+    InputError if no canary was ranked, or there are too few references to detect rank 1.
     """
     results = subject.results
     ranks = results.of_canaries("rank", subject.round)
@@ -63,11 +57,7 @@ def detected_canaries(subject: Subject) -> pd.DataFrame:
 
 
 def summary(subject: Subject) -> str:
-    """Return the summary of a model as text, at most 80 characters wide.
-
-    Raises:
-        InputError: see `detected_canaries`.
-    """
+    """Return the summary of a model as text, at most 80 characters wide."""
     found, results = detected_canaries(subject), subject.results
     blocks = [
         f"What the model memorized: {results.setting} ({results.name}), after round {subject.round:,}",

@@ -22,7 +22,6 @@ class Verdict:
     """The verdict of a test on a ledger.
 
     Attributes:
-        refuted: whether the ledger is refuted.
         needed: smallest number of right guesses that refutes the ledger; None if no outcome of the test does.
         refutable: the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism
             or this ledger. If no outcome refutes the ledger, its epsilon is larger or equal.
@@ -49,12 +48,8 @@ class Verdict:
 class LedgerTest:
     """A test of a ledger by guesses, whose number is fixed before scores are known.
 
-    Attributes:
-        canaries: m, including canaries without a guess.
-        guesses: number of guesses.
-        neighbours: number of neighbouring steps of the ledger between two values of a canary, at least 1.
-        wrong: function that returns the smallest probability of a wrong guess from T of one canary.
-        significance: probability of refuting a true ledger.
+    `canaries` includes those without a guess, `neighbours` counts neighbouring steps of the ledger between two values
+    of a canary, and `wrong` maps T of one canary to the smallest probability of a wrong guess.
     """
 
     canaries: int

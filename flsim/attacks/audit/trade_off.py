@@ -24,12 +24,7 @@ LeastProbability = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Allowed:
-    """A claim, as a curve of (epsilon, delta).
-
-    Attributes:
-        epsilons: float64 [n], at least 0.
-        deltas: float64 [n], delta of each epsilon.
-    """
+    """A claim, as a curve of (epsilon, delta): float64 [n] each."""
 
     epsilons: NDArray[np.float64]
     deltas: NDArray[np.float64]

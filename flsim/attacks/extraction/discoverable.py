@@ -49,20 +49,11 @@ class Scheme:
 def discover(
     model: TrainableModel, strings: Records, prefix: int, scheme: Scheme, layout: Layout
 ) -> tuple[Flags, Floats]:
-    """Return whether greedy decoding continues prefixes with suffixes, and log p_z of the suffixes.
+    """Return whether greedy decoding continues prefixes with suffixes [N], and log p_z of the suffixes [N], nats.
 
-    Args:
-        model: the model, on its device.
-        strings: N strings of more than `prefix` words, each at the beginning of a sequence.
-        prefix: number of words that are known.
-        scheme: the sampling scheme.
-        layout: the corpus' token layout. All tokens can be drawn, including tokens that are not words.
-
-    Returns:
-        bool [N], and float64 [N] in nats; -inf if the scheme never draws a word of the suffix.
-
-    Raises:
-        Diverged: a log-probability is not finite.
+    The N strings have more than `prefix` words, each at the beginning of a sequence. All tokens can be drawn, including
+    tokens that are not words; log p_z is -inf if the scheme never draws a word of the suffix. Raises Diverged if a
+    log-probability is not finite.
     """
     is_greedy, log_probs = np.ones(len(strings), np.bool_), np.zeros(len(strings))
     words: NDArray[np.int64] = np.diff(strings.offsets)
@@ -81,12 +72,9 @@ def discover(
 
 
 def next_words(logits: Tensor, words: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Return whether words are the most likely words, bool [N], and their log-probabilities by a scheme, float64 [N].
+    """Return whether words [N] are the most likely by logits [N, V], and their log-probabilities by a scheme, float64.
 
-    Args:
-        logits: [N, V].
-        words: int64 [N].
-        scheme: the sampling scheme; for ties, the lower id is first.
+    For ties, the lower id is first.
     """
     costs, columns = cheapest(nats(logits.log_softmax(-1)) / scheme.temperature, scheme.top_k or logits.shape[1])
     if scheme.top_p < 1:
@@ -98,12 +86,7 @@ def next_words(logits: Tensor, words: Tensor, scheme: Scheme) -> tuple[Tensor, T
 
 
 def probability_within(tries: float, log_probs: Floats) -> Floats:
-    """Return the probability that one of n samples is the suffix, 1 - (1 - p_z)^n, float64 [N].
-
-    Args:
-        tries: n.
-        log_probs: log p_z, float64 [N].
-    """
+    """Return the probability that one of n samples is the suffix, 1 - (1 - p_z)^n, from log p_z, float64 [N]."""
     with np.errstate(divide="ignore"):  # if p_z is 1
         within: Floats = -np.expm1(tries * np.log1p(-np.exp(log_probs)))
     return within

@@ -78,16 +78,10 @@ TYPES = {
 
 
 def observations(results: RunResults, twin: RunResults | None, took_part: pd.DataFrame) -> pd.DataFrame:
-    """Return the observations of a run of arm IN, and of its twin of arm OUT.
+    """Return the observations of a run of arm IN and its twin of arm OUT, whose columns are NaN without a twin.
 
-    Args:
-        results: the run of arm IN.
-        twin: the run of arm OUT of the same seed; None if there is none, whose columns are then NaN.
-        took_part: the rounds in which sharers took part, with columns ``round`` and ``canary``; see
-            `flsim.runs.folder.participation`.
-
-    Returns:
-        A table with the columns of `TYPES`.
+    `took_part` has the rounds in which sharers took part, with columns ``round`` and ``canary``; the result has those
+    of `TYPES`.
     """
     planted = _configured(results)
     used = took_part.groupby("canary")["round"]
@@ -155,13 +149,7 @@ def _measured(run: RunResults | None, name: str, round_: int, planted: pd.DataFr
 
 @dataclass(frozen=True, eq=False)
 class Arms:
-    """The arms of one configuration and seed.
-
-    Attributes:
-        run: the run of arm IN.
-        results: its results.
-        twin: the results of arm OUT; None if no such run was named.
-    """
+    """The run of arm IN of one configuration and seed with its results, and those of arm OUT, if that run was named."""
 
     run: Run
     results: RunResults
@@ -171,13 +159,8 @@ class Arms:
 def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
     """Return the pairs among runs, in the order of their runs of arm IN, and sentences on excluded runs.
 
-    A twin has the settings of its run except for the arm. Runs that diverged or were not evaluated are excluded.
-
-    Args:
-        paths: run folders and folders of sweeps.
-
-    Raises:
-        InputError: a path is not a run, or there is no evaluated run of arm IN.
+    A twin has the settings of its run except for the arm. Runs that diverged or were not evaluated are excluded. Raises
+    InputError if a path is not a run, or there is no evaluated run of arm IN.
     """
     members: dict[str, tuple[Run, RunResults]] = {}
     others: dict[str, RunResults] = {}
@@ -329,11 +312,7 @@ def measure(
     pool: bool = False,
     notes: Sequence[str] = (),
 ) -> Forgetting:
-    """Return the measures of observations, of one or more runs; see `measure_forgetting`.
-
-    Raises:
-        InputError: no canary was planted.
-    """
+    """Return the measures of observations, of one or more runs; see `measure_forgetting`."""
     if observed.empty:
         raise InputError("no canary was planted in these runs; set [canaries] and train again")
     observed = observed.reset_index(drop=True)
@@ -442,8 +421,8 @@ def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
 def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, float]]:
     """Return k, exposure and the ends of its 95% interval for a figure; empty if the arm was not measured.
 
-    Exposure is the mean over seeds of their medians, with its interval over seeds. For one seed, it is the median, with
-    its interval over canaries, which is NaN for fewer than six canaries.
+    Exposure is the mean over seeds of their medians, or the median over canaries for one seed, whose interval is NaN
+    for fewer than six canaries.
     """
     points = []
     for k, of_k in by_k(table)[0]:
@@ -476,8 +455,7 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
 def _tests(times: pd.DataFrame, ranks: Sequence[pd.DataFrame], advantages: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the log-rank tests (corrected by Holm) and remaining shares of pairs of groups.
 
-    Rare or late evaluations increase the times. Therefore the times of two groups use only the evaluations that both
-    have at equal numbers of rounds since their windows' ends.
+    Rare or late evaluations increase times, so only evaluations at numbers of rounds that both groups have are used.
     """
     rows = []
     for a, b, differs in _pairs(times):

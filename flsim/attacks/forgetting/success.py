@@ -21,12 +21,7 @@ TAIL = 0.05  # level of the one-sided upper bound of a success
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The balanced accuracy of a threshold that was chosen on other canaries.
-
-    Attributes:
-        correct: number of correctly classified arms.
-        trials: number of classified arms: two for each canary of the testing half.
-    """
+    """The balanced accuracy of a threshold that was chosen on other canaries; each tested arm is a trial."""
 
     correct: int
     trials: int
@@ -45,13 +40,9 @@ class Accuracy:
 def accuracy(members: Floats, others: Floats, chooses: NDArray[np.bool_]) -> Accuracy:
     """Return the accuracy of a threshold that half of the canaries choose and the rest test.
 
+    All arguments are [canaries]: scores in arm IN, scores in arm OUT, and whether a canary is in the half that chooses.
     Both arms of a canary are in the same half. The arms are not independent. However, if harder canaries score higher
     in both arms or in neither, the variance of outcomes is at most that of independent trials with the mean accuracy.
-
-    Args:
-        members: scores in arm IN, float64 [canaries].
-        others: scores of the same canaries in arm OUT, float64 [canaries].
-        chooses: whether a canary is in the half that chooses the threshold, bool [canaries]; see `halves`.
     """
     if not chooses.any():
         return Accuracy(0, 0)
@@ -65,9 +56,6 @@ def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
 
     The half of a canary is the same at every k. Therefore all thresholds are independent of all canaries that test
     them, as `flsim.attacks.forgetting.times.forgetting_time` requires.
-
-    Args:
-        observed: rows of a group, with the columns ``seed``, ``run``, ``canary`` and ``last_use``.
     """
     used = observed[observed["last_use"].notna()]
     chooses = used.groupby(["seed", "run", "canary"], dropna=False).ngroup() % 2 == 0
@@ -75,11 +63,7 @@ def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def best_threshold(members: Floats, others: Floats) -> float:
-    """Return a threshold with the largest balanced accuracy, halfway between two scores.
-
-    The largest of equal thresholds.
-
-    A score above the threshold counts as a member. With infinite thresholds, all or no canaries are members.
+    """Return the largest threshold with the largest balanced accuracy, halfway between two scores or infinite.
 
     >>> best_threshold(np.array([3.0, 5.0]), np.array([0.0, 1.0]))
     2.0

@@ -29,13 +29,10 @@ def grid(longest: int) -> list[int]:
 
 
 def reached(since: Floats, canaries: Ints) -> int | None:
-    """Return the largest k that at least half of the canaries were evaluated at or after; None without evaluations.
+    """Return the largest k that at least half of the canaries were evaluated at or after, or None.
 
-    Beyond it, only canaries with an early last use would be measured.
-
-    Args:
-        since: rounds since last use of each evaluation, float64 [n]; NaN before it.
-        canaries: the canary of each evaluation, int64 [n].
+    Beyond it, only canaries with an early last use would be measured. `since` has the rounds since last use of each
+    evaluation [n], NaN before it, and `canaries` its canary [n].
     """
     known = np.isfinite(since)
     if not known.any():
@@ -47,15 +44,10 @@ def reached(since: Floats, canaries: Ints) -> int | None:
 
 
 def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
-    """Return the k of a grid for each evaluation, int64 [n]; -1 for unused evaluations.
+    """Return the k of an ascending grid for each evaluation, int64 [n]; -1 for unused evaluations.
 
     An evaluation counts at the first k that is not below its rounds since last use. If a canary has several evaluations
-    at one k, the last counts. Success at k is that after at most k rounds, so it is not too low.
-
-    Args:
-        since: rounds since last use of each evaluation, float64 [n]; NaN before it.
-        canaries: the canary of each evaluation, int64 [n].
-        ks: the grid, ascending.
+    at one k, the last counts. Success at k is that after at most k rounds, so it is not too low. See `reached`.
     """
     place = np.full(len(since), len(ks), np.int64)
     known = np.isfinite(since)
@@ -70,20 +62,13 @@ def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
 
 
 def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | None:
-    """Return T(alpha): the smallest k from which on all upper bounds of the success are at most alpha.
+    """Return T(alpha): the smallest k from which on all bounds of the success are at most alpha; None if censored.
 
-    None if censored.
-
-    The attack at k is the threshold that half of the canaries chose at k, and the bounds are those of its success on
-    the other half. In at most 5% of groups, the success of this attack is above alpha at some evaluated k from T(alpha)
-    on. In this case, the bound at the last such k, which depends only on the first half, is too low, with a probability
-    of at most 5%. The search over k does not increase this share. The best possible threshold, which no attacker knows,
-    has a larger success.
-
-    Args:
-        ks: evaluated k, ascending.
-        bounds: one-sided 95% upper bound of the success at each; NaN if there were no trials.
-        alpha: success that counts as forgotten.
+    The attack at k is the threshold that half of the canaries chose at k, and the one-sided 95% upper bounds are those
+    of its success on the other half, NaN without trials. In at most 5% of groups, the success of this attack is above
+    alpha at some evaluated k from T(alpha) on. In this case, the bound at the last such k, which depends only on the
+    first half, is too low, with a probability of at most 5%. The search over k does not increase this share. The best
+    possible threshold, which no attacker knows, has a larger success.
 
     >>> forgetting_time([0, 1, 2, 5], [0.9, 0.58, 0.7, 0.55], 0.6)
     5
@@ -97,12 +82,7 @@ def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | N
 
 
 class CanaryTime(NamedTuple):
-    """The time after which a canary's rank is not surprising.
-
-    Attributes:
-        rounds: rounds since the end of the canary's window; the largest evaluated number if the time is censored.
-        is_censored: whether the canary was not forgotten by then.
-    """
+    """Rounds from the window's end until a canary's rank is not surprising, or evaluated without that if censored."""
 
     rounds: int
     is_censored: bool
@@ -112,15 +92,9 @@ def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
     """Return the p-value of each used canary's rank in arm IN at each evaluation after its window.
 
     The distance from the end of the window to the next evaluation is equal for all canaries of a window, for any number
-    of copies. With the last use instead, the time before this evaluation would count as memorized.
-
-    Args:
-        observed: rows with the columns of `flsim.attacks.forgetting.measure.TYPES`.
-
-    Returns:
-        A table of float64, NaN if the rank was not measured, with a row per canary and run, and a column for each
-        number of rounds since the window's end, ascending. Canaries without a window's end or without a rank at any of
-        these evaluations are excluded.
+    of copies. With the last use instead, the time before this evaluation would count as memorized. The table has a row
+    per canary and run, and a column for each number of rounds since the window's end, ascending; NaN if the rank was
+    not measured. Canaries without a window's end or without a rank at any of these evaluations are excluded.
     """
     after = observed["round"] - observed["last_round"].astype("float64")
     known = observed.assign(after=after)[(after >= 0) & observed["last_use"].notna() & observed["p_in"].notna()]
@@ -128,14 +102,11 @@ def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
 
 
 def canary_times(p: pd.DataFrame) -> list[CanaryTime]:
-    """Return the first evaluation of each canary at which the p-value of its rank is above 0.05.
+    """Return the first evaluation of each canary (row) at which the p-value of its rank is above 0.05.
 
     The time of a canary does not depend on evaluations after it, so times in shorter and longer trainings have the same
     distribution, and are censored independently. A canary that was never memorized is forgotten at its first evaluation
     in 95% of cases.
-
-    Args:
-        p: p-values, a row per canary, see `p_after_window`.
     """
     rounds, values = p.columns.to_numpy("int64"), p.to_numpy("float64")
     times = []

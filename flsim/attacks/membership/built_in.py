@@ -28,14 +28,9 @@ from flsim.models.language_model import refusing_changes
 
 
 def own_attack(name: str, attack: object) -> Attack:
-    """Return the attack at ``path/to/file.py:NAME``, whose calls raise RunFailed with its file for any failure.
+    """Return a custom `Attack` or function of `Candidates` as an attack whose failures are RunFailed with its file.
 
-    Args:
-        name: the name of the custom object.
-        attack: the object, an `Attack` or a function of `Candidates`.
-
-    Raises:
-        InputError: the object is neither, for example a class.
+    Raises InputError for other objects, for example a class.
     """
     if not isinstance(attack, Attack):
         if isinstance(attack, type) or not callable(attack):
@@ -261,9 +256,8 @@ BUILT_IN: dict[str, Attack] = BY_DEFAULT | {
 def attack_named(name: str) -> Attack:
     """Return a built-in attack, or the `Attack` or function at ``path/to/file.py:NAME``, whose file is executed.
 
-    Raises:
-        InputError: there is no such attack, the file failed, the object is not an attack, or it has the name of a
-            built-in attack, whose stored rows it would replace.
+    Raises InputError if there is no such attack, its file fails, or it has the name of a built-in attack, whose stored
+    rows it would replace.
     """
     attack = resolve(name, BUILT_IN, "attack")
     if not is_custom(name):

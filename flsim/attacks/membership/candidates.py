@@ -156,10 +156,9 @@ class Candidates:
 
 
 def log_probabilities(model: TrainableModel, records: Records, layout: Layout) -> Floats:
-    """Return the natural log-probability of each token of records, float64 [N, T]; 0 after the end of a record.
+    """Return the natural log-probability of each token, float64 [N, T], 0 after the end of a record.
 
-    Raises:
-        Diverged: a value is not finite.
+    Raises Diverged if a value is not finite.
     """
     values = _empty(records, layout)
     for rows, real, targets, logits in _distributions(model, records, layout):
@@ -178,10 +177,7 @@ def likeliest(model: TrainableModel, records: Records, layout: Layout) -> NDArra
 def moments(model: TrainableModel, records: Records, layout: Layout) -> tuple[Floats, Floats]:
     """Return mean and standard deviation of log p over the vocabulary at each position, float64 [N, T] each.
 
-    They are mu and sigma of `flsim.attacks.membership.scores.standardized`, computed in float64.
-
-    Raises:
-        Diverged: a value is not finite.
+    They are mu and sigma of `flsim.attacks.membership.scores.standardized`. Raises Diverged if a value is not finite.
     """
     means, deviations = _empty(records, layout), _empty(records, layout)
     for rows, real, _, logits in _distributions(model, records, layout):
@@ -196,8 +192,7 @@ def moments(model: TrainableModel, records: Records, layout: Layout) -> tuple[Fl
 def gradient_norms(model: TrainableModel, records: Records, layout: Layout) -> Floats:
     """Return the Euclidean norm of the gradient of each record's mean loss, over all trained parameters [N].
 
-    Raises:
-        Diverged: a value is not finite.
+    Raises Diverged if a value is not finite.
     """
     norms = np.zeros(len(records))
     for rows, gradients in gradients_of(model, records, layout):

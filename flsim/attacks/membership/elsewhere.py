@@ -31,11 +31,7 @@ MOST_TOKENS = 128  # of a record of a file; later tokens are not read
 
 @dataclass(frozen=True, eq=False)
 class TextSplit(Split):
-    """Records of text, each of one user.
-
-    Attributes:
-        keys: names of the records.
-    """
+    """Records of text with their names, each of one user."""
 
     keys: tuple[str, ...] = ()
 
@@ -71,9 +67,6 @@ def sides_of(canaries: CanarySet, model: TrainableModel, files: ElsewhereHParams
 
     Canaries without a copy are non-members. They were drawn like the others, so only training can distinguish them.
     Non-members whose text is also a training record are excluded.
-
-    Raises:
-        InputError: a file cannot be read.
     """
     layout = replace(canaries.words.layout, record_words=MOST_TOKENS)
     if files.members is None or files.others is None:
@@ -112,13 +105,7 @@ def _tokens(canaries: CanarySet, text: str, model: TrainableModel) -> list[int]:
 
 @dataclass(frozen=True)
 class AttackedElsewhere:
-    """A model that was trained elsewhere and is attacked, with the interface of `Attacked`.
-
-    Attributes:
-        measured: the model, with its folder of measurements.
-        hparams: settings of the attack.
-        sides: members and non-members.
-    """
+    """A model that was trained elsewhere and is attacked, with the interface of `Attacked`."""
 
     measured: MeasuredModel
     hparams: AttackHParams
@@ -165,11 +152,7 @@ class AttackedElsewhere:
 
 
 def open_attacked(path: Path, hparams: AttackHParams) -> Attacked | AttackedElsewhere:
-    """Open a run, or a folder of measurements of a model that was trained elsewhere.
-
-    Raises:
-        InputError: see `Attacked.open` and `AttackedElsewhere.open`; or a run has options for models from elsewhere.
-    """
+    """Open a run, which has no options for models from elsewhere, or a folder of measurements of such a model."""
     if (path / MEASUREMENTS).is_file():
         return AttackedElsewhere.open(path, hparams)
     hparams.elsewhere.refuse_for(path)

@@ -76,10 +76,8 @@ def infer_membership(
 def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Result:
     """Return the rows of `infer_membership` of one run, with notes.
 
-    Raises:
-        InputError: see `infer_membership`.
-        RunFailed: a custom attack failed, or did not return a finite score for each record.
-        Diverged: a score of a built-in attack is not finite.
+    Raises RunFailed if a custom attack fails or does not return a finite score for each record, and Diverged if a score
+    of a built-in attack is not finite.
     """
     with threads_of_torch(1):
         chosen, attacked = [attack_named(name) for name in attacks or BY_DEFAULT], open_attacked(path, hparams)
@@ -103,12 +101,7 @@ def row_of(
 ) -> dict[str, Any]:
     """Return the success of an attack as the values of a row by name, without those of the run and its controls.
 
-    Args:
-        attack: the attack.
-        candidates: the records before the model.
-        targets: which of them are members.
-        claim: the claim of the ledger; None for a run without noise.
-        protects: the unit of the claim.
+    `protects` is the unit of the claim, which is None for a run without noise.
     """
     scores, kept = scores_of(attack, candidates, targets)
     authors = np.array(targets.authors, object)[kept]
@@ -139,12 +132,8 @@ def success(
     """Return how well scores distinguish members from non-members, as values of a row by name.
 
     Args:
-        name: name of the attack.
-        unit: the unit of a score.
         scores: float64 [n], where larger means membership.
-        is_member: bool [n].
         authors: n authors of the units, which the bootstrap draws.
-        seed: the experiment's seed.
         allows: function of a false-positive rate: the largest true-positive rate that the claim allows an attacker on
             one unit; None without a claim.
     """
@@ -190,10 +179,7 @@ def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple
     """Return the scores of the measured records, and the mask of these records, bool [2N].
 
     An attack without `fit` is measured on all records. One with `fit` learns from half of the pairs, drawn at random,
-    and is measured on the others.
-
-    Raises:
-        RunFailed: the attack did not return a finite number for each record.
+    and is measured on the others. Raises RunFailed if the attack does not return a finite number for each record.
     """
     computed = attack.score(candidates)
     if attack.fit is None:
@@ -210,10 +196,9 @@ def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple
 
 
 def allowed(claim: Claim | None, protects: str, fpr: float) -> float | None:
-    """Return the largest true-positive rate that a claim allows any attacker on a record; None without a claim.
+    """Return the largest true-positive rate that a claim, if any, allows any attacker on a record.
 
-    A ledger of records covers the presence of a record. A ledger of users covers the replacement of the data of a user,
-    of which a record is a part.
+    A ledger of users covers the replacement of the data of a user, of which a record is a part.
     """
     if claim is None:
         return None

@@ -36,10 +36,9 @@ def online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | No
 
 
 def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
-    """Return the probability that a model which was not trained on the point scores below the target, float64 [N].
+    """Return the probability that a model without the point scores below the target, float64 [N]; see `online`.
 
-    It is one-sided: unusually low scores do not mean membership. For the arguments, see `online`; scores of models that
-    were trained on a point are not used.
+    It is one-sided: unusually low scores do not mean membership. Scores of models with the point are not used.
     """
     mean, deviation = _normal(shadows, ~is_in, fixed_variance)
     probability: Floats = scipy.special.ndtr((phi - mean) / deviation)
@@ -49,8 +48,8 @@ def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | N
 def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
     """Return the mean [N] and the standard deviation [N] of each point's scores by the models of one side.
 
-    A shared deviation is that of the differences of all scores from the means of their points. The mean is always that
-    of the point, and NaN if there is no model of this side.
+    A shared deviation is that of all scores from the means of their points. The mean is NaN without a model of this
+    side.
     """
     counts = side.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -47,7 +47,6 @@ class Shadows:
     """The scores of fixed targets by all runs.
 
     Attributes:
-        unit: the unit of targets, "user" or "record".
         targets: N names, such as ``"train:17"``.
         phi: float64 [S, N], mean log-likelihood per token of each target in each run.
         is_in: bool [S, N], whether each run's training read the target.
@@ -106,11 +105,7 @@ def infer_by_shadows(
 
 
 def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
-    """Yield each setting with its two tables, see `infer_by_shadows`, and store rows in the folders of its runs.
-
-    Raises:
-        InputError: see `infer_by_shadows`.
-    """
+    """Yield each setting with its two tables, see `infer_by_shadows`, and store rows in the folders of its runs."""
     names, series = named_apart(paths), dict[str, list[Path]]()
     for path in paths:
         series.setdefault(names[path]["series"], []).append(path)
@@ -127,11 +122,6 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
 
     Intervals resample targets, which have no author, because each has a separate coin. The ledger of users is not
     compared with user targets, because the presence of a user is more than the replacement of their data.
-
-    Args:
-        paths: the run folders of the scores in `shadows`, in the same order.
-        shadows: the scores, from `collect`.
-        hparams: the settings that they were collected with.
     """
     scores, targets = leave_one_out(shadows), np.array(shadows.targets, object)
     for index, path in enumerate(paths):
@@ -151,20 +141,12 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
 
 @restrict_custom_code("architecture")
 def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None, device: str = "cpu") -> Shadows:
-    """Score the same targets by the models of all runs.
+    """Score the same targets by the models of all runs, which differ only in their seeds.
 
-    Targets are drawn from the training users of the corpus, or from their records, independent of their coins. A user
-    is scored by at most 50 records: records that no run trains on if the runs have `data.user_holdout`, and otherwise
-    all records.
-
-    Args:
-        paths: run folders that differ only in their seeds.
-        count: largest number of targets, and of others, from the held-out and test users.
-        round_: round of the checkpoints; the newest of each run if not given.
-        device: torch device, such as "cuda".
-
-    Raises:
-        InputError: there are fewer than 4 runs, or they are not shadow models of each other.
+    Targets are drawn from the training users of the corpus, or from their records, independent of their coins; `count`
+    is the largest number of targets, and of others, from the held-out and test users. A user is scored by at most 50
+    records: records that no run trains on if the runs have `data.user_holdout`, and otherwise all records. Raises
+    InputError for fewer than 4 runs, or if they are not shadow models of each other.
     """
     runs = [Run.open(path) for path in paths]
     unit = _refuse_unlike(runs)
@@ -217,10 +199,6 @@ def success(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
     """Return a row for each attack: area and true-positive rates over all pairs of a run and a target.
 
     Intervals are bootstraps over runs, because the targets of one run share its model.
-
-    Args:
-        shadows: the scores.
-        seed: seed of the resamples.
     """
     rows = []
     for name, scores in leave_one_out(shadows).items():

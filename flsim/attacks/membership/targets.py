@@ -50,19 +50,11 @@ class Targets:
 
 
 def targets_of(run: Run, rounds: int, count: int) -> Targets:
-    """Draw members and non-members of a run after a number of rounds, as a function of the run's seed.
+    """Draw members and non-members of a run after a number of rounds (central training: steps), from the run's seed.
 
     Members are records that training read, and that no canary replaced. Non-members are records by authors who are not
     among the training users, in the held-out and the test split, whose text does not occur as a training record. Test
     users by date are excluded, because topics change with time.
-
-    Args:
-        run: the run.
-        rounds: number of completed rounds; in central training, of steps.
-        count: largest number of members, and of non-members.
-
-    Raises:
-        InputError: no author is held out of training, or none of their records has the length of a member.
     """
     corpus, train = run.corpus, run.corpus.split("train")
     splits, notes = never_trained(corpus)
@@ -80,19 +72,10 @@ def pairs_of(
     folder: Path,
     notes: Sequence[str] = (),
 ) -> Targets:
-    """Draw pairs of a member and a non-member of equal lengths.
+    """Draw at most `count` pairs of a member and a non-member of equal lengths.
 
-    Args:
-        train: the split of members.
-        members: int64 [n], their positions.
-        others: splits with the positions of non-members.
-        count: largest number of pairs.
-        seed: seed of the draw.
-        folder: the folder of the run, for messages.
-        notes: sentences about limits.
-
-    Raises:
-        InputError: no member has the length of a non-member.
+    `members` are positions in the split `train`, `others` positions in other splits. Raises InputError, which names the
+    folder, if no member has the length of a non-member.
     """
     notes = list(notes)
     lengths_out = np.concatenate([_lengths(split, chosen) for split, chosen in others])
@@ -147,13 +130,7 @@ def members_of(run: Run, rounds: int) -> Ints:
 def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Return indices of members and of others, at most `count` each, so that pair i has equal lengths.
 
-    All possible pairs are equally likely.
-
-    Args:
-        members: int64 [n_in], lengths of members.
-        others: int64 [n_out], lengths of others.
-        count: largest number of pairs.
-        rng: source of the draw.
+    All possible pairs are equally likely. `members` [n_in] and `others` [n_out] are lengths.
     """
     longest = int(max(members.max(initial=0), others.max(initial=0)))
     counts = np.minimum(*(np.bincount(lengths, minlength=longest + 1) for lengths in (members, others)))
@@ -165,10 +142,7 @@ def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -
 
 
 def unigram_of(corpus: Corpus) -> Floats:
-    """Return log-probabilities of single tokens in all splits together, float64 [V], with one added to each count.
-
-    All splits count, so that the unigram covers the text of members and non-members.
-    """
+    """Return `unigram_over` all splits, so that the unigram covers the text of members and non-members."""
     return unigram_over([corpus.split(name) for name in ("train", *NEVER_TRAINED)], corpus.layout)
 
 

@@ -51,7 +51,6 @@ class FreshRecords:
     """Records of training users and of other users that training did not read.
 
     Attributes:
-        records: N records.
         owners: int64 [N], the user of each record.
         users: U names, such as ``"train:17"``.
         authors: U authors of the users.
@@ -75,12 +74,7 @@ class FreshRecords:
 
 
 def user_statistics(log_probs: Floats, reference_log_probs: Floats, owners: Ints) -> Floats:
-    """Return T_u of each user, [K] equation 2.
-
-    Args:
-        log_probs: float64 [N], log-probability of each fresh record by the model.
-        reference_log_probs: float64 [N], by the reference.
-        owners: int64 [N], the user of each record; each of 0, ..., U - 1 occurs.
+    """Return T_u of each user, [K] equation 2, from log-probabilities [N] of fresh records and their users [N].
 
     >>> user_statistics(np.array([-1.0, -3, -2]), np.array([-4.0, -4, -2]), np.array([0, 0, 1])).tolist()
     [2.0, 0.0]
@@ -95,16 +89,8 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
 
     Members are training users of whom training read a record. Others are users by authors who are not in training:
     held-out and test users, or training users whom the coins of `data.shadow` exclude. The same share of records is
-    fresh for both, by the same draw, so both have equally many.
-
-    Args:
-        run: the run, with `data.user_holdout`.
-        rounds: number of completed rounds; in central training, of steps.
-        count: largest number of members, and of others.
-        most: largest number of fresh records of a user.
-
-    Raises:
-        InputError: the run has no fresh records; or no author is outside training.
+    fresh for both, by the same draw, so both have equally many. `count` limits members and others, `most` the records
+    of a user. Raises InputError if the run has no fresh records, or no author is outside training.
     """
     share, train = run.config.data.user_holdout, run.corpus.split("train")
     if not share:
@@ -213,15 +199,10 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
 
 
 def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -> float:
-    """Return the area of an attack without the model: a logistic regression on the statistics.
+    """Return the area of an attack without the model: a logistic regression on the statistics [U, F].
 
     It learns from half of the members and of the others, and is measured on the rest; the halves are then exchanged,
     and the two areas averaged.
-
-    Args:
-        statistics: float64 [U, F].
-        is_member: bool [U].
-        rng: source of the halves.
     """
     is_first = np.zeros(len(is_member), np.bool_)
     for side in (np.flatnonzero(is_member), np.flatnonzero(~is_member)):
@@ -238,7 +219,7 @@ def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -
 def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[float], float | None]:
     """Return the largest true-positive rate on a complete user or author, as a function of the false-positive rate.
 
-    The result is None if the ledger makes no claim about them: synthetic users of an IID partition have records of many
+    It is None if the ledger makes no claim about them: synthetic users of an IID partition have records of many
     authors, and a ledger of records does not cover all records of a user.
     """
     if claim is None or run.config.unit != "user" or run.config.data.partition == "iid":

@@ -66,11 +66,7 @@ def requests_of_users(training: FederatedTraining, state: State) -> list[RoundRe
 
 
 def sum_of_user(training: FederatedTraining, engine: Engine, state: State, request: RoundRequest) -> CohortSum:
-    """Train the user of a request as in the run, and return the user's part of a sum.
-
-    Raises:
-        Diverged: the update is not finite.
-    """
+    """Train the user of a request as in the run, and return the user's part of a sum, or raise Diverged."""
     population, (user,) = population_of(training, state), request.users.tolist()
     total = training.update(engine, request)
     total.refuse_divergence(f"round {state.round + 1}", population.layout.vocabulary_size)

@@ -18,13 +18,10 @@ _FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")
 
 
 def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per row; blank lines are skipped, and other columns are ignored.
+    """Yield one post per row; blank lines are skipped, other columns ignored, and empty fields are nulls.
 
-    `flsim.data.formats.fields.posts_of` states which posts are dropped. Empty fields are nulls.
-
-    Raises:
-        InputError: the file is not UTF-8, lacks the columns, or has a row whose number of fields differs from the
-            header.
+    `flsim.data.formats.fields.posts_of` states which posts are dropped. Raises InputError if the file is not UTF-8,
+    lacks the columns, or has a row whose number of fields differs from the header.
     """
     csv.field_size_limit(LONGEST_FIELD)
     with part.path.open(newline="", encoding="utf-8-sig") as file:

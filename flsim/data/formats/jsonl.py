@@ -43,10 +43,7 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield one post per text; blank lines are skipped, and other keys are ignored.
 
     `flsim.data.formats.fields.posts_of` states what an author and a text are, and which posts are dropped. Lines of
-    more than 16 MB are dropped too, as ``posts_too_long``.
-
-    Raises:
-        InputError: a line is not UTF-8, not JSON, or not such an object.
+    more than 16 MB are dropped too, as ``posts_too_long``. Raises InputError if a line is not such an object in UTF-8.
     """
     is_key = cache(partial(occurs, part.path, _lines))
     with part.path.open("rb") as file:
@@ -123,14 +120,8 @@ def _posts(line: bytes, part: Part, dropped: Counter[str], is_key: Callable[[str
 def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Callable[[str], bool]) -> Iterator[Post]:
     """Yield the posts of a JSON object; see `flsim.data.formats.fields.posts_of`.
 
-    An object without the author or the text is dropped and counted like an object with a null value.
-
-    Args:
-        is_key: whether any object of the file has a key; see `occurs`.
-
-    Raises:
-        WrongFieldError: the value is not an object, no object of the file has an author or a text, or one of them has
-            another type.
+    An object without the author or the text counts as one with a null, if any object of the file has that key. Raises
+    WrongFieldError otherwise, and for other types.
     """
     if not isinstance(value, dict):
         raise WrongFieldError(USER, f"not a JSON object; {_expected(part.columns)}")

@@ -20,13 +20,9 @@ LONGEST_LINE = 2**16  # bytes
 def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> Vocabulary:
     """Return the most frequent words of the text file, or of its archive, which is not unpacked to disk.
 
-    Args:
-        vocabulary_size: number of token ids, the four special ones included.
-        fit: whether all words of a shorter file are used, instead of an error.
-
-    Raises:
-        InputError: the file cannot be read, a line is not a word with a count, the counts are not in order, a word
-            occurs twice, or there are too few words.
+    The size includes the four special ids; with `fit`, a shorter file is no error. Raises InputError if the file cannot
+    be read, a line is not a word with a count, the counts are not in order, a word occurs twice, or there are too few
+    words.
     """
     needed = Layout(vocabulary_size).words
     counts: dict[str, int] = {}

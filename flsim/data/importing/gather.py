@@ -110,22 +110,14 @@ Counts = list[tuple[int, int]]  # for each of LENGTHS: the authors with this num
 
 
 def count_by_length(author_words: NDArray[np.int64]) -> Counts:
-    """Return authors and users for each of `LENGTHS`.
-
-    A user ends with a complete sentence, so an import creates slightly fewer users than this count.
-    """
+    """Return authors and users for each of `LENGTHS`; complete sentences make slightly fewer users."""
     return [(int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS]
 
 
 def suggestion(counts: Sequence[Counts], below: int) -> str:
     """Return shorter lengths with the resulting users: ``"--words-per-user 500 (about 3 users of 2 authors)"``.
 
-    Args:
-        counts: counts of several ranges of authors.
-        below: requested words of a user.
-
-    Returns:
-        The largest `MOST_SUGGESTED` lengths that result in a user; empty if there is none.
+    They are the largest `MOST_SUGGESTED` lengths that result in a user, from the counts of ranges of authors.
     """
     totals = np.array(counts, np.int64).reshape(-1, len(LENGTHS), 2).sum(axis=0).tolist()
     shorter = [
@@ -170,11 +162,7 @@ def words_in(entry: str) -> int:
 
 
 def passages(text: str, most: int | None) -> Iterator[tuple[int, str]]:
-    """Yield the passages of a text, each with its number of words: `most`, but fewer in the last one.
-
-    Args:
-        most: number of words of a user; None does not cut the text.
-    """
+    """Yield the passages of a text with their numbers of words, `most` or fewer in the last one; None is no limit."""
     ends = word_ends(text)
     bounds = ends[most - 1 : -1 : most] if most else []
     for first, last in pairwise([0, *bounds, len(text)]):
@@ -184,13 +172,8 @@ def passages(text: str, most: int | None) -> Iterator[tuple[int, str]]:
 def cut(written_words: NDArray[np.integer], words_per_user: int) -> NDArray[np.int64]:
     """Cut an author's records, in order, into users; each user ends with the record that reaches `words_per_user`.
 
-    Args:
-        written_words: integer [records], the written words of each record.
-        words_per_user: at least 1.
-
-    Returns:
-        int64 [users], the index after each user's last record. The records after the last user are the remainder, which
-        has fewer than `words_per_user` words.
+    From the written words of each record [records], it returns the index after each user's last record [users]. The
+    records after the last user are the remainder, which has fewer than `words_per_user` words.
     """
     total = np.cumsum(written_words, dtype=np.int64)
     ends: list[int] = []
@@ -213,14 +196,11 @@ BATCH = 2**20  # bytes of text, or tokens, that are processed at once
 def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: ImportHParams) -> dict[str, Any]:
     """Balance the authors of a range of hashes.
 
-    Args:
-        path: file of the users, see `users_of`. The words with their counts in train users go to a file of the same
-            name and .words.
-
-    Returns:
-        ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors``, the number of authors with
-        enough words, by their split; ``longest``, words and name of the longest dropped author; ``by_length``, see
-        `count_by_length`; ``users``, the number of balanced users; ``words``, the number of different words.
+    The path is the file of the users, see `users_of`. The words with their counts in train users go to a file of the
+    same name and .words. Returns ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors``, the
+    number of authors with enough words, by their split; ``longest``, words and name of the longest dropped author;
+    ``by_length``, see `count_by_length`; ``users``, the number of balanced users; ``words``, the number of different
+    words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(author.records for author in authors)])
@@ -288,10 +268,7 @@ class _Author:
 
 
 def _authors(ranges: list[Range]) -> list[_Author]:
-    """Return the authors in the order of the sha256 of their names.
-
-    The texts of an author are in the order of the sources.
-    """
+    """Return the authors in the order of the sha256 of their names, with texts in the order of the sources."""
     texts: defaultdict[bytes, list[bytes]] = defaultdict(list)
     for line in read_lines(ranges):
         author, _, text = line.partition(b"\t")
@@ -304,8 +281,7 @@ def _authors(ranges: list[Range]) -> list[_Author]:
 def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
     """Encode the texts of the authors, and empty the authors' lists of texts.
 
-    Returns:
-        Token ids in order of first occurrence, uint32 [words]; words of each record, int64 [records]; the words.
+    Returns token ids in order of first occurrence, uint32 [words]; words of each record [records]; the words.
     """
     ids: defaultdict[str, int] = defaultdict()
     ids.default_factory = ids.__len__
@@ -344,10 +320,7 @@ def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True)
 class _UsersBySplit:
-    """The users by split: the mask of their records, bool [records], their names, and their numbers of records.
-
-    ``authors`` is the number of authors with enough words, by split.
-    """
+    """The users by split: the mask of their records, bool [records], their names, and their numbers of records."""
 
     records: dict[str, NDArray[np.bool_]]
     names: dict[str, list[str]]
@@ -410,8 +383,7 @@ def _write_words(
 ) -> tuple[NDArray[np.uint32], int]:
     """Write the words that occur, in the order of their hashes, each with its count in train users.
 
-    Returns:
-        The tokens, whose ids are now the words' places in that order; and the number of words.
+    Returns the tokens, whose ids are now the words' places in that order; and the number of words.
     """
     counts = np.zeros((2, len(words)), np.int64)  # in train, and in other splits
     for first in range(0, len(tokens), BATCH):

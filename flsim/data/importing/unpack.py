@@ -27,14 +27,10 @@ DUMP = "posts.xml"  # the file of a Stack Exchange archive that contains text
 
 
 def unpack_seven_zip(packed: Path, source: Path, out: Path) -> None:
-    """Unpack the only file of an archive, or its Posts.xml, to `out`, atomically.
+    """Unpack the only file of an archive, or its Posts.xml, to `out`, atomically; names in the archive are ignored.
 
-    Args:
-        out: the file to write; names in the archive are ignored.
-
-    Raises:
-        InputError: py7zr, which the extra `7z` installs, is missing; the archive is damaged or encrypted; or it has
-            several files and not exactly one Posts.xml.
+    Raises InputError if py7zr, which the extra `7z` installs, is missing; the archive is damaged or encrypted; or it
+    has several files and not exactly one Posts.xml.
     """
     if py7zr is None:
         raise InputError(f"{source}: 7z archives need py7zr, the extra '7z', which is not installed; pip install py7zr")
@@ -124,16 +120,9 @@ def hash_file(report: Report, path: Path) -> dict[str, Any]:
 
 
 def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, Any]:
-    """Decompress a file to `out`, atomically and in bounded memory.
+    """Decompress a file to `out`, atomically and in bounded memory; return bytes and sha256 of the compressed file.
 
-    Args:
-        report: called with the number of bytes of the compressed file that were read.
-
-    Returns:
-        Bytes and sha256 of the compressed file.
-
-    Raises:
-        InputError: the file is truncated or damaged.
+    `report` gets the numbers of compressed bytes that were read. Raises InputError for a truncated or damaged file.
     """
     with packed.open("rb") as file:
         head = file.read(8)

@@ -20,13 +20,10 @@ MOST_READ = 2**20
 
 @dataclass(frozen=True)
 class Enumeration:
-    """The rank of a canary in its space.
+    """The rank of a canary in its space: the number of r with P(r|p) <= P(s|p), including the canary.
 
-    Attributes:
-        rank: the number of r in the space with P(r|p) <= P(s|p), including the canary; from 1 to `space`.
-        space: number of sequences in the space.
-        nodes: number of beginnings of sequences, the empty one included, that cost no more than the canary: as many as
-            Dijkstra's algorithm (section 5.4) reads before it comes to the canary. It has no part in equality.
+    `nodes` is the number of beginnings of sequences, the empty one included, that cost no more than the canary: as many
+    as Dijkstra's algorithm (section 5.4) reads before it comes to the canary. It has no part in equality.
     """
 
     rank: int
@@ -49,18 +46,13 @@ class _Budget:
 def enumerate_space(
     model: LanguageModel, prefix: Tensor, continuation: Tensor, template: Template, most_read: int = MOST_READ
 ) -> Enumeration | None:
-    """Rank a canary's continuation s among all of a template's space, exactly.
+    """Rank a canary's continuation s among all of a template's space, exactly; None if `most_read` did not suffice.
 
     Beginnings that cost more than the canary's complete score are not continued, because no word costs less than 0. At
     most exp(P(s|p)) sequences of each length remain, because their probabilities sum to at most 1. Therefore a
     memorized canary is ranked quickly even in a very large space. Ties are as in `RandomSampler`: the canary counts by
-    identity, and scores within the model's rounding of its own count.
-
-    Returns:
-        The exact rank; None if `most_read` did not suffice.
-
-    Raises:
-        Diverged: a required score is not finite.
+    identity, and scores within the model's rounding of its own count. Raises Diverged if a required score is not
+    finite.
     """
     _, log_probs = model.start(prefix[None])
     limit = float(log_perplexity(model, prefix, continuation[None])) * (1 + TIE * torch.finfo(log_probs.dtype).eps)

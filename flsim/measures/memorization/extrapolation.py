@@ -31,13 +31,7 @@ TAIL = 1e-5
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """A skew-normal distribution.
-
-    Attributes:
-        alpha: shape; 0 is the normal distribution.
-        location: xi.
-        scale: w > 0.
-    """
+    """A skew-normal distribution of shape alpha (0 is the normal distribution), location xi and scale w > 0."""
 
     alpha: float
     location: float
@@ -74,18 +68,10 @@ class SkewNormal:
 
 
 def fit(x: Floats, counts: Floats | None = None, start: SkewNormal | None = None) -> SkewNormal:
-    """Return the skew-normal distribution of maximum likelihood.
+    """Return the skew-normal distribution of maximum likelihood, with |alpha| at most 1,000, of values [N] with counts.
 
     The normal distribution is a stationary point of the likelihood. Therefore the search starts on both sides of it, at
-    the sample moments and at their mirror image, and the better result is used.
-
-    Args:
-        x: [N], not all the same.
-        counts: [N], number of occurrences of each value; None for one each.
-        start: the only start of the search; None for both.
-
-    Returns:
-        The fit, with |alpha| at most 1,000.
+    the sample moments and at their mirror image, and the better result is used, unless there is a `start`.
     """
     shares = np.full(len(x), 1 / len(x)) if counts is None else counts / counts.sum()
     mean = float(shares @ x)
@@ -183,13 +169,8 @@ class Extrapolation:
 def extrapolate(scores: Mapping[str, float], references: Tensor, seed: int) -> Extrapolation:
     """Return -log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores.
 
-    Args:
-        scores: log-perplexity of each canary by its name, in any unit.
-        references: log-perplexities of R, float [|R|], in the same unit.
-        seed: the experiment's seed.
-
-    Raises:
-        InputError: there are fewer than 20 references, all score the same, or a score is not finite.
+    Scores of canaries and references [|R|] are log-perplexities in any common unit. Raises InputError if there are
+    fewer than 20 references, all score the same, or a score is not finite.
     """
     sample, names = _numbers(references, FEWEST), list(_finite(scores))
     if np.ptp(sample) <= 1e-9 * np.abs(sample).max():
@@ -212,8 +193,7 @@ def _binned(sample: Floats) -> tuple[Floats, Floats]:
 def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, seed: int) -> tuple[float, Floats]:
     """Return the p-value of the fit, and the bits at each score by every refit, [resamples, canaries].
 
-    Samples are drawn as counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide. The sample's own distance is
-    computed on the same bins, so that both are comparable.
+    Samples are counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide, and so is the sample's own distance.
     """
     edges = np.linspace(fitted.location - WIDEST * fitted.scale, fitted.location + WIDEST * fitted.scale, BINS - 1)
     width = edges[1] - edges[0]

@@ -39,7 +39,6 @@ class Draws:
     """N samples of the space, grouped by proposal; q is the mixture of all proposals.
 
     Attributes:
-        words: int64 [N, n].
         scores: P(r|p), float64 [N], nats.
         log_densities: log-density of every sample under every proposal, float64 [N, K].
         counts: number of samples of every proposal, [K].
@@ -65,10 +64,7 @@ class Draws:
         return np.asarray(np.exp(densities - _logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
 
     def weights(self) -> Floats:
-        """Return the uniform density over q, [N]; its mean over an event's samples estimates the event's probability.
-
-        Samples outside the event count as 0 in the mean.
-        """
+        """Return the uniform density over q [N], whose mean, with 0 outside an event, estimates its probability."""
         mixture = _logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
         return np.asarray(np.exp(-self.log_space - mixture))
 
@@ -76,8 +72,8 @@ class Draws:
         """Return the largest weight of a sequence that scores at most `bound` nats.
 
         Proposal b draws it with probability exp(-b P(r|p)) / Z_b(r), where Z_b(r) is the product of its words'
-        normalizers. This is smallest for a score of `bound` and the largest Z_b, which is estimated by the largest
-        value among the samples.
+        normalizers. This is smallest for a score of `bound` and the largest Z_b, estimated by the largest among the
+        samples.
         """
         powers = np.array(self.powers)
         log_normalizers = -powers * self.scores.cpu().numpy()[:, None] - self.log_densities.cpu().numpy()
@@ -93,11 +89,7 @@ def draw(
     samples: int,
     rng: np.random.Generator,
 ) -> Draws:
-    """Draw about `samples` sequences from proposals in these shares, at least two from each.
-
-    Raises:
-        Diverged: a score is not finite.
-    """
+    """Draw about `samples` sequences from proposals in these shares, at least two from each, or raise Diverged."""
     counts = tuple(max(2, round(share * samples)) for share in shares.values())
     powers, device = tuple(shares), prefix.device
     proposal = torch.repeat_interleave(torch.arange(len(powers)), torch.tensor(counts)).to(device)
@@ -158,12 +150,8 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
 
     The second moment of an estimate, E[1{event} u / q] with u uniform and q the mixture, is convex in the shares. The
     multiplicative step of optimal design, share * sqrt(-slope), decreases it (Fellman, "On the Allocation of Linear
-    Observations", 1974).
-
-    Args:
-        pilot: samples that are used only for this purpose, so that estimates remain unbiased.
-        events: [C, N], 1 if a sample is in the event of a canary, otherwise 0.
-        default: shares for events without pilot samples; a fifth of them is always kept.
+    Observations", 1974). The pilot has no other use, so that estimates remain unbiased; `events` [C, N] is 1 for a
+    sample in the event of a canary. A fifth of the default shares is always kept.
     """
     weights, ratios = pilot.weights(), pilot.ratios()
     means = events @ weights / len(weights)
@@ -203,21 +191,9 @@ def space_exposures(
     weight (`Draws.heaviest`), so that it also has the right coverage with few or no samples of the event. Ties are as
     in `RandomSampler`.
 
-    Args:
-        model: the model.
-        prefix: p, int64 [L], BOS first.
-        continuations: s of each canary, int64 [C, n], in the space.
-        template: the space, such as words^n.
-        samples: number of samples of the estimate. A tenth of this number, in equal shares of all powers, determines
-            the shares.
-        seed: the experiment's seed.
-        keys: keys of this draw, such as the canary id, which distinguish its random stream.
-
-    Returns:
-        One estimate for each canary.
-
-    Raises:
-        Diverged: a score is not finite.
+    The continuations [C, n] are in the space of the template. A tenth of `samples`, in equal shares of all powers,
+    determines the shares. The keys, such as the canary id, distinguish the random stream. Raises Diverged if a score is
+    not finite.
     """
     scores, (_, log_probs) = log_perplexity(model, prefix, continuations), model.start(prefix[None])
     bounds = scores * (1 + TIE * torch.finfo(log_probs.dtype).eps)

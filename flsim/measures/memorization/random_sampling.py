@@ -142,12 +142,7 @@ WIDE = 0.5  # nats between the bounds on a log Z above which it is computed exac
 
 
 class Clear(NamedTuple):
-    """The result for a piece of the references.
-
-    Attributes:
-        counted: number of references whose score is certainly at most the bound.
-        open: int64 [k, n], the references that the bounds do not decide.
-    """
+    """The result for a piece of the references: the number certainly at most the bound, and undecided ones [k, n]."""
 
     counted: int
     open: Tensor
@@ -157,10 +152,8 @@ class Clear(NamedTuple):
 class Sifter:
     """The data of a canary for the traversal of references.
 
-    Attributes:
-        step: the model's stepper.
-        bounds: bounds on the costs of words after the prefix and 1, 2, ..., n - 1 words of a reference.
-        bound: nats; references that score at most this count.
+    `bounds` are on the costs of words after the prefix and 1, 2, ..., n - 1 words of a reference; references that score
+    at most `bound` nats count.
     """
 
     step: Stepper
@@ -168,20 +161,13 @@ class Sifter:
     bound: float
 
     def sift(self, state: State, log_probs: Tensor, references: Tensor) -> Iterator[Clear]:
-        """Yield the results for references [M, n], after a prefix with this one-row state and log-probs [1, V].
-
-        Raises:
-            Diverged: a required value is not finite.
-        """
+        """Yield the results for references [M, n], after a prefix with this one-row state and log-probs [1, V]."""
         spent = nats(log_probs[0])[references[:, 0]]
         nodes = torch.zeros_like(references[:, 0])
         yield from self._descend(state, _Open(references, nodes, spent, spent), 1)
 
     def _descend(self, state: State, open_: "_Open", column: int) -> Iterator[Clear]:
-        """Yield the results for references whose first `column` words are already included.
-
-        `state` is after one word fewer.
-        """
+        """Yield the results for references whose first `column` words are included; `state` is after one word fewer."""
         open_ = open_.where(open_.low <= self.bound)
         if column == open_.words.shape[1]:
             sure = open_.high <= self.bound
@@ -201,10 +187,7 @@ class Sifter:
             yield from self._descend(stepped, self._pay(stepped[0], below, column), column + 1)
 
     def _pay(self, outputs: Tensor, open_: "_Open", column: int) -> "_Open":
-        """Add the cost of the word at `column` after outputs [N, D], its nodes.
-
-        Drop references whose cost is too large.
-        """
+        """Add the cost of the word at `column` after outputs [N, D], its nodes; drop references that cost too much."""
         bounds = self.bounds[column - 1]
         rounding, (low, high) = bounds.rounding(outputs), bounds.log_sum_exp(outputs)
         _refuse_non_finite(rounding + low)
@@ -278,12 +261,10 @@ class RandomSampling:
 
 
 def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
-    """Draw R: `count` continuations, each word uniform over the vocabulary's words, as int64 [count, length].
+    """Draw R: `count` continuations of words, uniform over the vocabulary's words, int64 [count, length], sorted.
 
-    Rows are in lexicographic order: rows that share their first words are neighbors, which makes `rank` faster.
-
-    Raises:
-        InputError: R does not fit the memory of this machine.
+    Rows that share their first words are neighbors, which makes `rank` faster. Raises InputError if R does not fit the
+    memory of this machine.
     """
     refuse_too_many(count, length)
     rng = stream(seed, "references")
@@ -317,10 +298,7 @@ class RandomSampler:
         score. References whose score is within 8 units of rounding of the canary's (relative; 1e-6 in float32, 2e-15 in
         float64) also count as ties, because the order of batched sums cannot distinguish them. Rounding can therefore
         make a canary look less memorized, but never more. With a `LogitModel`, references are scored in full only if
-        the bounds do not decide.
-
-        Raises:
-            Diverged: a required score is not finite.
+        the bounds do not decide. Raises Diverged if a required score is not finite.
         """
         canary = _Canary(self, prefix, continuation)
         open_, counted = [], 0

@@ -20,10 +20,8 @@ BYTES = 48
 def rows_at_once(log_probs: Tensor, state: State = ()) -> int:
     """Return the number of sequences that one step can read, to bound memory and, on a CPU, to stay near its caches.
 
-    Args:
-        log_probs: [N, V] of any step of the model.
-        state: the state of that step. Keys and values of attention, [N, heads, T, size], count as far as they are more
-            than the log-probabilities; other states are small.
+    Keys and values of attention in the state, [N, heads, T, size], count as far as they are more than the
+    log-probabilities [N, V]; other states are small.
     """
     of_attention = sum(part[0].numel() for part in state if part.dim() > 2)
     return max(1, floats_at_once(log_probs.device) // max(log_probs.shape[1], of_attention))
@@ -32,8 +30,8 @@ def rows_at_once(log_probs: Tensor, state: State = ()) -> int:
 def floats_at_once(device: torch.device) -> int:
     """Return the number of values of a piece that one step can have.
 
-    On an NVIDIA GPU this is the largest power of two that fits the share of the complete memory that this process can
-    use. Currently free memory is not used, because other sizes of pieces can change the rounding of scores.
+    On an NVIDIA GPU this is the largest power of two that fits this process' share of the complete memory. Free memory
+    is not used, because other sizes of pieces can change the rounding of scores.
     """
     if device.type == "cpu":
         return CPU_FLOATS
@@ -45,24 +43,16 @@ def floats_at_once(device: torch.device) -> int:
 
 
 def nats(log_probs: Tensor) -> Tensor:
-    """Return -log Pr in nats, float64, of the same shape; never below 0, so sums never decrease.
-
-    Raises:
-        Diverged: a value is not finite.
-    """
+    """Return -log Pr, float64, never below 0, so sums never decrease; raise Diverged if a value is not finite."""
     if not bool(log_probs.isfinite().all()):
         raise Diverged("a log-probability is not finite; the model's values overflow")
     return log_probs.double().clamp(max=0).abs()
 
 
 def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) -> Tensor:
-    """Return P(s|p) of every continuation s of one prefix p.
+    """Return P(s|p) of every continuation s of one prefix p, float64 [N], nats; raise Diverged if it is not finite.
 
-    Returns:
-        float64 [N], nats. Each word's log-probability has the model's own precision; sums are in float64.
-
-    Raises:
-        Diverged: a score is not finite.
+    Each word's log-probability has the model's own precision; sums are in float64.
     """
     state, log_probs = model.start(prefix[None])
     scores = []
@@ -87,8 +77,7 @@ def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations:
 def count_at_most(model: LanguageModel, state: State, log_probs: Tensor, references: Tensor, bounds: Tensor) -> int:
     """Return the number of references [M, n] that score at most their bounds [M], after a one-row state.
 
-    A reference whose cost so far exceeds its bound is not continued. The state after common first words is computed
-    once for adjacent references.
+    A reference whose cost so far exceeds its bound is not continued. Common first words are read once.
     """
     rows = references.new_zeros(len(references))  # the row of the state that each reference continues
     spent = nats(log_probs[rows, references[:, 0]])

@@ -34,7 +34,6 @@ class Extraction:
 
     Attributes:
         tokens: the best sequence so far, of equal ones the first in lexicographic order.
-        score: its log-perplexity, nats.
         bound: no sequence of the space has a lower log-perplexity.
         nodes: number of evaluations of the model at partial sequences, repetitions included, without the beam search.
     """
@@ -57,13 +56,9 @@ def shortest_path(model: LanguageModel, prefix: Tensor, template: Template, node
     expanded as with single nodes. This is at most exp(P) of each length, where P is the log-perplexity of the answer,
     because there cannot be more beginnings with this probability. States are not stored: the model reads the tokens of
     a node again, which is cheaper than the next log-probs, and a state needs several KB. A beam search is run first,
-    because nodes that cost more than its answer can be dropped.
-
-    Scores are exact up to the model's rounding, which depends on the sizes of batches: sequences whose scores are
-    closer than that can change places.
-
-    Raises:
-        Diverged: a log-probability is not finite.
+    because nodes that cost more than its answer can be dropped. Sequences whose scores are closer than the model's
+    rounding, which depends on the sizes of batches, can change places. Raises Diverged if a log-probability is not
+    finite.
     """
     return _Search(model, prefix, template, nodes).run()
 
