@@ -61,28 +61,23 @@ class Round:
 
 @dataclass(frozen=True)
 class FederatedAveraging:
-    """The loop of the server, over a state that has everything that the next round needs.
-
-    Attributes:
-        seed: the experiment's seed; cohorts, batches and noise are functions of (seed, round).
-        length: number of rounds of the complete training; a schedule of learning rates ends at its last round; None if
-            learning rates are constant.
-        audit: canary users, who take part in addition to the population; none by default.
-        shards: number of contiguous ranges of users, each of which gets one request a round.
-        branch: number of consecutive shards whose sums are added before the sums of branches are added; 0 adds all
-            shards in one branch. It determines the order of additions (`flsim.algorithms.summation`).
-    """
+    """The loop of the server, over a state that has everything that the next round needs."""
 
     users: UsersByRound
     model: ModelHParams
     algorithm: FedAvgHParams
     local: LocalHParams = field(default_factory=LocalHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
-    seed: int = 0
+    seed: int = 0  # the experiment's seed; cohorts, batches and noise are functions of (seed, round)
     _: KW_ONLY
+    # number of rounds of the complete training; a schedule of learning rates ends at its last round; None if
+    # learning rates are constant
     length: int | None = None
+    # canary users, who take part in addition to the population; none by default
     audit: AuditHParams = field(default_factory=AuditHParams)
-    shards: int = 1
+    shards: int = 1  # number of contiguous ranges of users, each of which gets one request a round
+    # number of consecutive shards whose sums are added before the sums of branches are added; 0 adds all shards
+    # in one branch. It determines the order of additions (`flsim.algorithms.summation`)
     branch: int = 0
 
     def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:

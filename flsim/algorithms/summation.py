@@ -21,23 +21,16 @@ TREE_FROM = 64  # smallest number of shards for which a run has branches by defa
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """A request to a shard, for one round.
+    """A request to a shard, for one round."""
 
-    Attributes:
-        round: the round, from 0, in which the users began; in asynchronous training, it can be an earlier round.
-        users: int64 [n], this round's cohort within the shard.
-        clip: bound on the norm of a user's update in this round; None for no clip.
-        sent: the tensors of the algorithm: slot -> parameter -> tensor.
-        oldest_resumable_round: the oldest round, from 0, that training may resume from; states of users that only older
-            rounds need are removed.
-    """
-
-    round: int
+    round: int  # the round, from 0, in which the users began; in asynchronous training, it can be an earlier round
     shard: int
-    users: NDArray[np.int64]
+    users: NDArray[np.int64]  # int64 [n], this round's cohort within the shard
     params: Params
-    clip: float | None = None
-    sent: Moments = field(default_factory=dict)
+    clip: float | None = None  # bound on the norm of a user's update in this round; None for no clip
+    sent: Moments = field(default_factory=dict)  # the tensors of the algorithm: slot -> parameter -> tensor
+    # the oldest round, from 0, that training may resume from; states of users that only older rounds need are
+    # removed
     oldest_resumable_round: int = 0
 
 
@@ -87,20 +80,12 @@ def root_branch(shards: int) -> int:
 
 
 def default_branch(shards: int) -> int:
-    """Return the number of shards in a branch for runs that do not set it; 0 if the server adds all shards.
-
-    >>> [default_branch(shards) for shards in (2, 63, 64, 100, 1_000)]
-    [0, 0, 8, 10, 32]
-    """
+    """Return the number of shards in a branch for runs that do not set it; 0 if the server adds all shards."""
     return root_branch(shards) if shards >= TREE_FROM else 0
 
 
 def branches(shards: Iterable[int], branch: int) -> dict[int, list[int]]:
-    """Return the shards of each branch of consecutive shards, ascending; missing ones are omitted, 0 is one branch.
-
-    >>> branches([0, 2, 3, 7], 3)
-    {0: [0, 2], 1: [3], 2: [7]}
-    """
+    """Return the shards of each branch of consecutive shards, ascending; missing ones are omitted, 0 is one branch."""
     members: dict[int, list[int]] = {}
     for shard in shards:
         members.setdefault(shard // branch if branch else 0, []).append(shard)

@@ -13,15 +13,10 @@ from flsim.show.table import Table, json_rows, note
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Result:
-    """The measurements of an attack.
+    """The measurements of an attack."""
 
-    Attributes:
-        frame: the measured numbers, a row for each statement.
-        notes: sentences that explain the numbers, and on missing statements.
-    """
-
-    frame: pd.DataFrame
-    notes: tuple[str, ...] = ()
+    frame: pd.DataFrame  # the measured numbers, a row for each statement
+    notes: tuple[str, ...] = ()  # sentences that explain the numbers, and on missing statements
 
     def to_json(self) -> dict[str, Any]:
         """Return the rows, with the columns of the frame, and the notes; unknown values are None."""

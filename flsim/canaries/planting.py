@@ -160,22 +160,17 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Planting:
-    """An overlay, its canaries, and the numbers of their sharers and insertions, int64 [canaries] each.
-
-    Attributes:
-        planned_sharers: users drawn with probability p_u; for canaries with a number of copies, the users that hold
-            copies.
-        sharers: users that hold at least one copy.
-        planned_insertions: records drawn with probability p_e among the records of sharers, or the number of copies.
-        insertions: replaced records: the planned records, without records that another canary got or that were later
-            dropped from the corpus.
-    """
+    """An overlay, its canaries, and the numbers of their sharers and insertions, int64 [canaries] each."""
 
     canaries: tuple[Canary, ...]
     overlay: Overlay
+    # users drawn with probability p_u; for canaries with a number of copies, the users that hold copies
     planned_sharers: NDArray[np.int64]
-    sharers: NDArray[np.int64]
+    sharers: NDArray[np.int64]  # users that hold at least one copy
+    # records drawn with probability p_e among the records of sharers, or the number of copies
     planned_insertions: NDArray[np.int64]
+    # replaced records: the planned records, without records that another canary got or that were later dropped
+    # from the corpus
     insertions: NDArray[np.int64]
 
     def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planting":

@@ -39,24 +39,17 @@ NEVER = np.iinfo(np.int64).max  # last round of a window that does not end
 
 @dataclass(frozen=True)
 class Population:
-    """The training users of one partition; a `flsim.data.records.UsersByRound` and `RecordsByRound`.
-
-    Attributes:
-        phrases: the words of each canary, of the layout's token type.
-        overlay: the records that canaries replace, as indices in the order of the population.
-        twin: the order and users of the IID partition; None for those of the corpus.
-        windows: int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None if all
-            are planted in every round.
-        extra: pseudo-users, who inject a canary each in one round.
-        injected: int64 [records of pseudo-users], the canary of each of their records.
-    """
+    """The training users of one partition; a `flsim.data.records.UsersByRound` and `RecordsByRound`."""
 
     split: Split
-    phrases: tuple[Tokens, ...]
-    overlay: Overlay
-    twin: Twin | None = None
+    phrases: tuple[Tokens, ...]  # the words of each canary, of the layout's token type
+    overlay: Overlay  # the records that canaries replace, as indices in the order of the population
+    twin: Twin | None = None  # the order and users of the IID partition; None for those of the corpus
+    # int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None if all are
+    # planted in every round
     windows: NDArray[np.int64] | None = None
-    extra: ExtraUsers = NOBODY
+    extra: ExtraUsers = NOBODY  # pseudo-users, who inject a canary each in one round
+    # int64 [records of pseudo-users], the canary of each of their records
     injected: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @classmethod
@@ -71,10 +64,7 @@ class Population:
         return cls(split, phrases, overlay, twin, bounds, *_pseudo_users(canaries))
 
     def at(self, round_: int) -> "Population":
-        """Return the users of a round, counted from 0; this object if no canary has a window.
-
-        Outside its window, a canary replaces no records. Rounds with the same planted canaries return the same object.
-        """
+        """Return the users of a round, from 0, with the canaries planted in it; equal rounds share an object."""
         if self.windows is None or not len(self.overlay.records):
             return self
         is_active = self.is_planted_in(np.arange(len(self.windows)), round_ + 1)
@@ -182,10 +172,7 @@ def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, NDArray[np.in
 def write_population(
     folder: Path, corpus: Corpus, planting: Planting, partition: Partition, seed: int, train: Split | None = None
 ) -> None:
-    """Write planting, roster and, for the IID partition, the twin into an existing folder.
-
-    `train` are the records that the run trains on, from `flsim.data.withheld`; by default all of the corpus.
-    """
+    """Write planting, roster and the IID twin into a folder; `train` has the records that the run trains on."""
     write_roster(folder, planting, corpus.vocabulary)
     train = corpus.split("train") if train is None else train
     overlay, counts = planting.overlay, {"insertions": len(planting.overlay.records)}
@@ -205,10 +192,7 @@ def write_population(
 
 
 def verify_population(folder: Path) -> None:
-    """Compare the digest of every file with the stored one; raise InputError for a difference.
-
-    Older folders have none.
-    """
+    """Compare the digest of every file with the stored one, if any; raise InputError for a difference."""
     for name, written in _digests(folder).items():
         path = inside(folder, name)
         if not path.is_file() or file_digest(path) != written:
@@ -247,10 +231,7 @@ def _trained_on(folder: Path, whole: Split, description: dict[str, Any]) -> Spli
 
 
 def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Canary, ...]]:
-    """Return a population and its canaries, from the folder that `write_population` filled.
-
-    Raises InputError if the folder is damaged or belongs to another corpus, or the corpus changed since.
-    """
+    """Return a population and its canaries from a folder; InputError if it or the corpus is damaged or changed."""
     try:
         description = _about(folder)
         if description["corpus"] != corpus.digest:

@@ -145,10 +145,7 @@ def is_drawn(roster: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def read_roster(path: Path) -> pd.DataFrame:
-    """Return a roster as a table with the columns of `SCHEMA` that the file has, and always ``is_planted``.
-
-    The file is untrusted and checked completely; it raises InputError if it is missing, damaged or no roster.
-    """
+    """Return a roster, checked completely, with the columns of `SCHEMA` that the file has, and ``is_planted``."""
     if not path.is_file():
         raise InputError(
             f"{path}: no such file, so the canaries of this run are unknown; restore the file, or exclude the run"

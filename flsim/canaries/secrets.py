@@ -215,11 +215,7 @@ class Secrets:
 
     @classmethod
     def from_template(cls, template: str, vocabulary: Vocabulary) -> "Secrets":
-        """Return the fillings of a template in a corpus.
-
-        Raises InputError if the template is invalid, its tokens are not in the vocabulary, or it has words and the
-        corpus is by characters.
-        """
+        """Return the fillings of a template in a corpus; raise InputError if the template does not fit it."""
         parts: list[Part] = []
         parsed = parse(template.strip())
         for part, following in zip(parsed, (*parsed[1:], ""), strict=True):

@@ -247,10 +247,7 @@ class CanaryHParams:
         return ABOUT_INJECTIONS.format(", ".join(injection_label(at) for at in self.injections))
 
     def bounds(self, configuration: "Configuration", rounds: int | None) -> Bounds:
-        """Return the first and the last round in which this arm plants canaries; see `bounds_of`.
-
-        Arm "out" has an empty window that begins with the window of arm "in".
-        """
+        """Return the first and the last round in which this arm plants canaries; arm "out" has an empty window."""
         window = configuration.window
         first, last = injection_bounds(window[0], rounds) if configuration.users else bounds_of(window, rounds)
         return (first, last) if self.arm == "in" else (first or 1, (first or 1) - 1)
@@ -262,36 +259,22 @@ class CanaryHParams:
 
 @dataclass(frozen=True)
 class Canary:
-    """A canary: a phrase, and the way of planting it.
+    """A canary: a phrase, and the way of planting it."""
 
-    Attributes:
-        id: the name of the canary in tables, e.g. ``"c07"``.
-        tokens: the word ids of the phrase.
-        p_u: probability that a user is a sharer; NaN if it is unknown, or if `copies` is set.
-        p_e: probability that a record of a sharer is replaced; NaN if it is unknown, or if `copies` is set.
-        copies: exact number of records, of any users, that are replaced; None if probabilities decide.
-        is_planted: whether records are replaced; False for a control, which is only drawn and measured.
-        coin: the coin that decided whether it is planted; None if no coin did.
-        first_round: the first round in which it is planted, from 1; None for no bound.
-        last_round: the last round in which it is planted; None for no bound.
-        pseudo_users: number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`;
-            None if users of the population hold it.
-        template: the template that the phrase fills, with the space of its fillings; None for none.
-        is_natural: whether the phrase is text of a held-out user or of the settings, and not random words.
-    """
-
-    id: str
-    tokens: tuple[int, ...]
-    p_u: float
-    p_e: float
-    copies: int | None = None
-    is_planted: bool = True
-    coin: bool | None = None
-    first_round: int | None = None
-    last_round: int | None = None
+    id: str  # the name of the canary in tables, e.g. ``"c07"``
+    tokens: tuple[int, ...]  # the word ids of the phrase
+    p_u: float  # probability that a user is a sharer; NaN if it is unknown, or if `copies` is set
+    p_e: float  # probability that a record of a sharer is replaced; NaN if it is unknown, or if `copies` is set
+    copies: int | None = None  # exact number of records, of any users, that are replaced; None if probabilities decide
+    is_planted: bool = True  # whether records are replaced; False for a control, which is only drawn and measured
+    coin: bool | None = None  # the coin that decided whether it is planted; None if no coin did
+    first_round: int | None = None  # the first round in which it is planted, from 1; None for no bound
+    last_round: int | None = None  # the last round in which it is planted; None for no bound
+    # number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`; None if users
+    # of the population hold it
     pseudo_users: int | None = None
-    template: Secrets | None = None
-    is_natural: bool = False
+    template: Secrets | None = None  # the template that the phrase fills, with the space of its fillings; None for none
+    is_natural: bool = False  # whether the phrase is text of a held-out user or of the settings, and not random words
 
 
 def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout) -> tuple[int, ...]:

@@ -19,10 +19,7 @@ STAND_INS = {
 
 
 def author_of(user: str) -> str:
-    """Return the author of a user's text.
-
-    An import that cuts authors into users names these ``author#0``, ``author#1``.
-    """
+    """Return the author of a user's text: an import cuts authors into users ``author#0``, ``author#1``."""
     return re.sub(r"#[0-9]+\Z", "", user)
 
 

@@ -76,17 +76,12 @@ Tokens = NDArray[np.unsignedinteger[Any]]  # dtype: `token_type` of the layout
 
 @dataclass(frozen=True)
 class Records:
-    """Consecutive records: record i is ``tokens[offsets[i]:offsets[i + 1]]``, word ids without BOS or EOS.
+    """Consecutive records: record i is ``tokens[offsets[i]:offsets[i + 1]]``, word ids without BOS or EOS."""
 
-    Attributes:
-        tokens: uint16 or uint32 [words], see `Layout.token_type`.
-        offsets: int64 [records + 1], from 0.
-        prompts: integer [records], number of first tokens of each record in its prompt: a model reads them and is not
-            trained to write them. None if no record has a prompt.
-    """
-
-    tokens: Tokens
-    offsets: NDArray[np.int64]
+    tokens: Tokens  # uint16 or uint32 [words], see `Layout.token_type`
+    offsets: NDArray[np.int64]  # int64 [records + 1], from 0
+    # integer [records], number of first tokens of each record in its prompt: a model reads them and is not
+    # trained to write them. None if no record has a prompt
     prompts: NDArray[np.integer[Any]] | None = None
 
     @classmethod
@@ -217,15 +212,11 @@ class Subset(Unchanging):
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded records, trimmed to the longest record.
+    """Padded records, trimmed to the longest record."""
 
-    Attributes:
-        inputs: int64 [records, time], BOS first; PAD beyond the record's end.
-        targets: int64 [records, time], the next word, with EOS last if the record is short enough; PAD elsewhere, and
-            for words of a prompt.
-    """
-
-    inputs: NDArray[np.int64]
+    inputs: NDArray[np.int64]  # int64 [records, time], BOS first; PAD beyond the record's end
+    # int64 [records, time], the next word, with EOS last if the record is short enough; PAD elsewhere, and for
+    # words of a prompt
     targets: NDArray[np.int64]
 
 
@@ -254,10 +245,7 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
 
 
 def batches_by_length(records: Records, layout: Layout, positions: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the indices of all records in batches of similar length, longest first, which minimizes padding.
-
-    A batch has at most this number of positions, padding included; a longer record is a separate batch.
-    """
+    """Yield the indices of records in batches of at most so many positions, or one record, the longest first."""
     words = np.diff(records.offsets)
     lengths = words + layout.ends_with_eos(words)
     order = np.argsort(-lengths, kind="stable")

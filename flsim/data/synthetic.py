@@ -76,10 +76,7 @@ class Spellings:
     def spell(
         self, tokens: NDArray[np.unsignedinteger], record_words: NDArray[np.uint8]
     ) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
-        """Spell records of words from 0 [words], with a space between words, by numbers of words [records].
-
-        Returns the symbols of all records, as places in `SYMBOLS`, uint16, and the number of each record, uint8.
-        """
+        """Return records of words as places in `SYMBOLS`, with spaces between words, and their lengths, uint8."""
         bounds, flat = self._flat
         first = bounds[tokens]
         lengths = bounds[tokens.astype(np.int64) + 1] - first

@@ -47,21 +47,13 @@ def token_type_of(vocabulary_size: int) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """The assignment of token ids to words and special tokens, and the maximal length of a record.
+    """The assignment of token ids to words and special tokens, and the maximal length of a record."""
 
-    Attributes:
-        vocabulary_size: number of token ids, including the four special tokens.
-        record_words: a record has at most this many words; see `ends_with_eos`.
-        name: a key of `LAYOUTS`, or `TOKENIZER`.
-        pieces: number of token ids of layout `TOKENIZER` that are neither words nor special.
-        prompts: whether records can begin with a prompt, which models read and are not trained to write.
-    """
-
-    vocabulary_size: int
-    record_words: int = 20
-    name: str = "tff"
-    pieces: int = 0
-    prompts: bool = False
+    vocabulary_size: int  # number of token ids, including the four special tokens
+    record_words: int = 20  # a record has at most this many words; see `ends_with_eos`
+    name: str = "tff"  # a key of `LAYOUTS`, or `TOKENIZER`
+    pieces: int = 0  # number of token ids of layout `TOKENIZER` that are neither words nor special
+    prompts: bool = False  # whether records can begin with a prompt, which models read and are not trained to write
 
     pad = 0
 

@@ -156,10 +156,7 @@ def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64)
 
 
 def _hashes(split: Split, by_user: bool) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-    """Yield pieces of consecutive records: the start, and the hashes of words (with the user, if `by_user`).
-
-    The hash of words w_0, w_1, ... is the sum over k of T[w_k] P^k modulo 2^64, T random and P odd.
-    """
+    """Yield the start and hashes of consecutive records: the sum of T[w_k] P^k modulo 2^64, T random and P odd."""
     rng = stream(0, "record hash")
     table = rng.integers(0, 2**64, max(2**16, split.layout.vocabulary_size), np.uint64)
     base, salt = (2 * int(half) + 1 for half in rng.integers(0, 2**63, 2))

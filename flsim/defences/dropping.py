@@ -27,10 +27,7 @@ def train_records(corpus: Corpus, out: Path, at_least: int = 1) -> Split:
 def drop_records(
     corpus: Corpus, out: Path, kept: NDArray[np.bool_], step: dict[str, Any], dropped: dict[str, int]
 ) -> Corpus:
-    """Write the corpus, and its planted canaries, with only the `kept` train records [records].
-
-    `step` is the name and settings of the defence, and `dropped` the number of dropped records by reason.
-    """
+    """Write the corpus with only the `kept` train records [records], the defence as a step, and counts by reason."""
     before = Planted.read(corpus)
     if before is None:
         return rewrite_corpus(corpus, out, step, kept=kept, dropped=dropped)

@@ -79,10 +79,7 @@ def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64
 def log_perplexity_differences(
     source: RecordSource, hparams: SanitizationHParams, seed: int, device: str = "cpu"
 ) -> NDArray[np.float64]:
-    """Return LD(x) = |L_F(x) - L_G(x)| of every record, nats, float64 [records].
-
-    F and G start from the same weights, so they differ only by the records of their training.
-    """
+    """Return |L_F(x) - L_G(x)| of every record, nats [records], of models that start from the same weights."""
     first, second = (
         _trained(Subset(source, half), hparams, seed, device, f"training on half {number} of 2")
         for number, half in enumerate(halves(source.records, seed), start=1)

@@ -273,11 +273,7 @@ def _chosen(subject: Subject, hparams: EvaluationHParams) -> dict[str, Measure]:
 
 
 def measures(also: Iterable[str]) -> dict[str, Measure]:
-    """Return measures by the names that `also` lists, executing custom files.
-
-    Raises:
-        InputError: a name is unknown, a file fails, or it has no valid `Measure`.
-    """
+    """Return measures by the names that `also` lists, executing custom files; raise InputError if one is unfit."""
     taken = dict.fromkeys(TAKEN, "a table of results")
     taken |= {column: "flsim" for quantity in QUANTITIES.values() for column in names_of(quantity)}
     resolved = {}

@@ -95,10 +95,7 @@ def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
 
 
 def utility(model: TrainableModel | Predict, users: Users, chosen: Iterable[int] | None = None) -> Utility:
-    """Measure a model, or the prediction function of one, on every record of a population, or of chosen users.
-
-    Raises Diverged if a cross-entropy is not finite.
-    """
+    """Measure a model, or its prediction function, on every record of a population, or of chosen users."""
     predict = predict_with(model) if isinstance(model, TrainableModel) else model
     total = Utility()
     for part in _batches(users, range(len(users)) if chosen is None else chosen):

@@ -290,10 +290,7 @@ def check_delta(delta: float) -> None:
 
 
 def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
-    """Return the epsilon of an event under a convention's relation, accountant and conversion; possibly infinite.
-
-    Raises InputError, with the reason, if delta is out of range, or this convention does not support the event.
-    """
+    """Return the epsilon of an event under a convention, possibly infinite; InputError if it is not supported."""
     check_delta(delta)
     if convention.records is not None:
         event = of_users(event, convention.records)

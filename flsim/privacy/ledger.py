@@ -36,23 +36,16 @@ Unit = Literal["user", "record"]  # difference of neighbouring data sets; a reco
 
 @dataclass(frozen=True)
 class Entry:
-    """Rounds of one kind: a sampled cohort's clipped updates are summed, and noise is added to the sum.
+    """Rounds of one kind: a sampled cohort's clipped updates are summed, and noise is added to the sum."""
 
-    Attributes:
-        sampler: how the cohort is drawn, see `flsim.privacy.sampling`; a custom sampler is named by content.
-        cohort: number of users drawn; under Poisson sampling, their expected number.
-        noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. If a
-            round releases more than the sum (adaptive clipping: a count), the equivalent for everything that is
-            released.
-        noise: the process of the noise, see `flsim.privacy.noise`; custom noise is named by content.
-    """
-
-    sampler: str
+    sampler: str  # how the cohort is drawn, see `flsim.privacy.sampling`; a custom sampler is named by content
     population: int
-    cohort: int
+    cohort: int  # number of users drawn; under Poisson sampling, their expected number
+    # standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. If a round releases
+    # more than the sum (adaptive clipping: a count), the equivalent for everything that is released
     noise_multiplier: float
     rounds: int
-    noise: str = "independent"
+    noise: str = "independent"  # the process of the noise, see `flsim.privacy.noise`; custom noise is named by content
 
     def __post_init__(self) -> None:
         if not (isinstance(self.sampler, str) and isinstance(self.noise, str)):
@@ -210,10 +203,7 @@ def foresee(plan: Entry, sampler: str, delta: float, population: int, unit: Unit
 
 
 def affordable_rounds(planned: Callable[[int], Entry], rounds: int, max_epsilon: float, delta: float) -> int:
-    """Return the most rounds, up to `rounds`, whose epsilon under the sound convention is at most `max_epsilon`.
-
-    Raises InputError if one round exceeds `max_epsilon`, or the rounds cannot be accounted for.
-    """
+    """Return the most rounds, up to `rounds`, of an epsilon up to `max_epsilon`; InputError if there is none."""
 
     def spends(number: int) -> float:
         entry = planned(number)

@@ -137,11 +137,7 @@ class Correlated(Noise):
 
     @abstractmethod
     def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return the largest distance by which one user moves the first rows of C G, in clip norms.
-
-        Raises:
-            InputError: the matrix does not allow this participation.
-        """
+        """Return the largest distance by which one user moves the first rows of C G, in clips, or raise InputError."""
 
     def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
         """Return the total cost of the first `rounds` rounds: one Gaussian mechanism, without amplification.
@@ -404,11 +400,7 @@ NOISES: dict[str, type[Noise]] = {
 
 
 def noise_class(name: str) -> type[Noise]:
-    """Return a built-in process, or the one at ``path/to/file.py:NAME``.
-
-    Raises:
-        InputError: there is no process of this name, or the file failed.
-    """
+    """Return a built-in process, or the one at ``path/to/file.py:NAME``."""
     return resolve_class(name, NOISES, "noise", Noise)  # type: ignore[type-abstract]
 
 
@@ -462,11 +454,7 @@ def settled(name: str, sampling: Sampling, rounds: int) -> str:
 
 
 def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
-    """Return the total cost of rounds with a process's noise; for the arguments, see `Noise.event`.
-
-    Raises:
-        InputError: a custom process failed, or has no event.
-    """
+    """Return the total cost of rounds with a process's noise; for the arguments, see `Noise.event`."""
     kind = noise_class(name)
     written = name_in_settings(name)
     if integers := skellam_of(name):

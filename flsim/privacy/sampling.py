@@ -39,12 +39,7 @@ Relation = Literal["replace-one", "add-or-remove-one", "zero-out"]
 
 @dataclass(frozen=True)
 class Participation:
-    """A limit of the rounds in which one user takes part.
-
-    Attributes:
-        times: k, the most rounds.
-        separation: b, the least number of rounds from one of them to the next; 1 is no limit.
-    """
+    """A user's limit: k, the most rounds, and b, the least number of rounds from one to the next (1 is no limit)."""
 
     times: int
     separation: int
@@ -482,11 +477,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
 
 
 def sampler_class(name: str) -> type[Sampler]:
-    """Return a built-in sampler, or the one at ``path/to/file.py:NAME``.
-
-    Raises:
-        InputError: there is no sampler of this name, or the file failed.
-    """
+    """Return a built-in sampler, or the one at ``path/to/file.py:NAME``."""
     return resolve_class(name, SAMPLERS, "sampler", Sampler)  # type: ignore[type-abstract]
 
 
@@ -552,10 +543,7 @@ def _are_users(cohort: object, population: int, has_repeats: bool) -> bool:
 
 
 def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent") -> "DpEvent":
-    """Return the cost of a round that applies `mechanism` to the sum over the users of `draw_cohort`.
-
-    Raises InputError also if a custom sampler fails, or has no event.
-    """
+    """Return the cost of a round that applies `mechanism` to the sum over the users of `draw_cohort`."""
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
     written = name_in_settings(sampler)

@@ -76,10 +76,7 @@ class AuditHParams:
         return np.array([not self.canary_coins or toss(seed, number) for number in numbers], dtype=np.bool_)
 
     def drawn(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> NDArray[np.int64]:
-        """Return the canary users of a round (from 0): int64 [n], with repeats if the sampler has repeats.
-
-        If there are more canary users than the N real users, they have several virtual populations.
-        """
+        """Return the canary users of a round (from 0) [n]; more than N users have several virtual populations."""
         present, canaries = self.present(seed), self.update_canaries
         numbers = []
         for copy, first in enumerate(range(0, canaries, population)):

@@ -290,19 +290,13 @@ def ceiling(groups: Sequence[int], references: int) -> float:
 
 
 def ceiling_of_coins(groups: Sequence[int], delta: float) -> float | None:
-    """Return the largest lower bound on epsilon, replace-one, of guesses of coins, from the units of each canary [m].
-
-    It is None if there are too few canaries. delta is that of one unit.
-    """
+    """Return the largest lower bound on epsilon, replace-one, of coins; None for too few units of canaries [m]."""
     guessed = 2 * _of_each_kind(len(groups))
     return coins.epsilon_of_coins(len(groups), guessed, guessed, delta, users=max(groups)) if guessed else None
 
 
 def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
-    """Return the first of `NUMBERS` of canaries at which the best outcome would refute a claim, or None.
-
-    The row is that of a test of the claim ("trade-off" or "trade-off, ..."), whose design is used.
-    """
+    """Return the first of `NUMBERS` of canaries whose best outcome, in the test of a row, would refute a claim."""
     neighbours = 1 if row["neighbours"] == "zero-out" else int(row["group"]) * claim.steps
     for canaries in NUMBERS:
         if row["method"] == "trade-off":

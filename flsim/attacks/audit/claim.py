@@ -21,11 +21,7 @@ class Claim:
 
     @classmethod
     def of_ledger(cls, ledger: Ledger, sampler: str, delta: float) -> "Claim":
-        """Return the claim of a ledger at a delta.
-
-        This executes a custom sampler or noise. Raises InputError if the sampler has no sound convention, or the ledger
-        cannot be accounted for.
-        """
+        """Return the claim of a ledger at a delta, or raise InputError. This executes a custom sampler or noise."""
         convention = sound_convention(sampler)
         curve = Allowed(EPSILONS, delta_curve(ledger, convention))
         return cls(convention, epsilon(ledger, delta, convention), delta, curve)

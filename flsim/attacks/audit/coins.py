@@ -21,10 +21,7 @@ LARGEST_MU = 30.0
 
 
 def correct_guesses(scores: NDArray[np.float64], planted: NDArray[np.bool_], guesses_each: int) -> int:
-    """Return the number of right guesses if the highest scores are guessed as planted and the lowest as not.
-
-    Scores [m] are ordered by position if equal, which is independent of coins; `guesses_each` is at most m / 2.
-    """
+    """Return the number of right guesses of the highest scores as planted and the lowest as not, in stable order."""
     order = np.argsort(scores, kind="stable")
     return int(planted[order[len(order) - guesses_each :]].sum() + (~planted[order[:guesses_each]]).sum())
 
@@ -84,10 +81,7 @@ def of_set(least: LeastProbability, share: float) -> LeastProbability:
 def is_refuted(
     wrong: LeastProbability, canaries: int, guesses: int, right: int, significance: float = SIGNIFICANCE
 ) -> bool:
-    """Return whether this number of right guesses refutes a mechanism, by the recursion of [M] Algorithm 3.
-
-    `wrong` is `of_one` or `of_set`: the smallest probability of a wrong guess by that of a right guess.
-    """
+    """Return whether the right guesses refute `of_one` or `of_set`, by the recursion of [M] Algorithm 3."""
     hits = significance * right / canaries
     misses = significance * (guesses - right) / canaries
     for index in range(right - 1, -1, -1):
@@ -98,10 +92,7 @@ def is_refuted(
 
 
 def mu_refuted(refuted: Callable[[LeastProbability], bool]) -> float:
-    """Return the largest mu whose Gaussian trade-off function is refuted, or 0.
-
-    Its epsilon is a bound for Gaussian mechanisms, and an estimate for all others.
-    """
+    """Return the largest mu whose Gaussian trade-off function is refuted, or 0; a bound for Gaussian mechanisms."""
     return _largest_refuted(lambda mu: refuted(gaussian(mu)), LARGEST_MU)
 
 

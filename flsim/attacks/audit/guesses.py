@@ -37,11 +37,7 @@ def share_of_references(threshold: int, references: int, canaries: int, signific
 
 
 def hit_probability(epsilon: float, share: float) -> float:
-    """Return q(epsilon, f), the largest probability under epsilon-DP.
-
-    >>> hit_probability(0.0, 0.25)
-    0.25
-    """
+    """Return q(epsilon, f), the largest probability under epsilon-DP; f before any training."""
     if share >= 1:
         return 1.0
     return float(scipy.special.expit(epsilon + math.log(share) - math.log1p(-share)))

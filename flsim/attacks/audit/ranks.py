@@ -19,20 +19,13 @@ LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # false-positive rates
 
 
 def ranks_among(scores: NDArray[np.float64], references: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 + the number of references that score at least as high, for each score: float64 [n], from 1 to R + 1.
-
-    >>> ranks_among(np.array([3.0, 2.0, 0.5]), np.array([1.0, 2.0])).tolist()
-    [1.0, 2.0, 3.0]
-    """
+    """Return 1 + the number of references that score at least as high: float64 [n], from 1 to R + 1."""
     below = np.searchsorted(np.sort(references), scores, side="left")
     return (1 + len(references) - below).astype(np.float64)
 
 
 def p_values(ranks: NDArray[np.float64], references: int) -> NDArray[np.float64]:
-    """Return the p-value rank / (R + 1) of each canary [n].
-
-    Ties count for the reference, so the value is conservative.
-    """
+    """Return the p-value rank / (R + 1) of each canary [n], conservative because ties count for the reference."""
     return np.asarray(ranks, dtype=np.float64) / (references + 1)
 
 
@@ -72,11 +65,7 @@ def detection_at(ranks: NDArray[np.float64], references: int, threshold: int) ->
 
 
 def curve(ranks: NDArray[np.float64], references: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the false-positive rate and the share of canaries found, at each rank that occurs, both ascending.
-
-    >>> [points.tolist() for points in curve(np.array([1.0, 3, 3, 10]), 9)]
-    [[0.1, 0.3, 1.0], [0.25, 0.75, 1.0]]
-    """
+    """Return the false-positive rate and the share of canaries found, at each rank that occurs, both ascending."""
     distinct, counts = np.unique(ranks, return_counts=True)
     return distinct / (references + 1), counts.cumsum() / len(ranks)
 

@@ -37,31 +37,20 @@ class Coins:
 
 @dataclass(frozen=True)
 class Subject:
-    """A run at an evaluated round.
-
-    Attributes:
-        unit: the unit that the ledger protects, and that the bounds are about.
-        ranks: float64 [canaries], ranks of the planted canaries among `references` random phrases.
-        groups: int64 [canaries], number of units that share each canary, at least 1.
-        is_exact: whether `groups` are exact; otherwise they are numbers of copies, which are at least as large.
-        references: R; 0 if no canary was ranked.
-        control_ranks: float64 [controls], ranks of canaries that were never planted.
-        claim: None for a run without noise, or if the claim does not cover holders of canaries.
-        note: the users whom an epsilon of the run does not cover; empty if it covers all users.
-    """
+    """A run at an evaluated round."""
 
     results: RunResults
     round: int
-    unit: Unit
-    ranks: NDArray[np.float64]
-    groups: NDArray[np.int64]
-    is_exact: bool
-    references: int
-    control_ranks: NDArray[np.float64]
+    unit: Unit  # the unit that the ledger protects, and that the bounds are about
+    ranks: NDArray[np.float64]  # float64 [canaries], ranks of the planted canaries among `references` random phrases
+    groups: NDArray[np.int64]  # int64 [canaries], number of units that share each canary, at least 1
+    is_exact: bool  # whether `groups` are exact; otherwise they are numbers of copies, which are at least as large
+    references: int  # R; 0 if no canary was ranked
+    control_ranks: NDArray[np.float64]  # float64 [controls], ranks of canaries that were never planted
     coins: Coins | None
-    claim: Claim | None
+    claim: Claim | None  # None for a run without noise, or if the claim does not cover holders of canaries
     canary_users: CanaryUsers | None = None
-    note: str = ""
+    note: str = ""  # the users whom an epsilon of the run does not cover; empty if it covers all users
     participation: RoundTest | None = None
     noise: RoundTest | None = None
 
@@ -174,10 +163,7 @@ NO_LAW = (
 
 
 def _of_measurements(path: Path, results: RunResults, round_: int) -> Subject:
-    """Return the subject of an audit of a model that was trained elsewhere, which has no ledger.
-
-    Raises InputError if the law of its canaries is not known, or they are not those of their law.
-    """
+    """Return the subject of a model trained elsewhere, which has no ledger; InputError if its canaries have no law."""
     if results.settings.get("canaries.source") not in ("words", "template"):
         raise InputError(f"run {results.name}: has nothing that proves anything. {NO_LAW}")
     planted, unit = results.planted, canaries_of(path).unit
@@ -200,10 +186,7 @@ def _of_measurements(path: Path, results: RunResults, round_: int) -> Subject:
 def _groups(
     results: RunResults, unit: Unit, users: Callable[[], Population], canaries: Sequence[Canary]
 ) -> tuple[NDArray[np.int64], bool]:
-    """Return the number of units that share each planted canary, and whether the numbers are exact.
-
-    The users of an IID partition are known only with the corpus; without it, copies are counted.
-    """
+    """Return the number of units that share each planted canary; without a needed corpus, copies, and False."""
     planted = results.planted
     copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
     if unit == "record":

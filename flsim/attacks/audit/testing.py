@@ -19,16 +19,12 @@ from flsim.attacks.audit.trade_off import Allowed, LeastProbability, epsilon_of_
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a test on a ledger.
-
-    Attributes:
-        needed: smallest number of right guesses that refutes the ledger; None if no outcome of the test does.
-        refutable: the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism
-            or this ledger. If no outcome refutes the ledger, its epsilon is larger or equal.
-    """
+    """The verdict of a test on a ledger."""
 
     refuted: bool
-    needed: int | None
+    needed: int | None  # smallest number of right guesses that refutes the ledger; None if no outcome of the test does
+    # the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism or this
+    # ledger. If no outcome refutes the ledger, its epsilon is larger or equal
     refutable: float
 
     @property
@@ -87,11 +83,7 @@ class LedgerTest:
         return coins.mu_refuted(lambda least: self._refutes(least, right)) / self.neighbours
 
     def largest(self, delta: float) -> float:
-        """Return the largest epsilon at a delta of a Gaussian mechanism that can be refuted, if all guesses are right.
-
-        >>> round(LedgerTest(canaries=100, guesses=20, neighbours=1).largest(1e-5), 2)
-        3.24
-        """
+        """Return the largest epsilon at a delta of a Gaussian mechanism that the best outcome refutes."""
         mu = self.mu_refuted(self.guesses)
         return epsilon_of_gaussian(mu, delta) if mu else 0.0
 

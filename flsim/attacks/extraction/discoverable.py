@@ -31,14 +31,10 @@ Flags = NDArray[np.bool_]
 
 @settings
 class Scheme:
-    """A sampling scheme: from the model's distribution to the sampling distribution.
+    """A sampling scheme: from the model's distribution to the sampling distribution, by steps in the fields' order.
 
-    The steps are applied in the order of the fields.
-
-    Attributes:
-        temperature: divisor of log-probs; 1 leaves the model unchanged, and smaller values are greedier.
-        top_k: number of the most likely tokens to draw from, ties to the lower id; 0 for all.
-        top_p: share of probability: the most likely tokens with this share are used (nucleus sampling).
+    Log-probs are divided by the temperature; of the `top_k` most likely tokens (0 for all; ties to the lower id), those
+    with the share `top_p` of probability are used (nucleus sampling).
     """
 
     temperature: Positive = 1.0
@@ -93,11 +89,7 @@ def probability_within(tries: float, log_probs: Floats) -> Floats:
 
 
 def least_tries(log_probs: Floats, p: float) -> Floats:
-    """Return the smallest n for which one of n samples is the suffix with probability `p`, float64 [N]; inf for none.
-
-    >>> least_tries(np.log([0.1, 0.001]), 0.5).tolist()
-    [7.0, 693.0]
-    """
+    """Return the smallest n for which one of n samples is the suffix with probability `p`, or infinity [N]."""
     with np.errstate(divide="ignore"):  # if p_z is 0 or 1
         least: Floats = np.ceil(np.log1p(-p) / np.log1p(-np.exp(log_probs)))
     return least.clip(1)

@@ -209,19 +209,7 @@ PREFIXES = (1, 3, 5, 10)
 
 @settings
 class ExtractionHParams:
-    """Settings of an extraction.
-
-    Attributes:
-        prefixes: numbers of words that the attacker knows; if empty, those of `PREFIXES` that are shorter than strings.
-        suffix: largest number of words after the prefix of a record; for canaries, all words.
-        count: largest number of training records, and of held-out records.
-        scheme: how words are sampled.
-        edits: largest edit distance of near-verbatim suffixes; if None, these and BLEU have no rates.
-        round: round of the checkpoint; the newest of each run if `round` and `epoch` are not set.
-        epoch: the evaluated checkpoint after this number of epochs.
-        device: torch device, such as "cuda".
-        elsewhere: settings for a model that was trained elsewhere.
-    """
+    """Settings of an extraction; see `extract`. `count` is its `records`."""
 
     prefixes: Annotated[tuple[Count, ...], DIFFERENT] = ()
     suffix: Count = 5
@@ -338,22 +326,14 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """A model with the strings of an extraction.
+    """A model with the strings of an extraction."""
 
-    Attributes:
-        model: the model.
-        layout: the token layout.
-        groups: the strings.
-        beam_width: number of beams.
-        about: setting, series, seed and round.
-        counts: returns the numbers of training records and of users that contain each string, int64 [N] each.
-    """
-
-    model: TrainableModel
-    layout: Layout
-    groups: Sequence[Strings]
-    beam_width: int
-    about: dict[str, Any]
+    model: TrainableModel  # the model
+    layout: Layout  # the token layout
+    groups: Sequence[Strings]  # the strings
+    beam_width: int  # number of beams
+    about: dict[str, Any]  # setting, series, seed and round
+    # returns the numbers of training records and of users that contain each string, int64 [N] each
     counts: Callable[[], tuple[Ints, Ints]]
 
 

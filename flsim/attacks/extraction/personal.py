@@ -56,22 +56,14 @@ LABELS = (Field("Class", "class"), Field("Reach", "reach"), Field("Data", "strin
 
 
 def passes_luhn(digits: str) -> bool:
-    """Return whether the last digit is the check digit of the others (Luhn; ISO/IEC 7812-1, annex B).
-
-    >>> passes_luhn("4111111111111111"), passes_luhn("4111111111111112")
-    (True, False)
-    """
+    """Return whether the last digit is the check digit of the others (Luhn; ISO/IEC 7812-1, annex B)."""
     doubled = [2 * int(digit) if place % 2 else int(digit) for place, digit in enumerate(reversed(digits))]
     return sum(value - 9 * (value > 9) for value in doubled) % 10 == 0
 
 
 @dataclass(frozen=True)
 class Finder:
-    """A search for personal data in text.
-
-    Attributes:
-        names: a pattern of names; None to find no names.
-    """
+    """A search for personal data in text; without a pattern of names, it finds no names."""
 
     names: re.Pattern[str] | None = None
 

@@ -12,11 +12,7 @@ ORDER = 4  # length of the longest n-grams in BLEU
 
 
 def edit_distances(written: Ints, wanted: Ints) -> Ints:
-    """Return the edit distances (Levenshtein, 1966) of texts [..., L] and [..., M] of tokens, int64 [...].
-
-    >>> edit_distances(np.array([[1, 2, 3, 4], [9, 1, 2, 3]]), np.array([1, 2, 3, 4])).tolist()
-    [0, 2]
-    """
+    """Return the edit distances (Levenshtein, 1966) of texts [..., L] and [..., M] of tokens, int64 [...]."""
     before = list(range(wanted.shape[-1] + 1))  # distances of each beginning of `wanted` from that of `written`
     for length in range(1, written.shape[-1] + 1):
         after = [length]

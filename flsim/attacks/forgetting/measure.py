@@ -78,11 +78,7 @@ TYPES = {
 
 
 def observations(results: RunResults, twin: RunResults | None, took_part: pd.DataFrame) -> pd.DataFrame:
-    """Return the observations of a run of arm IN and its twin of arm OUT, whose columns are NaN without a twin.
-
-    `took_part` has the rounds in which sharers took part, with columns ``round`` and ``canary``; the result has those
-    of `TYPES`.
-    """
+    """Return the observations, see `TYPES`, of a run of arm IN, its twin of arm OUT if any, and sharers by round."""
     planted = _configured(results)
     used = took_part.groupby("canary")["round"]
     planted["last_use"] = used.max().reindex(planted["canary"]).to_numpy(dtype="float64", na_value=np.nan)
@@ -106,10 +102,7 @@ def _configured(results: RunResults) -> pd.DataFrame:
 def _clean(
     planted: pd.DataFrame, results: RunResults, twin: RunResults | None
 ) -> "tuple[pd.Series[float] | float, pd.Series[int] | None]":
-    """Return each canary's log-perplexity in arm OUT, with its round, at the evaluation closest to its window's end.
-
-    Any model of arm OUT is clean. Section 4.1 calibrates by the checkpoint before the injection, which arm OUT extends.
-    """
+    """Return each canary's log-perplexity in arm OUT, any of whose models is clean, close to its window's end."""
     if twin is None:
         return np.nan, None
     by_round = {round_: twin.of_canaries(LOG_PERPLEXITY.name, round_) for round_ in twin.evaluated}
@@ -355,10 +348,7 @@ def _limits(times: pd.DataFrame, alpha: float) -> Iterator[str]:
 
 
 def _hardness(observed: pd.DataFrame) -> "pd.Series[str]":
-    """Return the third of each canary's log-perplexity in arm OUT, among the canaries of its window and seed.
-
-    Using arm IN would be circular, because memorized canaries have a low log-perplexity in it.
-    """
+    """Return the third of each canary's log-perplexity in arm OUT; in arm IN, memorized canaries have a low one."""
     among = observed.groupby(["series", "seed", "first_round", "last_round"], dropna=False)["clean"]
     share = among.rank(method="dense", pct=True)  # all rows of a canary have the same value
     names = np.array(HARDNESS, object)[np.ceil(share.fillna(1) * len(HARDNESS)).astype("int64").clip(1, None) - 1]
@@ -453,10 +443,7 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _tests(times: pd.DataFrame, ranks: Sequence[pd.DataFrame], advantages: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the log-rank tests (corrected by Holm) and remaining shares of pairs of groups.
-
-    Rare or late evaluations increase times, so only evaluations at numbers of rounds that both groups have are used.
-    """
+    """Return the log-rank tests, at common numbers of rounds, and remaining shares of pairs of groups."""
     rows = []
     for a, b, differs in _pairs(times):
         common = ranks[a].columns.intersection(ranks[b].columns)

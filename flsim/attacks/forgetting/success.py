@@ -63,11 +63,7 @@ def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def best_threshold(members: Floats, others: Floats) -> float:
-    """Return the largest threshold with the largest balanced accuracy, halfway between two scores or infinite.
-
-    >>> best_threshold(np.array([3.0, 5.0]), np.array([0.0, 1.0]))
-    2.0
-    """
+    """Return the largest threshold with the largest balanced accuracy, halfway between two scores or infinite."""
     distinct = np.unique(np.concatenate([members, others]))
     cuts = np.concatenate([[-np.inf], (distinct[:-1] + distinct[1:]) / 2, [np.inf]])
     missed = np.searchsorted(np.sort(members), cuts, side="right")
@@ -105,13 +101,7 @@ def _rate(at: AtLevel, others: int) -> float:
 
 
 def least_alpha(trials: int) -> float:
-    """Return the upper bound at an accuracy of one half: no smaller alpha can be shown with this number of trials.
-
-    A group of n canaries, of all seeds, has n trials: half of the canaries, in two arms.
-
-    >>> [round(least_alpha(trials), 3) for trials in (48, 100, 270)]
-    [0.626, 0.586, 0.552]
-    """
+    """Return the upper bound at an accuracy of one half, the smallest alpha that so many trials (n canaries) show."""
     return upper_bound(trials // 2, trials, TAIL) if trials else math.nan
 
 

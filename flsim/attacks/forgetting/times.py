@@ -19,11 +19,7 @@ SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as memorized
 
 
 def grid(longest: int) -> list[int]:
-    """Return 0, 1, 2, 5, 10, 20, 50, ... up to three quarters of `longest`, and `longest` itself.
-
-    >>> grid(30)
-    [0, 1, 2, 5, 10, 20, 30]
-    """
+    """Return 0, 1, 2, 5, 10, 20, 50, ... up to three quarters of `longest`, and `longest` itself."""
     steps = [digit * 10**power for power in range(len(str(longest))) for digit in (1, 2, 5)]
     return sorted({0, longest, *(step for step in steps if step <= 0.75 * longest)})
 

@@ -58,16 +58,9 @@ class ElsewhereHParams:
 
 @settings
 class AttackHParams:
-    """Settings of an attack on a run, for any unit.
+    """Settings of an attack on a run, for any unit; see `flsim.infer_membership`.
 
-    Attributes:
-        count: largest number of members, and of non-members.
-        round: round of the attacked checkpoint; the newest of each run if not given.
-        reference: checkpoint of a run on another corpus with this vocabulary, or "base"; by default the reference is
-            the frequency of single words.
-        delta: delta of the claim for the rows; that of each run if not given.
-        device: torch device, such as "cuda".
-        elsewhere: settings for a model that was trained elsewhere.
+    The reference "base" is the base model.
     """
 
     count: Count = 1_000
@@ -166,10 +159,7 @@ def _controls(row: "pd.Series[Any]") -> Iterator[str]:
 
 
 def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, TrainableModel]:
-    """Return the state after a round (by default the newest) and its model, with weights rounded as in evaluations.
-
-    Raises InputError if there is no such checkpoint.
-    """
+    """Return the state after a round (by default the newest) and its model, with weights rounded as in evaluations."""
     name = "" if round_ is None else checkpoint.checkpoint_name(round_)
     path = run.path / "checkpoints" / name if name else newest_checkpoint(run.path)
     if not path.is_file():

@@ -28,10 +28,7 @@ from flsim.models.language_model import refusing_changes
 
 
 def own_attack(name: str, attack: object) -> Attack:
-    """Return a custom `Attack` or function of `Candidates` as an attack whose failures are RunFailed with its file.
-
-    Raises InputError for other objects, for example a class.
-    """
+    """Return a custom `Attack` or function of `Candidates` as an attack whose failures are RunFailed with its file."""
     if not isinstance(attack, Attack):
         if isinstance(attack, type) or not callable(attack):
             kind = "class" if isinstance(attack, type) else type(attack).__name__

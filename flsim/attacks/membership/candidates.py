@@ -156,10 +156,7 @@ class Candidates:
 
 
 def log_probabilities(model: TrainableModel, records: Records, layout: Layout) -> Floats:
-    """Return the natural log-probability of each token, float64 [N, T], 0 after the end of a record.
-
-    Raises Diverged if a value is not finite.
-    """
+    """Return the natural log-probability of each token, 0 after the end [N, T]; Diverged if one is not finite."""
     values = _empty(records, layout)
     for rows, real, targets, logits in _distributions(model, records, layout):
         _put(values, rows, real, logits.log_softmax(-1).gather(1, targets[:, None])[:, 0])
@@ -175,10 +172,7 @@ def likeliest(model: TrainableModel, records: Records, layout: Layout) -> NDArra
 
 
 def moments(model: TrainableModel, records: Records, layout: Layout) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation of log p over the vocabulary at each position, float64 [N, T] each.
-
-    They are mu and sigma of `flsim.attacks.membership.scores.standardized`. Raises Diverged if a value is not finite.
-    """
+    """Return mean and standard deviation of log p over the vocabulary at each position, float64 [N, T] each."""
     means, deviations = _empty(records, layout), _empty(records, layout)
     for rows, real, _, logits in _distributions(model, records, layout):
         log_probs = logits.double().log_softmax(-1)
@@ -190,10 +184,7 @@ def moments(model: TrainableModel, records: Records, layout: Layout) -> tuple[Fl
 
 
 def gradient_norms(model: TrainableModel, records: Records, layout: Layout) -> Floats:
-    """Return the Euclidean norm of the gradient of each record's mean loss, over all trained parameters [N].
-
-    Raises Diverged if a value is not finite.
-    """
+    """Return the Euclidean norm of the gradient of each record's mean loss, over all trained parameters [N]."""
     norms = np.zeros(len(records))
     for rows, gradients in gradients_of(model, records, layout):
         squares = sum(value.double().flatten(1).square().sum(1) for value in gradients.values())

@@ -99,10 +99,7 @@ def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Re
 def row_of(
     attack: Attack, candidates: Candidates, targets: Targets, claim: Claim | None = None, protects: str = "user"
 ) -> dict[str, Any]:
-    """Return the success of an attack as the values of a row by name, without those of the run and its controls.
-
-    `protects` is the unit of the claim, which is None for a run without noise.
-    """
+    """Return the success of an attack as the values of a row by name, without those of the run and its controls."""
     scores, kept = scores_of(attack, candidates, targets)
     authors = np.array(targets.authors, object)[kept]
     allows = partial(allowed, claim, protects)

@@ -30,13 +30,7 @@ def online_ratios(target: Floats, references: Floats) -> Floats:
 
 
 def offline_ratios(target: Floats, references: Floats, is_in: Flags, a: float = OFFLINE_A) -> Floats:
-    """Return p(x | theta) over the estimate of p(x) from the models without x, at least one for each point [N].
-
-    `a` is how close p(x) is to that of models without x; 1 uses their mean.
-
-    >>> offline_ratios(np.array([0.8, 0.5]), np.array([[0.4, 0.5]]), np.zeros((1, 2), bool)).round(4).tolist()
-    [1.3115, 0.7407]
-    """
+    """Return p(x | theta) over p(x) by the models without x, as near as `a` (1: their mean), float64 [N]."""
     out = np.where(is_in, 0.0, references).sum(axis=0) / (~is_in).sum(axis=0)
     ratios: Floats = target / ((1 + a) / 2 * out + (1 - a) / 2)
     return ratios

@@ -44,20 +44,13 @@ FEWEST = 4  # smallest number of runs: a target and three shadow models
 
 @dataclass(frozen=True, eq=False)
 class Shadows:
-    """The scores of fixed targets by all runs.
-
-    Attributes:
-        targets: N names, such as ``"train:17"``.
-        phi: float64 [S, N], mean log-likelihood per token of each target in each run.
-        is_in: bool [S, N], whether each run's training read the target.
-        population: float64 [S, Z], the same score of users or records outside the training of all runs.
-    """
+    """The scores of fixed targets by all runs."""
 
     unit: Shadow
-    targets: tuple[str, ...]
-    phi: Floats
-    is_in: Flags
-    population: Floats
+    targets: tuple[str, ...]  # N names, such as ``"train:17"``
+    phi: Floats  # float64 [S, N], mean log-likelihood per token of each target in each run
+    is_in: Flags  # bool [S, N], whether each run's training read the target
+    population: Floats  # float64 [S, Z], the same score of users or records outside the training of all runs
 
 
 @dataclass(frozen=True)

@@ -28,25 +28,15 @@ NEVER_TRAINED = ("heldout", "test")
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Members and non-members in random order: N pairs, each a member and a non-member with equal numbers of words.
+    """Members and non-members in random order: N pairs, each a member and a non-member with equal numbers of words."""
 
-    Attributes:
-        records: the 2N records.
-        keys: 2N names, such as ``"heldout:17"``.
-        authors: 2N authors of the records.
-        is_member: bool [2N].
-        pairs: int64 [2N], number of each record's pair.
-        notes: sentences about limits.
-        context: non-members outside the pairs, at most `SHOTS`.
-    """
-
-    records: Records
-    keys: Sequence[str]
-    authors: Sequence[str]
-    is_member: Flags
-    pairs: Ints
-    notes: tuple[str, ...] = ()
-    context: Records | None = None
+    records: Records  # the 2N records
+    keys: Sequence[str]  # 2N names, such as ``"heldout:17"``
+    authors: Sequence[str]  # 2N authors of the records
+    is_member: Flags  # bool [2N]
+    pairs: Ints  # int64 [2N], number of each record's pair
+    notes: tuple[str, ...] = ()  # sentences about limits
+    context: Records | None = None  # non-members outside the pairs, at most `SHOTS`
 
 
 def targets_of(run: Run, rounds: int, count: int) -> Targets:
@@ -116,10 +106,7 @@ def pairs_of(
 
 
 def members_of(run: Run, rounds: int) -> Ints:
-    """Return the positions, in the corpus' training split, of the records that training read unchanged [n].
-
-    A record that a canary replaces in any round is excluded.
-    """
+    """Return the positions, in the corpus, of records that training read and no canary replaced in any round [n]."""
     users = run.users
     is_read = run.config.records_read(users, rounds)
     is_read[users.overlay.records] = False
@@ -128,10 +115,7 @@ def members_of(run: Run, rounds: int) -> Ints:
 
 
 def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Return indices of members and of others, at most `count` each, so that pair i has equal lengths.
-
-    All possible pairs are equally likely. `members` [n_in] and `others` [n_out] are lengths.
-    """
+    """Return at most `count` indices of lengths of members and of others, with equally likely pairs of equal length."""
     longest = int(max(members.max(initial=0), others.max(initial=0)))
     counts = np.minimum(*(np.bincount(lengths, minlength=longest + 1) for lengths in (members, others)))
     counts[0] = 0  # empty records are useless

@@ -48,22 +48,14 @@ NAME = "likelihood-ratio"
 
 @dataclass(frozen=True, eq=False)
 class FreshRecords:
-    """Records of training users and of other users that training did not read.
-
-    Attributes:
-        owners: int64 [N], the user of each record.
-        users: U names, such as ``"train:17"``.
-        authors: U authors of the users.
-        is_member: bool [U], whether the user took part in training.
-        shares: float64 [U], alpha_u: share of the user in the trained records.
-    """
+    """Records of training users and of other users that training did not read."""
 
     records: Records
-    owners: Ints
-    users: tuple[str, ...]
-    authors: tuple[str, ...]
-    is_member: Flags
-    shares: Floats
+    owners: Ints  # int64 [N], the user of each record
+    users: tuple[str, ...]  # U names, such as ``"train:17"``
+    authors: tuple[str, ...]  # U authors of the users
+    is_member: Flags  # bool [U], whether the user took part in training
+    shares: Floats  # float64 [U], alpha_u: share of the user in the trained records
 
     def by_author(self) -> "FreshRecords":
         """Return the same records with users merged into authors."""
@@ -74,11 +66,7 @@ class FreshRecords:
 
 
 def user_statistics(log_probs: Floats, reference_log_probs: Floats, owners: Ints) -> Floats:
-    """Return T_u of each user, [K] equation 2, from log-probabilities [N] of fresh records and their users [N].
-
-    >>> user_statistics(np.array([-1.0, -3, -2]), np.array([-4.0, -4, -2]), np.array([0, 0, 1])).tolist()
-    [2.0, 0.0]
-    """
+    """Return T_u of each user, [K] equation 2, from log-probabilities [N] of fresh records and their users [N]."""
     counts = np.bincount(owners)
     statistics: Floats = np.bincount(owners, log_probs - reference_log_probs) / counts
     return statistics
@@ -166,11 +154,7 @@ def infer_users(
 
 @restrict_custom_code("architecture")
 def attack_users(path: Path, hparams: AttackHParams) -> Result:
-    """Return the rows of `infer_users` of one run, with notes.
-
-    Raises:
-        InputError, Diverged: see `infer_users`.
-    """
+    """Return the rows of `infer_users` of one run, with notes."""
     with threads_of_torch(1):
         attacked = Attacked.open(path, hparams)
         run, claim = attacked.run, attacked.claim

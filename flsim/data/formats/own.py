@@ -39,10 +39,7 @@ def reader_of(name: str) -> Format:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A custom reader, stored by name, because other processes cannot import objects of a custom file.
-
-    The digest of the file must be the same for all parts of an import.
-    """
+    """A custom reader by name, which other processes can import, and digest, which must not change in an import."""
 
     name: str
     sha256: str

@@ -206,13 +206,7 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
 
 def site_of(path: Path) -> str:
-    """Return a dump's site: ``ai`` of ``ai.Posts.xml``, or the folder's name if the file is just ``Posts.xml``.
-
-    >>> site_of(Path("dumps/history.meta.Posts.xml.gz")), site_of(Path("dumps/ai.stackexchange.com/Posts.xml"))
-    ('history.meta', 'ai.stackexchange.com')
-    >>> site_of(Path("dumps/stackoverflow.com-Posts.7z"))
-    'stackoverflow.com'
-    """
+    """Return a dump's site: ``ai`` of ``ai.Posts.xml``, or the folder's name if the file is just ``Posts.xml``."""
     name = unpacked_name(path)
     if path.suffix.lower() != ".7z" or name.lower().endswith(".xml"):
         name = Path(name).stem

@@ -150,10 +150,7 @@ def vocabulary_of(tokenizer: Tokenizer, counts: NDArray[np.int64], record_words:
 def encode(
     pieces: Pieces, pool: Pool, buckets: list[Path], hparams: ImportHParams, cutting: Cutting
 ) -> TokenVocabulary:
-    """Run step 3 with a tokenizer, which is trained first if none is given; return the vocabulary.
-
-    Raises InputError if no such tokenizer can be trained, or no record of train users has a token to predict.
-    """
+    """Run step 3 with a tokenizer, which is trained first if none is given, and return the vocabulary."""
     words = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
     tokenizer = cutting.tokenizer
     if tokenizer is None:

@@ -115,10 +115,7 @@ def count_by_length(author_words: NDArray[np.int64]) -> Counts:
 
 
 def suggestion(counts: Sequence[Counts], below: int) -> str:
-    """Return shorter lengths with the resulting users: ``"--words-per-user 500 (about 3 users of 2 authors)"``.
-
-    They are the largest `MOST_SUGGESTED` lengths that result in a user, from the counts of ranges of authors.
-    """
+    """Return the `MOST_SUGGESTED` lengths that result in a user: ``"--words-per-user 500 (about 3 users of ...)"``."""
     totals = np.array(counts, np.int64).reshape(-1, len(LENGTHS), 2).sum(axis=0).tolist()
     shorter = [
         f"{length} (about {users:,} user{'s' * (users != 1)} of {authors:,} author{'s' * (authors != 1)})"
@@ -153,11 +150,7 @@ def entry_of(words: int, text: str, prompt: str | None = None) -> str:
 
 
 def words_in(entry: str) -> int:
-    """Return the number of words of a passage that `entry_of` wrote.
-
-    >>> words_in(entry_of(12, "..."))
-    12
-    """
+    """Return the number of words of a passage that `entry_of` wrote."""
     return int(entry[1 : entry.index(",")])
 
 
@@ -279,10 +272,7 @@ def _authors(ranges: list[Range]) -> list[_Author]:
 
 
 def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
-    """Encode the texts of the authors, and empty the authors' lists of texts.
-
-    Returns token ids in order of first occurrence, uint32 [words]; words of each record [records]; the words.
-    """
+    """Return token ids by first occurrence [words], words of records, and the words; empty the authors' texts."""
     ids: defaultdict[str, int] = defaultdict()
     ids.default_factory = ids.__len__
     tokens: list[NDArray[np.uint32]] = []

@@ -142,10 +142,7 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By)
 
 
 def refuse_equal_names(sources: Sequence[Source], formats: Sequence[Format]) -> None:
-    """Raise InputError for two sources of one name: the site of a Stack Exchange dump, or the file of a plain text.
-
-    The name is a part of author names: two persons with the same number, or the same line, would become one author.
-    """
+    """Raise InputError for two sources of one site or text file, a part of author names, whose authors would merge."""
     first: dict[tuple[str, str], Path] = {}
     for source, format in zip(sources, formats, strict=True):
         if format.name not in (STACKEXCHANGE.name, TEXT.name):
@@ -407,10 +404,7 @@ class Steps:
         return files, warnings
 
     def balance(self, sources: list[Source], files: list[Path]) -> tuple[list[Path], int]:
-        """Run step 2, and return the buckets in order and the sum of their numbers of words.
-
-        A word in several buckets is counted several times. Sources are hashed again at the same time.
-        """
+        """Run step 2, and hash sources again; return the buckets in order and the sum of their numbers of words."""
         (size,) = cuts(files, 1)[:, 1:].sum(axis=0).tolist()
         count = 1 + size // BUCKET
         bounds = cuts(files, count)

@@ -150,19 +150,15 @@ FINE = 8_192  # bins of a larger sample, whose counts are fitted: for two millio
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Exposures under the assumption that scores of the complete space are skew-normal, and the fit to the scores of R.
+    """Exposures if scores of the complete space are skew-normal, and the fit to the scores of R."""
 
-    Attributes:
-        fitted: the distribution.
-        p_value: the share of samples of the fitted distribution that are as far from their own fit, by the largest
-            distance of the two distribution functions. (Tables of this statistic assume fixed parameters, and would
-            almost never reject.) Below 0.01, scores are not skew-normal, and exposures beyond log2 |R| are unreliable.
-            A good fit does not prove them either, because R has no scores in this tail.
-        exposures: the exposure of every canary. Intervals cover the fit's sampling error, not the error of a poor fit.
-    """
-
-    fitted: SkewNormal
+    fitted: SkewNormal  # the distribution
+    # the share of samples of the fitted distribution that are as far from their own fit, by the largest distance
+    # of the two distribution functions. (Tables of this statistic assume fixed parameters, and would almost never
+    # reject.) Below 0.01, scores are not skew-normal, and exposures beyond log2 |R| are unreliable. A good fit
+    # does not prove them either, because R has no scores in this tail
     p_value: float
+    # the exposure of every canary. Intervals cover the fit's sampling error, not the error of a poor fit
     exposures: dict[str, Exposure]
 
 

@@ -36,22 +36,14 @@ KEPT, LEAST = 0.2, 0.01  # kept part of the default shares; smallest share of a 
 
 @dataclass(frozen=True)
 class Draws:
-    """N samples of the space, grouped by proposal; q is the mixture of all proposals.
-
-    Attributes:
-        scores: P(r|p), float64 [N], nats.
-        log_densities: log-density of every sample under every proposal, float64 [N, K].
-        counts: number of samples of every proposal, [K].
-        powers: the power of every proposal, [K].
-        log_space: log of the number of sequences in the space, nats.
-    """
+    """N samples of the space, grouped by proposal; q is the mixture of all proposals."""
 
     words: Tensor
-    scores: Tensor
-    log_densities: Tensor
-    counts: tuple[int, ...]
-    powers: tuple[float, ...]
-    log_space: float
+    scores: Tensor  # P(r|p), float64 [N], nats
+    log_densities: Tensor  # log-density of every sample under every proposal, float64 [N, K]
+    counts: tuple[int, ...]  # number of samples of every proposal, [K]
+    powers: tuple[float, ...]  # the power of every proposal, [K]
+    log_space: float  # log of the number of sequences in the space, nats
 
     @property
     def shares(self) -> Floats:

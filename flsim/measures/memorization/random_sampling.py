@@ -242,17 +242,11 @@ LIKELY = (2**9, 2**14)  # numbers of the most likely references that `decide` ch
 
 @dataclass(frozen=True)
 class RandomSampling:
-    """The result of RS for one canary c = (p|s).
+    """The result of RS for one canary c = (p|s)."""
 
-    Attributes:
-        log_perplexity: P(s|p), nats.
-        rank: 1 + the number of r' in R with P(r'|p) <= P(s|p); from 1 to |R| + 1.
-        references: |R|.
-    """
-
-    log_perplexity: float
-    rank: int
-    references: int
+    log_perplexity: float  # P(s|p), nats
+    rank: int  # 1 + the number of r' in R with P(r'|p) <= P(s|p); from 1 to |R| + 1
+    references: int  # |R|
 
     @property
     def memorized(self) -> bool:

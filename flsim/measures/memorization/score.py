@@ -50,10 +50,7 @@ def nats(log_probs: Tensor) -> Tensor:
 
 
 def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) -> Tensor:
-    """Return P(s|p) of every continuation s of one prefix p, float64 [N], nats; raise Diverged if it is not finite.
-
-    Each word's log-probability has the model's own precision; sums are in float64.
-    """
+    """Return P(s|p) of every continuation s of one prefix p, summed in float64 [N], nats; or raise Diverged."""
     state, log_probs = model.start(prefix[None])
     scores = []
     for part in torch.split(continuations, rows_at_once(log_probs, state)):
@@ -75,10 +72,7 @@ def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations:
 
 
 def count_at_most(model: LanguageModel, state: State, log_probs: Tensor, references: Tensor, bounds: Tensor) -> int:
-    """Return the number of references [M, n] that score at most their bounds [M], after a one-row state.
-
-    A reference whose cost so far exceeds its bound is not continued. Common first words are read once.
-    """
+    """Return the number of references [M, n] that score at most their bounds [M], after a one-row state."""
     rows = references.new_zeros(len(references))  # the row of the state that each reference continues
     spent = nats(log_probs[rows, references[:, 0]])
     for column in range(1, references.shape[1]):

@@ -30,18 +30,12 @@ FRONTIER = 1_000_000  # nodes kept in memory, 1.2 KB each; beyond this number th
 
 @dataclass(frozen=True)
 class Extraction:
-    """The result of the search.
+    """The result of the search."""
 
-    Attributes:
-        tokens: the best sequence so far, of equal ones the first in lexicographic order.
-        bound: no sequence of the space has a lower log-perplexity.
-        nodes: number of evaluations of the model at partial sequences, repetitions included, without the beam search.
-    """
-
-    tokens: Path
+    tokens: Path  # the best sequence so far, of equal ones the first in lexicographic order
     score: float
-    bound: float
-    nodes: int
+    bound: float  # no sequence of the space has a lower log-perplexity
+    nodes: int  # number of evaluations of the model at partial sequences, repetitions included, without the beam search
 
     @property
     def complete(self) -> bool:
