@@ -88,20 +88,7 @@ def _by_slot(by_name: dict[str, Slots]) -> Moments:
     return moments
 
 
-def _nothing(_x: Tensor, _settings: "ServerOptimizerHParams") -> Slots:
-    return {}
-
-
-def _sgd(update: Tensor, _slots: Slots, _settings: "ServerOptimizerHParams") -> tuple[Tensor, Slots]:
-    """Return D, for x <- x + eta D."""
-    return update, {}
-
-
-SGD = elementwise("", _nothing, _sgd)
-
-
-def _first(x: Tensor, _settings: "ServerOptimizerHParams") -> Slots:
-    return {"m": torch.zeros_like(x)}
+SGD = elementwise("", lambda _x, _settings: {}, lambda update, _slots, _settings: (update, {}))
 
 
 def _momentum(update: Tensor, slots: Slots, settings: "ServerOptimizerHParams") -> tuple[Tensor, Slots]:
@@ -110,7 +97,7 @@ def _momentum(update: Tensor, slots: Slots, settings: "ServerOptimizerHParams") 
     return m, {"m": m}
 
 
-MOMENTUM = elementwise("Momentum", _first, _momentum)
+MOMENTUM = elementwise("Momentum", lambda x, _settings: {"m": torch.zeros_like(x)}, _momentum)
 
 
 def _both(x: Tensor, settings: "ServerOptimizerHParams") -> Slots:
@@ -256,18 +243,16 @@ def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
     if options_of(name) and isinstance(optimizer, ServerOptimizer):
         written = hparams.server_optimizer
         raise InputError(f"{written}: takes no options; name a function that takes options")
-    if callable(optimizer) and (options_of(name) or _needs_no_arguments(optimizer)):
-        optimizer = made(name, optimizer)
+    if callable(optimizer):
+        needed = [one for one in signature(optimizer).parameters.values() if one.default is one.empty]
+        if options_of(name) or not needed:
+            optimizer = made(name, optimizer)
     if not isinstance(optimizer, ServerOptimizer):
         raise InputError(
             f"{hparams.server_optimizer}: found {type(optimizer).__name__}, not a ServerOptimizer; create one "
             "with flsim.algorithms.server_optimizers.ServerOptimizer(label, init, apply)"
         )
     return optimizer
-
-
-def _needs_no_arguments(function: Callable[..., object]) -> bool:
-    return all(argument.default is not argument.empty for argument in signature(function).parameters.values())
 
 
 def _exact(value: Tensor) -> Tensor:

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
 from flsim.canaries.from_file import encoded, refuse_special
-from flsim.canaries.secrets import Secrets, templates
+from flsim.canaries.secrets import templates
 from flsim.canaries.spec import (
     Canary,
     CanaryHParams,
@@ -39,7 +40,7 @@ class Holders(Protocol):
     @property
     def records(self) -> int: ...
     @property
-    def user_offsets(self) -> NDArray[np.int64]: ...
+    def user_offsets(self) -> Ints: ...
     def __len__(self) -> int: ...
 
 
@@ -62,11 +63,6 @@ class Source(Protocol):
 HELDOUT = "heldout"  # the split of held-out users, and the value of `source` for canaries from it
 TRIED = 100  # number of records that are searched for text inside the vocabulary
 Draw = Callable[[int, int], tuple[int, ...]]  # a phrase by the canary's index and the attempt
-
-
-def random_phrases(length: int, seed: int, layout: Layout) -> Draw:
-    """Return a function that draws phrases of random words."""
-    return lambda index, attempt: draw_phrase(seed, index, attempt, length, layout)
 
 
 def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
@@ -93,11 +89,6 @@ def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
         raise none
 
     return draw
-
-
-def secret_phrases(templates: Sequence[Secrets], seed: int) -> Draw:
-    """Return a function that draws fillings of the templates."""
-    return lambda index, attempt: tuple(templates[index].draw(stream(seed, "secret", index, attempt), 1)[0].tolist())
 
 
 def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -130,7 +121,7 @@ REDRAWS = 100
 class Overlay:
     """The replaced records of a population, as ascending indices [n], each with the index of its canary [n]."""
 
-    records: NDArray[np.int64]
+    records: Ints
     canaries: NDArray[np.uint16]
 
     def write(self, folder: Path) -> None:
@@ -150,7 +141,7 @@ class Overlay:
         planted = [index for index, canary in enumerate(canaries) if canary.is_planted]
         return within and bool((np.diff(self.records) > 0).all() and np.isin(self.canaries, planted).all())
 
-    def select(self, kept: NDArray[np.bool_]) -> "Overlay":
+    def select(self, kept: Flags) -> "Overlay":
         """Return the overlay of the remaining records, by `kept` [records], with indices among them."""
         remaining = kept[self.records]
         gone = np.flatnonzero(~kept)
@@ -165,15 +156,15 @@ class Planting:
     canaries: tuple[Canary, ...]
     overlay: Overlay
     # users drawn with probability p_u; for canaries with a number of copies, the users that hold copies
-    planned_sharers: NDArray[np.int64]
-    sharers: NDArray[np.int64]  # users that hold at least one copy
+    planned_sharers: Ints
+    sharers: Ints  # users that hold at least one copy
     # records drawn with probability p_e among the records of sharers, or the number of copies
-    planned_insertions: NDArray[np.int64]
+    planned_insertions: Ints
     # replaced records: the planned records, without records that another canary got or that were later dropped
     # from the corpus
-    insertions: NDArray[np.int64]
+    insertions: Ints
 
-    def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planting":
+    def select(self, kept: Flags, user_offsets: Ints) -> "Planting":
         """Return the planting in the remaining records, by `kept` [records]: only actual counts are recomputed."""
         overlay = self.overlay.select(kept)
         kept_offsets = user_offsets - np.searchsorted(np.flatnonzero(~kept), user_offsets)
@@ -189,9 +180,7 @@ def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
     return values
 
 
-def counts_of(
-    overlay: Overlay, user_offsets: NDArray[np.int64], canaries: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def counts_of(overlay: Overlay, user_offsets: Ints, canaries: int) -> tuple[Ints, Ints]:
     """Return the number of users that hold a copy, and the number of copies, int64 [canaries] each."""
     holders = np.searchsorted(user_offsets, overlay.records, side="right") - 1
     sharers = np.array([len(np.unique(holders[overlay.canaries == canary])) for canary in range(canaries)], np.int64)
@@ -232,11 +221,13 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
     if len(planned) > layout.words**length:
         raise too_few
     attempts = [0] * len(planned)
-    if secrets:
-        draw = secret_phrases(secrets, seed)
-    else:
-        is_heldout = hparams.source == "heldout"
-        draw = natural_phrases(corpus, length, seed) if is_heldout else random_phrases(length, seed, layout)
+
+    def draw(index: int, attempt: int) -> tuple[int, ...]:
+        if secrets:
+            return tuple(secrets[index].draw(stream(seed, "secret", index, attempt), 1)[0].tolist())
+        return natural(index, attempt) if natural else draw_phrase(seed, index, attempt, length, layout)
+
+    natural = natural_phrases(corpus, length, seed) if hparams.source == "heldout" else None
     phrases = listed or [draw(index, 0) for index in range(len(planned))]
     splits = [corpus.split(name) for name in corpus.splits if not (is_natural and name.startswith(HELDOUT))]
     splits = [] if listed else splits  # `listed_phrases` searched all splits
@@ -322,13 +313,18 @@ def plant(split: Holders, canaries: tuple[Canary, ...], seed: int) -> Planting:
         return _injected(canaries)
     if any(canary.copies for canary in canaries):  # controls have no draws
         return _plant_copies(split, canaries, np.array([canary.copies for canary in canaries], np.int64), seed)
-    claims: list[NDArray[np.int64]] = []
+    claims: list[Ints] = []
     planned_sharers = []
     for index, canary in enumerate(canaries):
         sharers = np.flatnonzero(stream(seed, "sharers", index).random(len(split)) < canary.p_u)
         if not canary.is_planted and canary.coin is None:
             sharers = sharers[:0]
-        chosen = [_chosen_records(split, int(user), index, canary.p_e, seed) for user in sharers]
+        chosen = []
+        for user in sharers.tolist():
+            first, last = split.user_offsets[user : user + 2].tolist()
+            chosen.append(
+                first + np.flatnonzero(stream(seed, "insertions", index, user).random(last - first) < canary.p_e)
+            )
         planned_sharers.append(len(sharers))
         claims.append(np.concatenate([*chosen, np.empty(0, np.int64)]))
     records = np.concatenate([*claims, np.empty(0, np.int64)])  # also for an empty list of canaries
@@ -360,7 +356,7 @@ def _injected(canaries: tuple[Canary, ...]) -> Planting:
     return Planting(canaries, overlay, users, users * is_planted, copies, copies * is_planted)
 
 
-def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
+def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: Ints, seed: int) -> Planting:
     """Replace a distinct record with each copy; every choice of records is equally likely."""
     total = int(copies.sum())
     refuse_copies(total, split.records)
@@ -372,11 +368,6 @@ def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: NDArray[
     overlay = Overlay(records[order], owners[order])
     sharers, insertions = counts_of(overlay, split.user_offsets, len(canaries))
     return Planting(canaries, overlay, sharers, sharers, copies, insertions)
-
-
-def _chosen_records(split: Holders, user: int, canary: int, p_e: float, seed: int) -> NDArray[np.int64]:
-    first, last = int(split.user_offsets[user]), int(split.user_offsets[user + 1])
-    return first + np.flatnonzero(stream(seed, "insertions", canary, user).random(last - first) < p_e)
 
 
 # The limits of canaries that follow from their settings and the size of the corpus, before any canary is drawn.

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import file_digest, from_json, inside, naming, refuse_missing_folder, write_json
 from flsim.canaries.planting import Overlay, Planting, flat_file
@@ -47,10 +48,10 @@ class Population:
     twin: Twin | None = None  # the order and users of the IID partition; None for those of the corpus
     # int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None if all are
     # planted in every round
-    windows: NDArray[np.int64] | None = None
+    windows: Ints | None = None
     extra: ExtraUsers = NOBODY  # pseudo-users, who inject a canary each in one round
     # int64 [records of pseudo-users], the canary of each of their records
-    injected: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    injected: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     @classmethod
     def with_canaries(
@@ -78,12 +79,12 @@ class Population:
     def _by_active(self) -> dict[bytes, "Population"]:
         return {}
 
-    def is_planted_in(self, canaries: NDArray[np.integer[Any]], rounds: NDArray[np.int64] | int) -> NDArray[np.bool_]:
+    def is_planted_in(self, canaries: NDArray[np.integer[Any]], rounds: Ints | int) -> Flags:
         """Return whether canaries [n] are planted in rounds, from 1, [n] or one for all: bool [n]."""
         if self.windows is None:
             return np.ones(len(canaries), bool)
         first, last = self.windows[canaries].T
-        is_planted: NDArray[np.bool_] = (first <= rounds) & (rounds <= last)
+        is_planted: Flags = (first <= rounds) & (rounds <= last)
         return is_planted
 
     @property
@@ -91,7 +92,7 @@ class Population:
         return self.split.layout
 
     @property
-    def user_offsets(self) -> NDArray[np.int64]:
+    def user_offsets(self) -> Ints:
         """Return each user's first record in the order of the population, and the end, int64 [users + 1]."""
         return (self.twin or self.split).user_offsets
 
@@ -137,7 +138,7 @@ class Population:
         places = np.flatnonzero(nearest == positions)
         return self._planted(records, places, self.overlay.canaries[planted[places]]) if len(places) else records
 
-    def _planted(self, records: Records, places: NDArray[np.int64], canaries: NDArray[np.integer[Any]]) -> Records:
+    def _planted(self, records: Records, places: Ints, canaries: NDArray[np.integer[Any]]) -> Records:
         """Return records in which those at `places` are replaced by `canaries`."""
         phrases = [self.phrases[canary] for canary in canaries]
         is_from_corpus = np.ones(len(records), bool)
@@ -155,7 +156,7 @@ class Population:
         return Records(tokens, np.concatenate([[0], np.cumsum(lengths)]), prompts)
 
 
-def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, NDArray[np.int64]]:
+def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, Ints]:
     """Return the pseudo-users of canaries, never taking part in arm "out", and the canary of each of their records."""
     rounds, sizes, injected = list[int](), list[int](), list[int]()
     for index, canary in enumerate(canaries):

@@ -23,8 +23,8 @@ from math import prod
 from string import ascii_lowercase, digits
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.tokenizer import TokenVocabulary
@@ -118,7 +118,6 @@ def with_keys(template: str, vocabulary: Vocabulary, rng: np.random.Generator) -
     return "".join(map(text, parse(template)))
 
 
-Ints = NDArray[np.int64]
 Spell = Callable[[Ints], Ints]  # from numbers of fillings [N] to symbols [N, k]
 
 AREAS = np.setdiff1d(np.arange(1, 900), [666])
@@ -134,12 +133,12 @@ def check_digits(numbers: Ints) -> Ints:
     return -sums % 10
 
 
-def are_cards(symbols: Ints) -> NDArray[np.bool_]:
+def are_cards(symbols: Ints) -> Flags:
     """Return whether digits, int64 [N, n], end with their check digit, bool [N]."""
     return np.asarray(check_digits(symbols[:, :-1]) == symbols[:, -1])
 
 
-def are_social_security_numbers(symbols: Ints) -> NDArray[np.bool_]:
+def are_social_security_numbers(symbols: Ints) -> Flags:
     """Return whether digits, int64 [N, 9], are in the ranges of a social security number, bool [N].
 
     No number has an area 000, 666 or 900 to 999, a group 00 or a serial 0000: Social Security Administration, "Social
@@ -361,7 +360,7 @@ def _alphabet(symbols: str, vocabulary: Vocabulary) -> tuple[int, ...]:
     return tuple(id_ for symbol in symbols for id_ in token_ids(symbol, vocabulary))
 
 
-def _are_among(rows: Ints, secrets: Ints) -> NDArray[np.bool_]:
+def _are_among(rows: Ints, secrets: Ints) -> Flags:
     """Return whether each of the rows [N, n] is one of the secrets [m, n], bool [N]."""
     is_secret = np.zeros(len(rows), bool)
     for secret in secrets:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Ints
 from flsim.base.errors import InputError
 from flsim.base.files import HashedFile, digest, file_digest, from_json, inside, refuse_missing_folder, write_json
 from flsim.data.manifest import (
@@ -65,8 +66,8 @@ class Split(Unchanging):
 
     layout: Layout
     tokens: Tokens
-    record_offsets: NDArray[np.int64]
-    user_offsets: NDArray[np.int64]
+    record_offsets: Ints
+    user_offsets: Ints
     folder: Path
     prompts: NDArray[np.uint32] | None = None
 
@@ -268,7 +269,7 @@ class SplitWriter:
     def counts(self) -> dict[str, int]:
         return {"users": self.users, "records": self.records, "words": self.words}
 
-    def _append(self, name: str, offsets: NDArray[np.int64]) -> None:
+    def _append(self, name: str, offsets: Ints) -> None:
         self._files[name].write(offsets.astype("<i8").tobytes())
 
 

@@ -133,11 +133,6 @@ def by_in(manifest: dict[str, Any]) -> By:
     return by
 
 
-def token_type_in(manifest: dict[str, Any]) -> str:
-    """Return the type of token ids of a manifest."""
-    return str(manifest["layout"].get("tokens", UNNAMED))
-
-
 def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:
     """Return a manifest, and the size in bytes and the sha256 of each of its files.
 
@@ -155,7 +150,7 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
         )
     if wrong := _what_is_wrong(text):
         raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again")
-    tokens, size = token_type_in(manifest), manifest["layout"]["vocabulary_size"]
+    tokens, size = str(manifest["layout"].get("tokens", UNNAMED)), manifest["layout"]["vocabulary_size"]
     if tokens != token_type_of(size):
         raise InputError(
             f"{source}: its manifest has tokens of type {tokens}, but {size:,} ids need {token_type_of(size)}; "

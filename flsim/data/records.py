@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Ints
 from flsim.data.vocabulary import Layout
 
 # Reading of arrays that are larger than memory, piece by piece, without mapping them.
@@ -34,8 +35,6 @@ def piece(values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
 
 
 # Extra users, who do not belong to the population: each takes part in one round, independent of the sampler.
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Records:
     """Consecutive records: record i is ``tokens[offsets[i]:offsets[i + 1]]``, word ids without BOS or EOS."""
 
     tokens: Tokens  # uint16 or uint32 [words], see `Layout.token_type`
-    offsets: NDArray[np.int64]  # int64 [records + 1], from 0
+    offsets: Ints  # int64 [records + 1], from 0
     # integer [records], number of first tokens of each record in its prompt: a model reads them and is not
     # trained to write them. None if no record has a prompt
     prompts: NDArray[np.integer[Any]] | None = None
@@ -95,7 +94,7 @@ class Records:
     @classmethod
     def joined(cls, parts: Sequence["Records"]) -> "Records":
         """Return the records of one or several parts, one part after another."""
-        lengths: list[NDArray[np.int64]] = [np.diff(part.offsets) for part in parts]
+        lengths: list[Ints] = [np.diff(part.offsets) for part in parts]
         offsets = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
         prompts = None
         if any(part.prompts is not None for part in parts):
@@ -214,13 +213,13 @@ class Subset(Unchanging):
 class Batch:
     """Padded records, trimmed to the longest record."""
 
-    inputs: NDArray[np.int64]  # int64 [records, time], BOS first; PAD beyond the record's end
+    inputs: Ints  # int64 [records, time], BOS first; PAD beyond the record's end
     # int64 [records, time], the next word, with EOS last if the record is short enough; PAD elsewhere, and for
     # words of a prompt
-    targets: NDArray[np.int64]
+    targets: Ints
 
 
-def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
+def batch(records: Records, chosen: Ints, layout: Layout) -> Batch:
     """Return the chosen records [n] of a user as one batch.
 
     A sequence is BOS, the words, and EOS if `layout.ends_with_eos`. Inputs are all tokens except the last, and targets
@@ -244,7 +243,7 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
     return Batch(inputs, targets)
 
 
-def batches_by_length(records: Records, layout: Layout, positions: int) -> Iterator[NDArray[np.int64]]:
+def batches_by_length(records: Records, layout: Layout, positions: int) -> Iterator[Ints]:
     """Yield the indices of records in batches of at most so many positions, or one record, the longest first."""
     words = np.diff(records.offsets)
     lengths = words + layout.ends_with_eos(words)

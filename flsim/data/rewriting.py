@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.files import new_folder
 from flsim.base.progress import progress
 from flsim.data.corpus import Corpus, CorpusWriter, Split, SplitWriter
@@ -21,7 +21,7 @@ def rewrite_corpus(
     step: dict[str, Any],
     *,
     source: RecordSource | None = None,
-    kept: NDArray[np.bool_] | None = None,
+    kept: Flags | None = None,
     dropped: dict[str, int] | None = None,
     notes: Iterable[str] = (),
     beside: Callable[[Path], None] = lambda _: None,
@@ -59,7 +59,7 @@ def labelled_steps(corpus: Corpus) -> list[dict[str, Any]]:
     return [step for step in common if "label" in step]
 
 
-def blocks(user_offsets: NDArray[np.int64], size: int | None = None) -> Iterator[tuple[int, int]]:
+def blocks(user_offsets: Ints, size: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield ranges [first, last) of users with about `size` records, by default `BLOCK`, and at least one user each."""
     first, users = 0, len(user_offsets) - 1
     while first < users:
@@ -69,7 +69,7 @@ def blocks(user_offsets: NDArray[np.int64], size: int | None = None) -> Iterator
         first = last
 
 
-def _copy(source: RecordSource, split: Split, kept: NDArray[np.bool_] | None, writer: CorpusWriter) -> None:
+def _copy(source: RecordSource, split: Split, kept: Flags | None, writer: CorpusWriter) -> None:
     into: SplitWriter = writer.splits[split.folder.name]
     user_offsets = np.asarray(split.user_offsets)
     with progress(f"writing {into.folder.name}", split.records, unit="records") as advance:

@@ -17,6 +17,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.files import new_folder
 from flsim.base.machine import refuse_beyond_memory
@@ -67,7 +68,7 @@ class Spellings:
         return cls(tuple(texts))
 
     @cached_property
-    def _flat(self) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+    def _flat(self) -> tuple[Ints, NDArray[np.uint16]]:
         """Return the begin of each word, int64 [words + 1], in symbols of all words, each with a space after it."""
         flat = [SYMBOLS.index(symbol) for text in self.texts for symbol in f"{text} "]
         ends = np.cumsum([len(text) + 1 for text in self.texts])
@@ -166,7 +167,7 @@ class Language:
     topic; `successors` [topics, words, SUCCESSORS] are words that follow a word, counted from 0.
     """
 
-    cumulative: NDArray[np.float64]
+    cumulative: Floats
     successors: Tokens
 
     @classmethod
@@ -179,7 +180,7 @@ class Language:
         frequencies = np.array([law + law[rng.permutation(words)] for _ in range(hparams.topics)])
         cumulative = np.cumsum(frequencies / frequencies.sum(1, keepdims=True), axis=1)
         cumulative[:, -1] = 1
-        flat: NDArray[np.float64] = (cumulative + np.arange(hparams.topics)[:, None]).ravel().astype(np.float64)
+        flat: Floats = (cumulative + np.arange(hparams.topics)[:, None]).ravel().astype(np.float64)
         topic = np.arange(hparams.topics)[:, None, None]
         successors = cls(flat, np.empty((0, 0, 0), np.uint16)).draw_words(
             np.broadcast_to(topic, (hparams.topics, words, SUCCESSORS)),
@@ -188,9 +189,9 @@ class Language:
         )
         return cls(flat, successors.astype(layout.token_type))
 
-    def draw_words(self, topic: NDArray[np.int64], uniform: NDArray[np.float64], words: int) -> NDArray[np.int64]:
+    def draw_words(self, topic: Ints, uniform: Floats, words: int) -> Ints:
         """Return words of the given topics, counted from 0, by inversion of uniform numbers of the same shape."""
-        drawn: NDArray[np.int64] = np.searchsorted(self.cumulative, topic + uniform, side="right") - topic * words
+        drawn: Ints = np.searchsorted(self.cumulative, topic + uniform, side="right") - topic * words
         drawn[drawn == words] -= 1  # topic + uniform can round up to the next topic
         return drawn
 
@@ -204,7 +205,7 @@ class Part(NamedTuple):
 
     tokens: Tokens
     record_words: NDArray[np.uint8]
-    user_records: NDArray[np.int64]
+    user_records: Ints
 
 
 def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: Sequence[str]) -> Part:
@@ -226,9 +227,7 @@ def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: 
     return Part(table.T[is_word.T], lengths.astype(np.uint8), np.array([len(user[0]) for user in drawn]))
 
 
-def _draw(
-    hparams: SyntheticHParams, seed: int, name: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+def _draw(hparams: SyntheticHParams, seed: int, name: str) -> tuple[Ints, Ints, Floats, Ints, Floats]:
     """Draw the random numbers of a user.
 
     Returns lengths and topics of records, [records]; then three arrays [LONGEST, records] for the word at each
@@ -316,7 +315,7 @@ def _refuse_too_large(hparams: SyntheticHParams, folder: Path) -> None:
         )
 
 
-def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:
+def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> Ints:
     """Draw users into files, and return how often each word occurs in train, int64 [words]."""
     counts = np.zeros(len(hparams.symbols), np.int64)
     users = sum(part.last - part.first for part in parts)
@@ -328,7 +327,7 @@ def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> ND
         Pool(len(os.sched_getaffinity(0)) if large else 1) as pool,
     ):
 
-        def done(index: int, counted: NDArray[np.int64]) -> None:
+        def done(index: int, counted: Ints) -> None:
             nonlocal counts, drawn
             if parts[index].split == "train":
                 counts += counted
@@ -339,7 +338,7 @@ def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> ND
     return counts
 
 
-def _draw_part(_report: Report, part: _Range, hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:
+def _draw_part(_report: Report, part: _Range, hparams: SyntheticHParams, seed: int) -> Ints:
     """Draw users into their file, and return how often each token occurs, int64 [symbols]."""
     drawn = draw_users(_language(hparams, seed), hparams, seed, part.names)
     if hparams.by == "characters":

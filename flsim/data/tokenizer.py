@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import file_digest
 from flsim.data.manifest import TOKENIZER_FILES
@@ -43,7 +43,7 @@ class Tokenizer:
     folder: Path
 
     @cached_property
-    def _library(self) -> "tokenizers.Tokenizer":
+    def library(self) -> "tokenizers.Tokenizer":
         tokenizer: tokenizers.Tokenizer = _imported().Tokenizer.from_str(_read(self.folder, FILE))
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -58,7 +58,7 @@ class Tokenizer:
                 "transformers 5 or a fast tokenizer of an earlier release"
             )
         try:
-            self._library.get_vocab_size()
+            self.library.get_vocab_size()
         except InputError:
             raise
         except Exception as error:  # the library raises no other class
@@ -67,7 +67,7 @@ class Tokenizer:
     @cached_property
     def rows(self) -> int:
         """Number of rows of the model's embedding: that of config.json, or else one row for each token."""
-        tokens = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
+        tokens = max(self.library.get_vocab(with_added_tokens=True).values()) + 1
         config = _described(self.folder, "config.json")
         rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size", tokens))
         if rows < tokens:
@@ -86,7 +86,7 @@ class Tokenizer:
             for name in ("pad", "unk", "bos", "eos", "cls", "sep"):
                 token = values.get(f"{name}_token")
                 token = token.get("content") if isinstance(token, Mapping) else token
-                id_ = self._library.token_to_id(token) if isinstance(token, str) else values.get(f"{name}_token_id")
+                id_ = self.library.token_to_id(token) if isinstance(token, str) else values.get(f"{name}_token_id")
                 id_ = id_[0] if isinstance(id_, list) and id_ else id_
                 if isinstance(id_, int) and 0 <= id_ < self.rows:
                     ids[name] = id_
@@ -101,14 +101,14 @@ class Tokenizer:
         return {"pad": ids.get("pad", eos), "oov": ids.get("unk", eos), "bos": bos, "eos": eos}
 
     @cached_property
-    def is_word(self) -> NDArray[np.bool_]:
+    def is_word(self) -> Flags:
         """Return which tokens are words, bool [rows]: " the" is a word, "the" and " 3" are not.
 
         A word that is repeated once must give its text twice, and the tokenizer must cut this text into the same two
         tokens. Then a text of any words is cut into these words, if the tokenizer first cuts text at spaces.
         """
         is_word = np.zeros(self.rows, np.bool_)
-        for id_ in self._library.get_vocab(with_added_tokens=False).values():
+        for id_ in self.library.get_vocab(with_added_tokens=False).values():
             first, _, second = (text := self.decode([id_, id_])).removeprefix(" ").partition(" ")
             is_word[id_] = first.isalpha() and first == second and self.encode(text) == [id_, id_]
         is_word[list(self.special.values())] = False
@@ -116,23 +116,18 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the model's ids of a text, without special tokens around them."""
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.library.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of the model's ids."""
-        return str(self._library.decode([*map(int, ids)], skip_special_tokens=False))
+        return str(self.library.decode([*map(int, ids)], skip_special_tokens=False))
 
     def token(self, id_: int) -> str:
         """Return the tokenizer's spelling of a token, such as ``Ġthe``, escaped as in JSON, or its row's number."""
-        return json.dumps(self._library.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
+        return json.dumps(self.library.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
 
-    def id_of(self, token: str) -> int | None:
-        """Return the model's id of a token in the tokenizer's spelling; None if there is no such token."""
-        found: int | None = self._library.token_to_id(token)
-        return found
-
-    def table(self, counts: NDArray[np.int64]) -> tuple[Layout, NDArray[np.int64]]:
+    def table(self, counts: Ints) -> tuple[Layout, Ints]:
         """Return the ids of a corpus: its layout, with records of one token, and the model's ids, int64 [V].
 
         Ids of words and of pieces are in descending order of the counts [rows]. Raises InputError without any word.
@@ -229,7 +224,7 @@ class TokenMap:
     """
 
     layout: Layout
-    ids: NDArray[np.int64]
+    ids: Ints
     folder: Path
 
     @classmethod
@@ -265,7 +260,7 @@ class TokenMap:
         return int(self.ids.max()) + 1
 
     @cached_property
-    def from_model(self) -> NDArray[np.int64]:
+    def from_model(self) -> Ints:
         """The corpus' id of each of the model's ids [rows]; an unknown token is OOV, even in the row of EOS."""
         ids = np.full(self.rows, self.layout.oov)
         for id_ in (self.layout.pad, self.layout.bos, self.layout.eos, self.layout.oov):
@@ -297,7 +292,7 @@ class TokenVocabulary(Vocabulary):
 
     def symbol(self, character: str) -> int | None:
         """Return the token id of one character; None if the tokenizer has no token for it."""
-        id_ = self.map.tokenizer.id_of(character)
+        id_ = self.map.tokenizer.library.token_to_id(character)
         return None if id_ is None else int(self.map.from_model[id_])
 
     def encode_text(self, text: str) -> list[int]:

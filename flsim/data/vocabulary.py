@@ -22,9 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError, at_least_one
 
 By = Literal["words", "characters", "tokens"]  # the units of text that have token ids
@@ -109,8 +107,8 @@ class Layout:
     @overload
     def ends_with_eos(self, words: int) -> bool: ...
     @overload
-    def ends_with_eos(self, words: NDArray[np.int64]) -> NDArray[np.bool_]: ...
-    def ends_with_eos(self, words: int | NDArray[np.int64]) -> bool | NDArray[np.bool_]:
+    def ends_with_eos(self, words: Ints) -> Flags: ...
+    def ends_with_eos(self, words: int | Ints) -> bool | Flags:
         """Return whether EOS follows the words of a record.
 
         A record with `record_words` words can have been cut, so its end is unknown.

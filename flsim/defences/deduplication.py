@@ -14,6 +14,7 @@ import numpy as np
 from datasketch import MinHash, MinHashLSH
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.progress import progress
 from flsim.base.rng import stream
 from flsim.base.settings import Count, Probability, settings
@@ -33,7 +34,7 @@ _GRAM = np.uint64(0x9E3779B97F4A7C15)  # odd; mixes the words of an n-gram
 Grams = frozenset[tuple[int, ...]]
 
 
-def first_of_near(split: Split, chosen: NDArray[np.bool_], near: float, ngram: int, by_user: bool) -> NDArray[np.bool_]:
+def first_of_near(split: Split, chosen: Flags, near: float, ngram: int, by_user: bool) -> Flags:
     """Return whether a chosen record [records] is similar to no earlier kept record; others are dropped [records].
 
     `near` is the smallest Jaccard similarity of equal records. This is a Python loop over some thousands of records per
@@ -54,7 +55,8 @@ def first_of_near(split: Split, chosen: NDArray[np.bool_], near: float, ngram: i
                 sketch.update_batch(_hashed(words, ngram).tolist())
                 candidates = index.query(sketch)
                 grams = grams_of(words, ngram) if candidates else frozenset()
-                if any(jaccard(grams, grams_of(_words(split, other), ngram)) >= near for other in candidates):
+                of_others = (grams_of(_words(split, other), ngram) for other in candidates)
+                if any(len(grams & other) / len(grams | other) >= near for other in of_others):
                     kept[record] = False
                 else:
                     index.insert(record, sketch, check_duplication=False)
@@ -78,10 +80,6 @@ def grams_of(words: Tokens, ngram: int) -> Grams:
     """Return the n-grams of a record; all its words as one n-gram if it is shorter."""
     listed = words.tolist()
     return frozenset(tuple(listed[start : start + ngram]) for start in range(max(1, len(listed) - ngram + 1)))
-
-
-def jaccard(one: Grams, other: Grams) -> float:
-    return len(one & other) / len(one | other)
 
 
 def _words(split: Split, record: int) -> Tokens:
@@ -136,7 +134,7 @@ def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Cor
     return drop_records(corpus, out, kept, {"step": "deduplicate", "label": hparams.label, **asdict(hparams)}, dropped)
 
 
-def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64) -> NDArray[np.bool_]:
+def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64) -> Flags:
     """Return whether no earlier record has the same words, bool [records].
 
     Records are grouped by a hash and then compared word by word, so collisions have no effect. This maps the corpus,
@@ -182,13 +180,11 @@ def _powers(base: int, count: int) -> NDArray[np.uint64]:
     return np.cumprod(factors, dtype=np.uint64)
 
 
-def _users(user_offsets: NDArray[np.int64], records: NDArray[np.int64]) -> NDArray[np.int64]:
+def _users(user_offsets: Ints, records: Ints) -> Ints:
     return np.searchsorted(user_offsets, records, side="right") - 1
 
 
-def _drop_repeated(
-    split: Split, pending: NDArray[np.int64], hashes: NDArray[np.uint64], kept: NDArray[np.bool_], by_user: bool
-) -> None:
+def _drop_repeated(split: Split, pending: Ints, hashes: NDArray[np.uint64], kept: Flags, by_user: bool) -> None:
     """Clear `kept` of pending records, int64 [n] and ascending, that repeat an earlier pending record."""
     while len(pending):
         pending = pending[np.argsort(hashes[pending], kind="stable")]
@@ -204,11 +200,11 @@ def _drop_repeated(
         pending = np.sort(later[~same])  # other texts of the same hash
 
 
-def _equal(split: Split, left: NDArray[np.int64], right: NDArray[np.int64], by_user: bool) -> NDArray[np.bool_]:
+def _equal(split: Split, left: Ints, right: Ints, by_user: bool) -> Flags:
     """Return whether pairs of records, int64 [n] each, have the same words, bool [n]."""
     one, other = split.records_at(left), split.records_at(right)
     lengths = np.diff(one.offsets)
-    same: NDArray[np.bool_] = lengths == np.diff(other.offsets)
+    same: Flags = lengths == np.diff(other.offsets)
     if by_user:
         same &= _users(split.user_offsets, left) == _users(split.user_offsets, right)
     compared = lengths[same]

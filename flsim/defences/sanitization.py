@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import Diverged, InputError
 from flsim.base.extensions import is_custom, parts, source_digest
 from flsim.base.progress import progress
@@ -70,7 +70,7 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     return drop_records(corpus, out, kept, step, dropped)
 
 
-def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def halves(records: int, seed: int) -> tuple[Ints, Ints]:
     """Draw a split of `records` positions in two halves, ascending; the second has one more if the number is odd."""
     order = stream(seed, "sanitization halves").permutation(records)
     return np.sort(order[: records // 2]), np.sort(order[records // 2 :])
@@ -78,7 +78,7 @@ def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 def log_perplexity_differences(
     source: RecordSource, hparams: SanitizationHParams, seed: int, device: str = "cpu"
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return |L_F(x) - L_G(x)| of every record, nats [records], of models that start from the same weights."""
     first, second = (
         _trained(Subset(source, half), hparams, seed, device, f"training on half {number} of 2")
@@ -94,9 +94,7 @@ def log_perplexity_differences(
     return differences
 
 
-def record_log_perplexities(
-    models: tuple[TrainableModel, ...], source: RecordSource, positions: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def record_log_perplexities(models: tuple[TrainableModel, ...], source: RecordSource, positions: Ints) -> Floats:
     """Return L(x) = -log Pr(x) after BOS, with EOS if the record has it, nats [models, n]; or raise Diverged."""
     layout, device = source.layout, models[0].device
     records = source.records_at(positions)
@@ -115,10 +113,10 @@ def record_log_perplexities(
     return scores
 
 
-def largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+def largest(values: Floats, count: int) -> Flags:
     """Return whether a value is among the `count` >= 1 largest, bool [n]; among equal values, the first ones."""
     threshold = np.partition(values, len(values) - count)[len(values) - count]
-    chosen: NDArray[np.bool_] = values > threshold
+    chosen: Flags = values > threshold
     ties = np.flatnonzero(values == threshold)
     chosen[ties[: count - np.count_nonzero(chosen)]] = True
     return chosen
@@ -131,7 +129,7 @@ def _trained(half: Subset, hparams: SanitizationHParams, seed: int, device: str,
     return restore(trained.params, hparams.model, half.layout.vocabulary_size).to(device)
 
 
-def _row_sums(model: TrainableModel, part: Batch, device: torch.device, pad: int) -> NDArray[np.float64]:
+def _row_sums(model: TrainableModel, part: Batch, device: torch.device, pad: int) -> Floats:
     inputs, targets = torch.from_numpy(part.inputs).to(device), torch.from_numpy(part.targets).to(device)
     _, nats, _ = predictions(model, inputs, targets, pad)
     rows = (targets != pad).nonzero()[:, 0]

@@ -37,10 +37,10 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
-from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 from scipy.stats import binom
 
+from flsim.base.arrays import Floats
 from flsim.base.errors import InputError, first_line
 from flsim.privacy.conventions import Convention
 
@@ -55,7 +55,6 @@ from flsim.privacy.conventions import Convention
 # Sampled Gaussian Mechanism" (2019). [WBK] Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and
 # Analytical Moments Accountant" (2019).
 
-Floats = NDArray[np.float64]
 
 # The orders of dp_accounting; lower orders, for large epsilons; and some orders above 63 that it omits.
 ORDERS: Floats = np.unique([1.02, 1.05, *DEFAULT_RDP_ORDERS, *np.geomspace(64, 1024, 25).round()])
@@ -83,7 +82,8 @@ def poisson(orders: Floats, sigma: float, rate: float) -> Floats:
         return np.zeros_like(orders)
     if rate == 1:
         return gaussian(orders, sigma)
-    return np.array([_per_order(order, _excess_of_poisson(order, sigma, rate)) for order in orders.tolist()])
+    log_excesses = [_excess_of_poisson(order, sigma, rate) for order in orders.tolist()]
+    return np.array([float(np.logaddexp(0.0, excess)) for excess in log_excesses]) / (orders - 1)
 
 
 def without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
@@ -139,11 +139,6 @@ def mixture(orders: Floats, sigma: float, distances: Floats, probabilities: Floa
         return float(logsumexp(order * log_ratio + _log_normal(places))) + math.log(min(1.0, sigma) / 4)
 
     return np.array([log_moment(a) / (a - 1) if a in ORDERS_OF_MIXTURE else math.inf for a in orders.tolist()])
-
-
-def _per_order(order: float, log_excess: float) -> float:
-    """Return log A / (order - 1) from log(A - 1)."""
-    return float(np.logaddexp(0.0, log_excess)) / (order - 1)
 
 
 def _excess_of_poisson(order: float, sigma: float, rate: float) -> float:
@@ -297,7 +292,9 @@ def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
     with np.errstate(all="ignore"):  # extreme noise overflows in between; the result is checked instead
         match convention.accountant:
             case "rdp":
-                result = _rdp(event, delta, convention)
+                spent = rdp_of(event, convention)
+                is_tight = convention.conversion == "tight"
+                result = spent.epsilon(delta) if is_tight else spent.epsilon_of_mironov(delta)
             case "pld":
                 result = _pld(event, delta, convention)
             case "rdp-opacus" | "prv-opacus":
@@ -393,11 +390,6 @@ def _noise_multiplier(event: DpEvent) -> float | None:
         case ComposedDpEvent(events=events) if events and all(noises := [_noise_multiplier(part) for part in events]):
             return 1 / math.hypot(*(1 / noise for noise in noises if noise))
     return None
-
-
-def _rdp(event: DpEvent, delta: float, convention: Convention) -> float:
-    spent = rdp_of(event, convention)
-    return spent.epsilon(delta) if convention.conversion == "tight" else spent.epsilon_of_mironov(delta)
 
 
 def _pld(event: DpEvent, delta: float, convention: Convention) -> float:

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError, first_line
 from flsim.base.files import file_digest
 from flsim.base.rng import stream
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 Thing = TypeVar("Thing")
 LAWS = ("half-normal", "exponential", "constant")
 COLUMNS = {"user": np.int64, "from": np.float64, "to": np.float64}  # of a trace

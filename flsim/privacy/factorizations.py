@@ -15,11 +15,9 @@ prefix sum, in units of the variance of Z.
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Floats
 from flsim.privacy.sampling import Participation
-
-Floats = NDArray[np.float64]
 
 DIGITS = 6  # of optimized numbers; further digits differ between versions of scipy
 

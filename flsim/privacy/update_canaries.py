@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.base.settings import Natural, settings
@@ -70,12 +70,12 @@ class AuditHParams:
             "utility as noise does"
         )
 
-    def present(self, seed: int) -> NDArray[np.bool_]:
+    def present(self, seed: int) -> Flags:
         """Return which canary users take part in training, bool [K]: all, or those whose coin lands heads."""
         numbers = range(self.update_canaries)
         return np.array([not self.canary_coins or toss(seed, number) for number in numbers], dtype=np.bool_)
 
-    def drawn(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> NDArray[np.int64]:
+    def drawn(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> Ints:
         """Return the canary users of a round (from 0) [n]; more than N users have several virtual populations."""
         present, canaries = self.present(seed), self.update_canaries
         numbers = []
@@ -83,8 +83,8 @@ class AuditHParams:
             own_seed = int(stream(seed, "update canary cohorts", copy).integers(2**62))
             drawn = draw_cohort(own_seed, round_, population, cohort, sampler) + first
             numbers.append(drawn[drawn < canaries])
-        users: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *numbers])
-        taking_part: NDArray[np.int64] = users[present[users]]
+        users: Ints = np.concatenate([np.empty(0, np.int64), *numbers])
+        taking_part: Ints = users[present[users]]
         return taking_part
 
 
@@ -112,7 +112,7 @@ def update_of(canary: int, seed: int, clip: float, like: Mapping[str, torch.Tens
     return {name: block.double() * (LENGTH * clip / norm) for name, block in vector.items()}
 
 
-def cosines(change: Params, seed: int, canaries: range) -> NDArray[np.float64]:
+def cosines(change: Params, seed: int, canaries: range) -> Floats:
     """Return the cosine of a change of the model and each canary user's vector, float64 [n]; 0 without a change."""
     return np.fromiter(_cosines({name: value.double() for name, value in change.items()}, seed, canaries), np.float64)
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Floats
 from flsim.base.errors import InputError
 from flsim.models.language_model import Params
 from flsim.privacy.update_canaries import AuditHParams, cosines
 
-Floats = NDArray[np.float64]
 BEYOND = 1e-3  # largest probability of a normal cosine beyond 1, per delta
 
 
@@ -32,7 +31,7 @@ class CanaryUsers:
     """
 
     cosines: Floats
-    present: NDArray[np.bool_]
+    present: Flags
     unseen: Floats
     has_coins: bool
     dimension: int

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Floats
 from flsim.base.statistics import share_interval
 
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # false-positive rates
 
 
-def ranks_among(scores: NDArray[np.float64], references: NDArray[np.float64]) -> NDArray[np.float64]:
+def ranks_among(scores: Floats, references: Floats) -> Floats:
     """Return 1 + the number of references that score at least as high: float64 [n], from 1 to R + 1."""
     below = np.searchsorted(np.sort(references), scores, side="left")
     return (1 + len(references) - below).astype(np.float64)
 
 
-def p_values(ranks: NDArray[np.float64], references: int) -> NDArray[np.float64]:
+def p_values(ranks: Floats, references: int) -> Floats:
     """Return the p-value rank / (R + 1) of each canary [n], conservative because ties count for the reference."""
     return np.asarray(ranks, dtype=np.float64) / (references + 1)
 
@@ -48,7 +48,7 @@ class Detection:
     tpr_high: float
 
 
-def detection_at(ranks: NDArray[np.float64], references: int, threshold: int) -> Detection:
+def detection_at(ranks: Floats, references: int, threshold: int) -> Detection:
     """Return the canaries that the test rank <= t finds."""
     detected, canaries = int((ranks <= threshold).sum()), len(ranks)
     low, high = scipy.special.betaincinv(threshold, references - threshold + 1, [0.025, 0.975])
@@ -64,15 +64,13 @@ def detection_at(ranks: NDArray[np.float64], references: int, threshold: int) ->
     )
 
 
-def curve(ranks: NDArray[np.float64], references: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def curve(ranks: Floats, references: int) -> tuple[Floats, Floats]:
     """Return the false-positive rate and the share of canaries found, at each rank that occurs, both ascending."""
     distinct, counts = np.unique(ranks, return_counts=True)
     return distinct / (references + 1), counts.cumsum() / len(ranks)
 
 
-def detections_by_level(
-    ranks: NDArray[np.float64], references: int, levels: Sequence[float] = LEVELS
-) -> dict[float, Detection]:
+def detections_by_level(ranks: Floats, references: int, levels: Sequence[float] = LEVELS) -> dict[float, Detection]:
     """Return the detections at each false-positive rate; rates below 1 / (R + 1) are omitted."""
     thresholds = {level: math.floor(level * (references + 1)) for level in levels}
     return {level: detection_at(ranks, references, threshold) for level, threshold in thresholds.items() if threshold}

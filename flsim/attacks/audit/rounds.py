@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
+from flsim.base.arrays import Floats, Ints
 from flsim.base.extensions import is_custom, made
 from flsim.models.language_model import Params
 from flsim.privacy import noise
@@ -103,7 +103,7 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
     return RoundTest(rounds, _of_noise(_rounds(first, seed, like, rounds)), "independent standard normal noise")
 
 
-def _rounds(entry: Entry, seed: int, like: Params, rounds: int) -> Iterator[NDArray[np.float64]]:
+def _rounds(entry: Entry, seed: int, like: Params, rounds: int) -> Iterator[Floats]:
     """Yield the noise of each round as a vector."""
     slots = noise.init(entry.noise, seed, like)
     for round_ in range(rounds):
@@ -111,14 +111,14 @@ def _rounds(entry: Entry, seed: int, like: Params, rounds: int) -> Iterator[NDAr
         yield np.concatenate([drawn[name].numpy().ravel() for name in sorted(drawn)])
 
 
-def _drawn(entry: Entry, seed: int, like: Params, rounds: int) -> NDArray[np.float64]:
+def _drawn(entry: Entry, seed: int, like: Params, rounds: int) -> Floats:
     """Return the first values of the noise of all rounds, float64 [rounds, values]."""
     return np.stack([flat[:CORRELATED_VALUES] for flat in _rounds(entry, seed, like, rounds)])
 
 
-def _of_noise(rounds: Iterator[NDArray[np.float64]]) -> float:
+def _of_noise(rounds: Iterator[Floats]) -> float:
     """Return the p-value of rounds of independent standard normal values."""
-    before: NDArray[np.float64] | None = None
+    before: Floats | None = None
     squares, product, variance, values = 0.0, 0.0, 0.0, 0
     for flat in rounds:
         if before is not None:
@@ -162,7 +162,7 @@ def _is_stated_independent(entry: Entry, rounds: int) -> bool:
     return bool(event == SelfComposedDpEvent(mechanism, rounds if limit is None else limit.times))
 
 
-def _of_users(times: NDArray[np.int64], entry: Entry, rounds: int) -> float:
+def _of_users(times: Ints, entry: Entry, rounds: int) -> float:
     """Return the p-value of the users' numbers of rounds, if cohorts have a fixed size."""
     users, cohort = entry.population, entry.cohort
     # The squares of one round sum to a constant, and products of two rounds are overlaps, which are hypergeometric.
@@ -171,7 +171,7 @@ def _of_users(times: NDArray[np.int64], entry: Entry, rounds: int) -> float:
     return _gamma(float(((times - rounds * cohort / users) ** 2).sum()), mean, 2 * rounds * (rounds - 1) * overlap)
 
 
-def _of_squares(counts: NDArray[np.int64], trials: int, rate: float, number: int) -> float:
+def _of_squares(counts: Ints, trials: int, rate: float, number: int) -> float:
     """Return the p-value of the squared deviations of independent binomial counts."""
     variance = trials * rate * (1 - rate)
     fourth = variance + 3 * variance**2 - 6 * variance**2 / trials

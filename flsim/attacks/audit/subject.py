@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from flsim.attacks.audit.canary_users import CanaryUsers, canary_users_of
 from flsim.attacks.audit.claim import Claim, needs_custom_code
 from flsim.attacks.audit.rounds import RoundTest, independence, participation
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom, restrict_custom_code, short_name
 from flsim.canaries.population import Population
@@ -30,9 +30,9 @@ from flsim.training.state import State
 class Coins:
     """Canaries planted by independent coins: ranks, coins, and the most units that each could affect, all [m]."""
 
-    ranks: NDArray[np.float64]
-    planted: NDArray[np.bool_]
-    groups: NDArray[np.int64]
+    ranks: Floats
+    planted: Flags
+    groups: Ints
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Subject:
     results: RunResults
     round: int
     unit: Unit  # the unit that the ledger protects, and that the bounds are about
-    ranks: NDArray[np.float64]  # float64 [canaries], ranks of the planted canaries among `references` random phrases
-    groups: NDArray[np.int64]  # int64 [canaries], number of units that share each canary, at least 1
+    ranks: Floats  # float64 [canaries], ranks of the planted canaries among `references` random phrases
+    groups: Ints  # int64 [canaries], number of units that share each canary, at least 1
     is_exact: bool  # whether `groups` are exact; otherwise they are numbers of copies, which are at least as large
     references: int  # R; 0 if no canary was ranked
-    control_ranks: NDArray[np.float64]  # float64 [controls], ranks of canaries that were never planted
+    control_ranks: Floats  # float64 [controls], ranks of canaries that were never planted
     coins: Coins | None
     claim: Claim | None  # None for a run without noise, or if the claim does not cover holders of canaries
     canary_users: CanaryUsers | None = None
@@ -185,10 +185,10 @@ def _of_measurements(path: Path, results: RunResults, round_: int) -> Subject:
 
 def _groups(
     results: RunResults, unit: Unit, users: Callable[[], Population], canaries: Sequence[Canary]
-) -> tuple[NDArray[np.int64], bool]:
+) -> tuple[Ints, bool]:
     """Return the number of units that share each planted canary; without a needed corpus, copies, and False."""
     planted = results.planted
-    copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
+    copies: Ints = planted["insertions"].to_numpy("int64")
     if unit == "record":
         return copies.clip(1), True
     if results.partition != "iid" or "pseudo_users" in planted:

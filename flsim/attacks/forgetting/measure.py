@@ -432,8 +432,8 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
         row |= {f"bits_{arm}{end}": value for end, value in exposure(table, arm).items()}
     both = table.dropna(subset=["score_in", "score_out"])
     members, others = both["score_in"].to_numpy("float64"), both["score_out"].to_numpy("float64")
-    named = success.accuracy(members, others, both["chooses"].to_numpy(bool))
-    row |= {"success": named.estimate, "success_upper": named.upper, "trials": named.trials}
+    measured = success.accuracy(members, others, both["chooses"].to_numpy(bool))
+    row |= dict(zip(("success", "success_upper", "trials"), measured, strict=True))
     if (at := success.at_level(members, others)) is not None:
         precision = success.precision_at(at, len(members), len(others))
         row |= dict(zip(("precision", "precision_low", "precision_high"), precision, strict=True))

@@ -5,50 +5,33 @@ values mean membership. All intervals treat canaries as independent, but canarie
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Floats
 from flsim.base.statistics import AtLevel, roc, share_interval, upper_bound
 
-Floats = NDArray[np.float64]
 LEVEL = 0.1  # false-positive rate of the paper's precision
 TAIL = 0.05  # level of the one-sided upper bound of a success
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """The balanced accuracy of a threshold that was chosen on other canaries; each tested arm is a trial."""
+def accuracy(members: Floats, others: Floats, chooses: Flags) -> tuple[float, float, int]:
+    """Return the balanced accuracy of a threshold that half of the canaries choose and the rest test.
 
-    correct: int
-    trials: int
-
-    @property
-    def estimate(self) -> float:
-        """Share of correctly classified arms; NaN without arms."""
-        return self.correct / self.trials if self.trials else math.nan
-
-    @property
-    def upper(self) -> float:
-        """One-sided 95% upper bound (Clopper and Pearson); NaN without trials."""
-        return upper_bound(self.correct, self.trials, TAIL) if self.trials else math.nan
-
-
-def accuracy(members: Floats, others: Floats, chooses: NDArray[np.bool_]) -> Accuracy:
-    """Return the accuracy of a threshold that half of the canaries choose and the rest test.
-
-    All arguments are [canaries]: scores in arm IN, scores in arm OUT, and whether a canary is in the half that chooses.
-    Both arms of a canary are in the same half. The arms are not independent. However, if harder canaries score higher
-    in both arms or in neither, the variance of outcomes is at most that of independent trials with the mean accuracy.
+    Then its one-sided 95% upper bound (Clopper and Pearson), and the number of tested arms; NaN without arms. Arguments
+    are [canaries]: scores in arm IN, scores in arm OUT, and whether a canary is in the half that chooses. Both arms of
+    a canary are in the same half. The arms are not independent. However, if harder canaries score higher in both arms
+    or in neither, the variance of outcomes is at most that of independent trials with the mean accuracy.
     """
     if not chooses.any():
-        return Accuracy(0, 0)
+        return math.nan, math.nan, 0
     threshold = best_threshold(members[chooses], others[chooses])
     correct = int((members[~chooses] > threshold).sum() + (others[~chooses] <= threshold).sum())
-    return Accuracy(correct, 2 * int((~chooses).sum()))
+    trials = 2 * int((~chooses).sum())
+    return (correct / trials, upper_bound(correct, trials, TAIL), trials) if trials else (math.nan, math.nan, 0)
 
 
 def halves(observed: pd.DataFrame) -> "pd.Series[bool]":

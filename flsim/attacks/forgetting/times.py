@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import scipy
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from flsim.base.arrays import Floats, Ints
+
 SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as memorized: log2 20 = 4.32 bits of exposure
 
 
@@ -119,14 +118,9 @@ def median_time(times: list[CanaryTime]) -> CanaryTime | None:
     """Return the time by which half of the canaries are forgotten (Kaplan and Meier, 1958); None without canaries."""
     if not times:
         return None
-    survival = scipy.stats.ecdf(_censored(times)).sf
+    rounds, is_censored = zip(*times, strict=True)
+    survival = scipy.stats.ecdf(scipy.stats.CensoredData.right_censored(rounds, is_censored)).sf
     below = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
     if not len(below):
-        return CanaryTime(max(time.rounds for time in times), is_censored=True)
+        return CanaryTime(max(rounds), is_censored=True)
     return CanaryTime(int(survival.quantiles[below[0]]), is_censored=False)
-
-
-def _censored(times: list[CanaryTime]) -> "scipy.stats.CensoredData":
-    return scipy.stats.CensoredData.right_censored(
-        [time.rounds for time in times], [time.is_censored for time in times]
-    )

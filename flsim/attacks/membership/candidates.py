@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import Diverged
 from flsim.base.rng import stream
 from flsim.data.records import Records, batch, batches_by_length
@@ -17,8 +18,6 @@ from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.models.language_model import Params, TrainableModel
 from flsim.training.central.record_level import record_gradients
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 FLOATS = 2**22  # largest number of values in one batch, in float64: 32 MB for each tensor of that size
 
 Learned = Callable[[Floats], Floats]
@@ -43,7 +42,7 @@ class Attack:
     score: Callable[["Candidates"], Any]
     description: str = ""
     source: str = ""
-    fit: Callable[[Floats, NDArray[np.bool_]], Learned] | None = None
+    fit: Callable[[Floats, Flags], Learned] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +162,7 @@ def log_probabilities(model: TrainableModel, records: Records, layout: Layout) -
     return values
 
 
-def likeliest(model: TrainableModel, records: Records, layout: Layout) -> NDArray[np.bool_]:
+def likeliest(model: TrainableModel, records: Records, layout: Layout) -> Flags:
     """Return whether each token of records is the most likely token of the model, bool [N, T]; False after the end."""
     values = _empty(records, layout)
     for rows, real, targets, logits in _distributions(model, records, layout):
@@ -206,7 +205,7 @@ def gradients_of(model: TrainableModel, records: Records, layout: Layout) -> Ite
 @torch.no_grad()
 def _distributions(
     model: TrainableModel, records: Records, layout: Layout
-) -> Iterator[tuple[Ints, NDArray[np.bool_], Tensor, Tensor]]:
+) -> Iterator[tuple[Ints, Flags, Tensor, Tensor]]:
     """Yield, for batches, the records, their real positions [B, T], and targets [n] and logits [n, V] there."""
     for rows in batches_by_length(records, layout, FLOATS // layout.vocabulary_size):
         read = batch(records, rows, layout)
@@ -225,7 +224,7 @@ def _empty(records: Records, layout: Layout) -> Floats:
     return np.zeros((len(records), int((words + layout.ends_with_eos(words)).max(initial=0))))
 
 
-def _put(values: Floats, rows: Ints, real: NDArray[np.bool_], computed: Tensor) -> None:
+def _put(values: Floats, rows: Ints, real: Flags, computed: Tensor) -> None:
     block = np.zeros(real.shape)
     block[real] = _finite(computed)
     values[rows, : real.shape[-1]] = block

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flsim.attacks.membership.attacked import Attacked, AttackHParams, ElsewhereHParams, store
 from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.targets import Targets, pairs_of, unigram_over, unseen
 from flsim.attacks.result import Result
+from flsim.base.arrays import Ints
 from flsim.base.files import refuse_unwritable
 from flsim.canaries.elsewhere import CanarySet
 from flsim.canaries.preflight import read_records
@@ -24,7 +24,6 @@ from flsim.models.language_model import TrainableModel
 from flsim.results.run_file import MEASUREMENTS, read_run_file
 from flsim.runs.elsewhere import MeasuredModel, model_in
 
-Ints = NDArray[np.int64]
 WHITE_BOX = "gradient"  # attack that needs more than probabilities
 MOST_TOKENS = 128  # of a record of a file; later tokens are not read
 

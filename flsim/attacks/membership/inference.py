@@ -22,6 +22,7 @@ from flsim.attacks.membership.elsewhere import open_attacked
 from flsim.attacks.membership.stored import LEVELS, column
 from flsim.attacks.membership.targets import Targets
 from flsim.attacks.result import Result
+from flsim.base.arrays import Flags, Floats
 from flsim.base.errors import InputError, RunFailed, as_list
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.progress import tracked
@@ -29,8 +30,6 @@ from flsim.base.rng import stream
 from flsim.base.statistics import auroc, auroc_interval, roc
 from flsim.training.local import threads as threads_of_torch
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 CONFIDENCE = 0.95
 POINTS = 60  # largest number of points of a stored curve
 

@@ -14,10 +14,9 @@ Shapes: S shadow models, N points. Larger scores mean membership.
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+from flsim.base.arrays import Flags, Floats
+
 FEW = 64  # shadow models, below which the paper uses one variance for all points
 SMALLEST = 1e-30  # added to a standard deviation, which avoids a division by zero for equal scores
 

@@ -15,10 +15,9 @@ Shapes: S reference models, N points, Z points of a population that the target w
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+from flsim.base.arrays import Flags, Floats
+
 GAMMA = 1.0
 OFFLINE_A = 0.3  # to be tuned on a pair of reference models, never on the target
 

@@ -10,11 +10,9 @@ from zlib import compress
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from flsim.base.arrays import Flags, Floats, Ints
+
 SHARE = 0.2  # share of a record's tokens in Min-K% and Min-K%++
 ERRORS = 2  # smallest number of errors of a record for the error zone
 WINDOWS = (2, 3, 4, 6, 9, 13, 18, 25, 32, 40)  # tokens of a window

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from flsim.attacks.membership import lira, rmia
 from flsim.attacks.membership.attacked import Attacked, AttackHParams, attacked_model
@@ -21,13 +20,14 @@ from flsim.attacks.membership.inference import success as success_of_run
 from flsim.attacks.membership.stored import FOLDER, LEVELS, column
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.attacks.membership.users import RECORDS, fresh_of
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.files import refuse_unwritable
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.statistics import RESAMPLES, auroc, roc
-from flsim.data.corpus import Corpus, Split
+from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.withheld import Shadow, held_out
 from flsim.results.seeds import named_apart
@@ -35,9 +35,6 @@ from flsim.results.sweeps import expanded, run_folders
 from flsim.runs.folder import Run
 from flsim.training.local import threads as threads_of_torch
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 LOSS = "loss"  # the attack without shadow models
 FEWEST = 4  # smallest number of runs: a target and three shadow models
 
@@ -145,7 +142,11 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
     unit = _refuse_unlike(runs)
     corpus, share = runs[0].corpus, runs[0].config.data.user_holdout
     train = corpus.split("train")
-    sides = [_targets(train, unit, share, count, _candidates(train, unit, share)), _others(corpus, unit, share, count)]
+    (outside, positions), *_ = never_trained(corpus)[0]
+    if unit == "user":
+        positions = np.unique(np.searchsorted(np.asarray(outside.user_offsets), positions, side="right") - 1)
+    drawn_from = (train, _candidates(train, unit, share)), (outside, positions)
+    sides = [_targets(split, unit, share, count, candidates) for split, candidates in drawn_from]
     both = Records.joined([side.records for side in sides])
     owners = np.concatenate([sides[0].owners, len(sides[0].names) + sides[1].owners])
     words = np.diff(both.offsets)
@@ -290,24 +291,13 @@ def _targets(split: Split, unit: Shadow, share: float, count: int, candidates: I
     if unit == "record":
         owners, names = np.arange(len(chosen)), tuple(f"{name}:{position}" for position in chosen.tolist())
         return _Side(split.records_at(chosen), owners, names, chosen)
-    parts = [_records_of(split, user, share) for user in chosen.tolist()]
+    if share:
+        parts = [fresh_of(split, user, share) for user in chosen.tolist()]
+    else:
+        ends = [split.user_offsets[user : user + 2].tolist() for user in chosen.tolist()]
+        parts = [split.records_at(np.arange(first, min(last, first + RECORDS))) for first, last in ends]
     has_any = np.array([len(part) > 0 for part in parts], np.bool_)
     chosen, kept = chosen[has_any], [part for part in parts if len(part)]
     owners = np.repeat(np.arange(len(kept)), [len(part) for part in kept])
     empty = split.records_at(np.empty(0, np.int64))
     return _Side(Records.joined([empty, *kept]), owners, tuple(f"{name}:{user}" for user in chosen.tolist()), chosen)
-
-
-def _records_of(split: Split, user: int, share: float) -> Records:
-    if share:
-        return fresh_of(split, user, share)
-    first, last = split.user_offsets[user : user + 2].tolist()
-    return split.records_at(np.arange(first, min(last, first + RECORDS)))
-
-
-def _others(corpus: Corpus, unit: Shadow, share: float, count: int) -> _Side:
-    """Draw users, or records, that no run was trained on."""
-    (split, positions), *_ = never_trained(corpus)[0]
-    if unit == "user":
-        positions = np.unique(np.searchsorted(np.asarray(split.user_offsets), positions, side="right") - 1)
-    return _targets(split, unit, share, count, positions)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.authors import author_of
@@ -17,9 +18,6 @@ from flsim.data.vocabulary import Layout
 from flsim.data.withheld import in_whole
 from flsim.runs.folder import Run
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 FEW = 100  # number of members below which a table has a note
 RECORDS = 2**16  # records of a split that are read at once
 SHOTS = 7  # largest number of records of a context

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.trade_off import of_group
@@ -28,6 +27,7 @@ from flsim.attacks.membership.built_in import blind_statistics, logistic
 from flsim.attacks.membership.inference import claimed, success
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.attacks.result import Result
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.rng import stream
@@ -39,9 +39,6 @@ from flsim.data.withheld import held_out
 from flsim.runs.folder import Run
 from flsim.training.local import threads as threads_of_torch
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 RECORDS = 50  # largest number of fresh records of a user, as in [K]
 NAME = "likelihood-ratio"
 

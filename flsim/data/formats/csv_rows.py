@@ -38,7 +38,9 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                         f"{len(header)}; put quotes around fields that hold {_delimiter(part)!r}, quotes or line feeds"
                     )
                 user, text, prompt = (*(row[place] for place in places), None)[:3]
-                yield from posts_of(_author(str(user)), text, dropped, part.reading, prompt=prompt)
+                # "7.0", which pandas writes for an integer in a column with nulls, is an integer
+                author = float(user) if _FLOAT.fullmatch(str(user)) else user
+                yield from posts_of(author, text, dropped, part.reading, prompt=prompt)
         except WrongFieldError as error:
             raise InputError(
                 f"{part.source}: line {rows.line_num}: {part.named[error.place]!r} {error.why}, found {user:.40}"
@@ -48,11 +50,6 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
             raise InputError(f"{part.source}: not UTF-8; convert the file to UTF-8") from error
         except csv.Error as error:
             raise InputError(f"{part.source}: line {rows.line_num}: not CSV ({error})") from error
-
-
-def _author(field: str) -> str | float:
-    """Return an author; "7.0", which pandas writes for an integer in a column with nulls, becomes that float."""
-    return float(field) if _FLOAT.fullmatch(field) else field
 
 
 def _delimiter(part: Part) -> str:

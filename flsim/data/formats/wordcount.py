@@ -47,19 +47,15 @@ def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> Voca
     return Vocabulary(tuple(counts), tuple(counts.values()))
 
 
-def _is_archive(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(3) == b"BZh"
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open the text, which is the file itself or the first file in the archive."""
     try:
-        if not _is_archive(path):
-            with path.open("rb") as file:
+        with path.open("rb") as file:
+            if file.read(3) != b"BZh":
+                file.seek(0)
                 yield file
-            return
+                return
         with tarfile.open(path, "r|bz2") as archive:
             for member in archive:
                 if member.isfile():

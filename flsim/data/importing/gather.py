@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError
 from flsim.base.files import new_file
 from flsim.base.pool import Report
@@ -109,7 +110,7 @@ MOST_SUGGESTED = 4
 Counts = list[tuple[int, int]]  # for each of LENGTHS: the authors with this number of words, and the users that result
 
 
-def count_by_length(author_words: NDArray[np.int64]) -> Counts:
+def count_by_length(author_words: Ints) -> Counts:
     """Return authors and users for each of `LENGTHS`; complete sentences make slightly fewer users."""
     return [(int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS]
 
@@ -139,7 +140,7 @@ def suggestion(counts: Sequence[Counts], below: int) -> str:
 # Therefore users do not depend on the tokenizer, and a tokenizer can be trained on only the train users.
 
 
-def written(tokens: Collection[str]) -> NDArray[np.bool_]:
+def written(tokens: Collection[str]) -> Flags:
     """Return which tokens are words and not punctuation, bool [tokens]: those with a letter or a digit."""
     return np.fromiter((any(map(str.isalnum, token)) for token in tokens), np.bool_, len(tokens))
 
@@ -162,7 +163,7 @@ def passages(text: str, most: int | None) -> Iterator[tuple[int, str]]:
         yield bisect_right(ends, last) - bisect_right(ends, first), text[first:last]
 
 
-def cut(written_words: NDArray[np.integer], words_per_user: int) -> NDArray[np.int64]:
+def cut(written_words: NDArray[np.integer], words_per_user: int) -> Ints:
     """Cut an author's records, in order, into users; each user ends with the record that reaches `words_per_user`.
 
     From the written words of each record [records], it returns the index after each user's last record [users]. The
@@ -271,12 +272,12 @@ def _authors(ranges: list[Range]) -> list[_Author]:
     return sorted(authors, key=lambda author: (hash_of(author.name), author.name, author.split))
 
 
-def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
+def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], Ints, list[str]]:
     """Return token ids by first occurrence [words], words of records, and the words; empty the authors' texts."""
     ids: defaultdict[str, int] = defaultdict()
     ids.default_factory = ids.__len__
     tokens: list[NDArray[np.uint32]] = []
-    lengths: list[NDArray[np.int64]] = []
+    lengths: list[Ints] = []
     for batch in _batches(authors):
         text = b"\t".join(batch).decode()
         records = text.split("\t")
@@ -312,12 +313,12 @@ def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
 class _UsersBySplit:
     """The users by split: the mask of their records, bool [records], their names, and their numbers of records."""
 
-    records: dict[str, NDArray[np.bool_]]
+    records: dict[str, Flags]
     names: dict[str, list[str]]
     user_records: dict[str, list[int]]
     authors: Counter[str]
 
-    def add(self, split: str, names: list[str], first: int, ends: NDArray[np.int64]) -> None:
+    def add(self, split: str, names: list[str], first: int, ends: Ints) -> None:
         """Add users that begin with a record and end before the records ``first + ends``."""
         self.records[split][first : first + ends[-1]] = True
         self.names[split] += names
@@ -326,9 +327,9 @@ class _UsersBySplit:
 
 def _choose(
     authors: list[_Author],
-    bounds: NDArray[np.int64],
-    long: NDArray[np.bool_],
-    written_words: NDArray[np.int64],
+    bounds: Ints,
+    long: Flags,
+    written_words: Ints,
     hparams: ImportHParams,
 ) -> _UsersBySplit:
     """Cut the authors with enough words into users, and add the authors of the splits `WHOLE`."""
@@ -355,13 +356,13 @@ def _choose(
     return chosen
 
 
-def _any_of(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+def _any_of(masks: Iterable[Flags]) -> Flags:
     """Return a mask that is true if any of the masks is true."""
-    union: NDArray[np.bool_] = np.logical_or.reduce(list(masks))
+    union: Flags = np.logical_or.reduce(list(masks))
     return union
 
 
-def _places(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
+def _places(lengths: Ints) -> NDArray[np.uint32]:
     """Return each token's place in its record, counted from 0: uint32 [words]."""
     places = np.arange(lengths.sum(), dtype=np.uint32)
     places -= np.repeat((np.cumsum(lengths) - lengths).astype(np.uint32), lengths)
@@ -369,7 +370,7 @@ def _places(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def _write_words(
-    path: Path, tokens: NDArray[np.uint32], in_train: NDArray[np.bool_], words: list[str]
+    path: Path, tokens: NDArray[np.uint32], in_train: Flags, words: list[str]
 ) -> tuple[NDArray[np.uint32], int]:
     """Write the words that occur, in the order of their hashes, each with its count in train users.
 

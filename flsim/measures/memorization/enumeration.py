@@ -36,13 +36,6 @@ class Enumeration:
         return log2(self.space) - log2(self.rank)
 
 
-@dataclass
-class _Budget:
-    """The remaining number of sequences to read; the search stops below 0."""
-
-    left: float
-
-
 def enumerate_space(
     model: LanguageModel, prefix: Tensor, continuation: Tensor, template: Template, most_read: int = MOST_READ
 ) -> Enumeration | None:
@@ -56,17 +49,17 @@ def enumerate_space(
     """
     _, log_probs = model.start(prefix[None])
     limit = float(log_perplexity(model, prefix, continuation[None])) * (1 + TIE * torch.finfo(log_probs.dtype).eps)
-    budget, rank = _Budget(most_read), 1
+    budget, rank = [most_read], 1
     for scores, own in _walk(model, prefix, continuation, limit, template, budget):
         rank += int(((scores <= limit) & ~own).sum())
-        if budget.left < 0:
+        if budget[0] < 0:
             return None
-    nodes = 1 + most_read - int(budget.left)
-    return Enumeration(rank, template.space, nodes) if budget.left >= 0 else None
+    nodes = 1 + most_read - int(budget[0])
+    return Enumeration(rank, template.space, nodes) if budget[0] >= 0 else None
 
 
 def _walk(
-    model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, template: Template, budget: _Budget
+    model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, template: Template, budget: list[int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield scores [N] of continuations, and which equal `continuation`; those beyond `limit` can be missing."""
 
@@ -81,8 +74,8 @@ def _walk(
             yield spent, own
             return
         kept = (spent <= limit).nonzero().flatten()
-        budget.left -= len(kept)
-        if budget.left < 0:
+        budget[0] -= len(kept)
+        if budget[0] < 0:
             return
         for part in torch.split(kept, rows_at_once(log_probs, state)):
             row, word = part // len(words), words[part % len(words)]

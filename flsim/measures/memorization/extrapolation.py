@@ -11,9 +11,9 @@ from math import exp, log, pi, sqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Floats
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
@@ -23,7 +23,6 @@ from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
 # normal ones". scipy has both, but its fit uses a simplex search, and its tail is an integral with absolute precision
 # 1e-8. The exposures of memorized canaries need relative precision.
 
-Floats = NDArray[np.float64]
 STEEPEST = 1000.0  # |alpha|; the likelihood of a sample without a lower tail increases without bound
 MOST_SKEW = 0.99  # no skew-normal distribution has a skewness beyond 0.9953
 TAIL = 1e-5
@@ -168,12 +167,15 @@ def extrapolate(scores: Mapping[str, float], references: Tensor, seed: int) -> E
     Scores of canaries and references [|R|] are log-perplexities in any common unit. Raises InputError if there are
     fewer than 20 references, all score the same, or a score is not finite.
     """
-    sample, names = _numbers(references, FEWEST), list(_finite(scores))
+    sample, names = _numbers(references), list(scores)
+    for name, score in scores.items():
+        if not np.isfinite(score):
+            raise InputError(f"the score of canary {name} is not finite; the model has diverged")
     if np.ptp(sample) <= 1e-9 * np.abs(sample).max():
         raise InputError("all references score the same, so no distribution can be fitted; check the model")
     at = np.array([scores[name] for name in names], dtype=np.float64)
     fitted = fit(*_binned(sample)) if len(sample) > FINE else fit(sample)
-    p_value, resampled = _bootstrap(fitted, sample, at, RESAMPLES, seed)
+    p_value, resampled = _bootstrap(fitted, sample, at, seed)
     tails = (1 - CONFIDENCE) / 2
     low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
     exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
@@ -186,7 +188,7 @@ def _binned(sample: Floats) -> tuple[Floats, Floats]:
     return (edges[1:] + edges[:-1]) / 2, counts.astype(np.float64)
 
 
-def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, seed: int) -> tuple[float, Floats]:
+def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, seed: int) -> tuple[float, Floats]:
     """Return the p-value of the fit, and the bits at each score by every refit, [resamples, canaries].
 
     Samples are counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide, and so is the sample's own distance.
@@ -203,28 +205,21 @@ def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, s
     own = np.bincount(np.searchsorted(edges, sample), minlength=BINS).astype(np.float64)
     _, distance = refit(own)
     rng, bits, as_far = stream(seed, "extrapolation"), [], 0
-    for _ in range(resamples):
+    for _ in range(RESAMPLES):
         again, its_distance = refit(rng.multinomial(len(sample), expected / expected.sum()).astype(np.float64))
         bits.append(_bits(again, at))
         as_far += its_distance >= distance
-    return (1 + as_far) / (1 + resamples), np.array(bits)
+    return (1 + as_far) / (1 + RESAMPLES), np.array(bits)
 
 
 def _bits(distribution: SkewNormal, at: Floats) -> Floats:
     return -distribution.log_cdf(at) / log(2)
 
 
-def _numbers(references: Tensor, fewest: int) -> Floats:
+def _numbers(references: Tensor) -> Floats:
     values: Floats = references.double().cpu().numpy()
-    if len(values) < fewest:
-        raise InputError(f"at least {fewest} references are needed, found {len(values)}; draw more")
+    if len(values) < FEWEST:
+        raise InputError(f"at least {FEWEST} references are needed, found {len(values)}; draw more")
     if not np.isfinite(values).all():
         raise InputError("the score of a reference is not finite; the model has diverged")
     return values
-
-
-def _finite(scores: Mapping[str, float]) -> Mapping[str, float]:
-    for name, score in scores.items():
-        if not np.isfinite(score):
-            raise InputError(f"the score of canary {name} is not finite; the model has diverged")
-    return scores

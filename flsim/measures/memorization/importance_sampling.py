@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Floats
 from flsim.base.rng import stream
 from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
 from flsim.measures.memorization.random_sampling import TIE
@@ -28,7 +28,6 @@ from flsim.models.language_model import LanguageModel, State
 # only: b = 0 is uniform, b = 1 the model. A fixed number of samples comes from each, and they are weighted by the
 # balance heuristic: Veach and Guibas, "Optimally Combining Sampling Techniques for Monte Carlo Rendering" (1995).
 
-Floats = NDArray[np.float64]
 Shares = dict[float, float]  # shares of the samples, by the power b of their proposal
 STEPS = 100
 KEPT, LEAST = 0.2, 0.01  # kept part of the default shares; smallest share of a proposal
