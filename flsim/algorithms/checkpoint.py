@@ -67,9 +67,9 @@ class Provenance:
         if model.architecture == "hf":
             return f"{model.label}, vocabulary_size {self.vocabulary_size:,}, frozen {self.frozen[:12] or 'nothing'}"
         kind = f"{model.architecture}, layers {model.layers}, " if model.label else ""
-        own = [name for name, architecture in SIZES_OF_ONE.items() if architecture == model.architecture]
+        further = [name for name, architecture in SIZES_OF_ONE.items() if architecture == model.architecture]
         sizes = f"vocabulary_size {self.vocabulary_size:,}, embedding {model.embedding:,}, units {model.units:,}"
-        numbers = {name: getattr(model, name) for name in own} | dict(model.options)
+        numbers = {name: getattr(model, name) for name in further} | dict(model.options)
         options = "".join(
             f", {name} {value}" if isinstance(value, str) else f", {name} {value:g}" for name, value in numbers.items()
         )
@@ -103,13 +103,15 @@ def _round_named(path: Path) -> int | None:
 def save(folder: Path, state: State, provenance: Provenance) -> Path:
     """Write a state as ``folder/round-000010.safetensors``, atomically, and return the path."""
     path = folder / checkpoint_name(state.round)
-    about = asdict(provenance.by_content)
-    model = about.pop("model")
+    description = asdict(provenance.by_content)
+    model = description.pop("model")
     of_base = {name: model.pop(name) for name in (*OF_BASE, *RECORDED)}
-    about |= model
-    about["options"] = json.dumps(about["options"]) if about["options"] else ""
-    about["base"] = json.dumps(of_base) if about["architecture"] == "hf" else ""
-    metadata = {name: str(value) for name, value in about.items() if name not in ("options", "frozen", "base") or value}
+    description |= model
+    description["options"] = json.dumps(description["options"]) if description["options"] else ""
+    description["base"] = json.dumps(of_base) if description["architecture"] == "hf" else ""
+    metadata = {
+        name: str(value) for name, value in description.items() if name not in ("options", "frozen", "base") or value
+    }
     values = json.dumps(dict(state.values))  # JSON keeps every bit of a float
     metadata |= {"round": str(state.round), "values": values}
     metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
@@ -151,10 +153,7 @@ def _tensors(state: State) -> Params:
 
 
 def load(path: Path) -> tuple[State, Provenance]:
-    """Read a state and the provenance of its checkpoint.
-
-    Raises InputError for a missing or damaged file, another file, or a name of another round.
-    """
+    """Read a state and the provenance of its checkpoint, or raise InputError if the file is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})

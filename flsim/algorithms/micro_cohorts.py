@@ -39,10 +39,7 @@ class MicroCohorts:
         return float((self._choice() or {}).get("memory_share", 1.0))
 
     def settle(self, engine: object, memory_share: float, is_set: bool) -> None:
-        """Give an engine that stacks users the recorded size; record the engine's own choice if there is none.
-
-        `memory_share` is that of the GPU for which the engine chose its size. A size of the settings is not recorded.
-        """
+        """Give an engine that stacks users the recorded size, or record its own choice unless that is a setting."""
         if not isinstance(engine, CohortEngine) or not engine.is_stacked:
             return
         if not is_set:

@@ -70,12 +70,12 @@ def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer
     def apply_all(
         x: Params, update: Params, moments: Moments, eta: float, settings: "ServerOptimizerHParams"
     ) -> tuple[Params, Moments]:
-        stepped, kept = {}, {}
+        stepped, after = {}, {}
         for name, value in x.items():
             slots = {slot: values[name] for slot, values in moments.items()}
-            along, kept[name] = direction(update[name], slots, settings)
+            along, after[name] = direction(update[name], slots, settings)
             stepped[name] = value + eta * along
-        return stepped, _by_slot(kept)
+        return stepped, _by_slot(after)
 
     return ServerOptimizer(label, init_all, apply_all)
 
@@ -195,17 +195,14 @@ def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
 def apply(
     params: Params, mean: Params, moments: Moments, hparams: ServerOptimizerHParams, rate: float | None = None
 ) -> tuple[Params, Moments]:
-    """Return the next parameters and state, computed in float64 and stored in the parameters' type.
-
-    `mean` is the averaged update, float64; `rate` is eta of the round, by default that of the settings.
-    """
+    """Return the next parameters and state, computed in float64, at eta `rate`, and stored in the parameters' type."""
     eta = hparams.server_learning_rate if rate is None else rate
     exact = {slot: {name: _exact(value) for name, value in values.items()} for slot, values in moments.items()}
     with custom_code_errors(RunFailed):
         x = {name: _exact(value) for name, value in params.items()}
         stepped, after = _optimizer_of(hparams).apply(x, mean, exact, eta, hparams)
-    kept = {slot: _as_kept(values, params) for slot, values in after.items()}
-    return _as_kept(stepped, params), kept
+    next_moments = {slot: _as_kept(values, params) for slot, values in after.items()}
+    return _as_kept(stepped, params), next_moments
 
 
 def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> list[str]:
@@ -227,9 +224,9 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
     with custom_call_errors(name, "init(x, settings) and apply(x, D, moments, eta, settings)", InputError):
         moments = optimizer.init(x, hparams)
         stepped, after = optimizer.apply(x, update, moments, hparams.server_learning_rate, hparams)
-        slots, kept = sorted(moments), sorted(after)
-    if slots != kept:
-        raise InputError(f"{name}: the step changes the slots {slots} into {kept}; keep the same slots")
+        slots, slots_after = sorted(moments), sorted(after)
+    if slots != slots_after:
+        raise InputError(f"{name}: the step changes the slots {slots} into {slots_after}; keep the same slots")
     shapes = {key: value.shape for key, value in x.items()}
     for slot, values in {"x": stepped, **after}.items():
         expected = dict.fromkeys(shapes, torch.Size()) if slot == "step" else shapes

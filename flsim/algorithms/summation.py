@@ -71,11 +71,7 @@ Reply = ShardReply | BranchReply
 
 
 def root_branch(shards: int) -> int:
-    """Return the square root of a number of shards, rounded up, which minimizes the time of a tree of sums.
-
-    With b shards in a branch, b sums are added in each branch, in all of them at the same time, and then k / b at the
-    server. The total b + k / b is least at b = sqrt(k).
-    """
+    """Return b = sqrt(k), rounded up, of k shards, where the time b + k / b of a branch and of the server is least."""
     return math.isqrt(shards - 1) + 1
 
 

@@ -29,10 +29,7 @@ class UserStates:
         self._memory: dict[int, dict[int, Moments]] | None = {} if folder is None or is_read_only else None
 
     def read(self, user: int, round_: int) -> Moments | None:
-        """Return the tensors of a user's last round before a given round; None if it never took part.
-
-        Raises InputError if the state was removed, or its file is damaged.
-        """
+        """Return the tensors of a user's last round before a given round, or None; InputError if they were removed."""
         in_memory = {written for written in (self._memory or {}).get(user, {}) if written < round_}
         files = {written: path for written, (path, _) in self._files(user).items() if written < round_}
         if in_memory and max(in_memory) >= max(files, default=-1):

@@ -175,11 +175,7 @@ class CanarySet:
 
     @classmethod
     def draw(cls, words: WordList, users: OtherUsers, hparams: CanaryHParams, seed: int, prefix: int) -> "CanarySet":
-        """Draw canaries as in a run of flsim with these users.
-
-        Raises InputError for settings of single rounds, natural text, too many canaries, or a phrase no longer than
-        `prefix`.
-        """
+        """Draw canaries as in a run of flsim with these users, without settings of single rounds and natural text."""
         for name in BY_ROUND:
             if getattr(hparams, name) != getattr(CanaryHParams, name):
                 raise InputError(f"canaries.{name}: only a run of flsim has rounds; remove this setting")
@@ -241,10 +237,7 @@ class CanarySet:
 
     @classmethod
     def read(cls, folder: Path) -> "CanarySet":
-        """Read a folder that `write` wrote, and draw its canaries again.
-
-        Raises InputError if this is not such a folder, a file has changed, or the canaries are not those of the law.
-        """
+        """Read a folder that `write` wrote, draw its canaries again, and raise InputError if they differ."""
         if not (folder / MANIFEST).is_file():
             raise InputError(f"{folder}: has no {MANIFEST}; name a folder that `flsim data canaries` wrote")
         try:
@@ -260,17 +253,17 @@ class CanarySet:
             with (folder / USERS).open(encoding="utf-8", newline="") as file:
                 listed = [(row["user"], int(row["records"])) for row in csv.DictReader(file, strict=True)]
             users = OtherUsers(tuple(name for name, _ in listed), np.array([count for _, count in listed], np.int64))
-            drawn = cls.draw(words, users, CanaryHParams(**settings), law["seed"], law["prefix"])
+            canaries = cls.draw(words, users, CanaryHParams(**settings), law["seed"], law["prefix"])
             stored = pd.read_parquet(folder / FILE)
         except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error, pa.ArrowException) as error:
             raise InputError(
                 f"{folder}: cannot be read ({in_one_line(error):.200}); draw the canaries again"
             ) from error
-        if not _are_equal(stored, roster_of(drawn.planting, words.vocabulary)):
+        if not _are_equal(stored, roster_of(canaries.planting, words.vocabulary)):
             raise InputError(
                 f"{folder}: the canaries are not those that the law draws, so they prove nothing; draw canaries again"
             )
-        return drawn
+        return canaries
 
 
 def _are_equal(one: pd.DataFrame, other: pd.DataFrame) -> bool:

@@ -85,11 +85,7 @@ class Planted:
 
 
 def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -> Corpus:
-    """Write the corpus with planted canaries, exactly as a run with this seed would train on it.
-
-    Raises InputError if `out` exists, the corpus has no train records or already has canaries, or canaries do not fit
-    it.
-    """
+    """Write the corpus, which has no canaries, with canaries, exactly as a run with this seed would train on it."""
     refuse_existing(out)
     for name in BY_ROUND:
         if getattr(hparams, name) != getattr(CanaryHParams, name):
@@ -114,10 +110,7 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
 
 
 def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
-    """Return the canary settings of a run: those of canaries in the corpus, otherwise those of the configuration.
-
-    Raises InputError if the configuration sets canaries that differ from those planted in the corpus.
-    """
+    """Return the canary settings of the corpus, if it has canaries (InputError if others are set), or of the run."""
     planted = Planted.read(corpus)
     if planted is None or hparams == planted.hparams:
         return hparams

@@ -66,10 +66,7 @@ Draw = Callable[[int, int], tuple[int, ...]]  # a phrase by the canary's index a
 
 
 def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
-    """Return a function that draws the first words of held-out records, after their prompts.
-
-    Words outside the vocabulary are excluded; held-out users with too few such records raise InputError.
-    """
+    """Return a function that draws the first words, all in the vocabulary, of held-out records after their prompts."""
     heldout, layout = corpus.split(HELDOUT), corpus.layout
     offsets, text = np.asarray(heldout.record_offsets), layout.text_ids
     starts = offsets[:-1] + (0 if heldout.prompts is None else heldout.prompts)

@@ -84,8 +84,7 @@ class Population:
         if self.windows is None:
             return np.ones(len(canaries), bool)
         first, last = self.windows[canaries].T
-        is_planted: Flags = (first <= rounds) & (rounds <= last)
-        return is_planted
+        return np.asarray((first <= rounds) & (rounds <= last))
 
     @property
     def layout(self) -> Layout:

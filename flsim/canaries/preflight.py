@@ -67,16 +67,16 @@ def preflight(drawn: CanarySet, training: Training, records: Sequence[Mapping[st
     for canary, planned in zip(drawn.planting.canaries, drawn.planting.insertions.tolist(), strict=True):
         known, phrase = drawn.known_text(canary), drawn.text_of(canary)["text"]
         with custom_code_errors(InputError):
-            found = [
+            targets = [
                 training.targets(prompt, text, at + len(known), at + len(phrase))
                 for prompt, text in texts
                 for at in _places(phrase, text)
             ]
-        if planned or found:
-            tokens, loss = min(found, key=lambda counts: counts[1] / max(1, counts[0]), default=(0, 0))
+        if planned or targets:
+            tokens, loss = min(targets, key=lambda counts: counts[1] / max(1, counts[0]), default=(0, 0))
             trained = NONE if not loss else ALL if loss == tokens else PART
-            about = {"canary": canary.id, "planned": planned, "found": len(found)}
-            rows.append(about | {"tokens": tokens, "loss": loss, "trained": trained})
+            counts = {"canary": canary.id, "planned": planned, "found": len(targets)}
+            rows.append(counts | {"tokens": tokens, "loss": loss, "trained": trained})
     return pd.DataFrame(rows, columns=["canary", "planned", "found", "tokens", "loss", "trained"])
 
 

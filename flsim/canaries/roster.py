@@ -99,11 +99,7 @@ def _empty(columns: Iterable[str]) -> pa.Table:
 
 
 def read_canaries(folder: Path, vocabulary: Vocabulary) -> tuple[Canary, ...]:
-    """Return the canaries of a folder's roster; a canary without probabilities has the planned number of copies.
-
-    Raises InputError if a template does not fit the vocabulary, and OSError, ValueError, KeyError or
-    pyarrow.ArrowException without an undamaged roster.
-    """
+    """Return the canaries of a folder's roster; without probabilities they have the planned number of copies."""
     names = ["canary", "tokens", "p_u", "p_e", "planned_insertions"]
     with pq.ParquetFile(folder / FILE) as file:
         names += [name for name in LATER if name in file.schema_arrow.names]

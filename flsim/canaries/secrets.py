@@ -349,14 +349,14 @@ def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:
 def _alphabet(symbols: str, vocabulary: Vocabulary) -> tuple[int, ...]:
     """Return a token id for each symbol; with a tokenizer a separate token, even if text has several in one token."""
     if isinstance(vocabulary, TokenVocabulary):
-        found = {symbol: vocabulary.symbol(symbol) for symbol in symbols}
-        for symbol, id_ in found.items():
+        ids = {symbol: vocabulary.symbol(symbol) for symbol in symbols}
+        for symbol, id_ in ids.items():
             if id_ is None:
                 raise InputError(
                     f'canaries.template needs a token "{symbol}" that the tokenizer of the corpus lacks; use {{wN}} '
                     "for N words"
                 )
-        return tuple(id_ for id_ in found.values() if id_ is not None)
+        return tuple(id_ for id_ in ids.values() if id_ is not None)
     return tuple(id_ for symbol in symbols for id_ in token_ids(symbol, vocabulary))
 
 

@@ -58,10 +58,7 @@ def window_label(window: Window) -> str:
 
 
 def bounds_of(window: Window, rounds: int | None) -> Bounds:
-    """Return the first and the last round of a window, from 1; for an empty window, the last is before the first.
-
-    Raises InputError if a fraction needs the number of rounds of training, or the window begins after the last round.
-    """
+    """Return the first and the last round of a window, from 1; the last is before the first if it is empty."""
     if window == ALWAYS:
         return None, None
     if rounds is None and is_share(window):
@@ -82,10 +79,7 @@ def injection_label(at: float) -> str:
 
 
 def injection_bounds(at: float, rounds: int | None) -> Bounds:
-    """Return the round of an injection, from 1, as the first and the last round.
-
-    Raises InputError if a fraction needs the number of rounds of training, or the round is after the last round.
-    """
+    """Return the round of an injection, from 1, as the first and the last round."""
     if rounds is None and 0 < at < 1:
         raise InputError(
             f"injections {at:g} is a fraction of training, whose length is unknown; give the number of rounds, or set "
@@ -222,10 +216,7 @@ class CanaryHParams:
         return is_injected or any(is_share(window) and tuple(window) != ALWAYS for window in self.windows)
 
     def unknown_words(self, prefix: int) -> int:
-        """Return the number of a canary's words that an attacker of the first `prefix` words does not know.
-
-        For a template, the text before the first hole is known. For phrases, it is estimated from the longest phrase.
-        """
+        """Return the number of a canary's words, of the longest phrase, that are not known before or by `prefix`."""
         if self.phrases:
             return max(1, *(len(phrase.split()) - prefix for phrase in self.phrases))
         return unknown_symbols(self.template) if self.template else self.length - prefix

@@ -24,11 +24,7 @@ def author_of(user: str) -> str:
 
 
 def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the largest authors of (split, user, words), and warnings about authors that may not be one person.
-
-    The `LARGEST` authors, and those named like `STAND_INS`, are in descending order, each with ``author``, ``split``,
-    ``users``, ``words`` and ``share``, the share of all words of these users, 0 to 1.
-    """
+    """Return the `LARGEST` authors of (split, user, words) and those of `STAND_INS`, and warnings about them."""
     words: Counter[tuple[str, str]] = Counter()
     pieces: Counter[tuple[str, str]] = Counter()
     for split, user, count in users:

@@ -303,11 +303,7 @@ class CorpusWriter:
         warnings: Iterable[str] = (),
         notes: Iterable[str] = (),
     ) -> None:
-        """Complete the splits and write the manifest, which completes the corpus.
-
-        `dropped` counts by reason what was read and dropped; warnings are suspected faults of the sources; notes tell
-        what their formats do not contain.
-        """
+        """Complete the splits and write the manifest, which completes the corpus; `dropped` counts by reason."""
         written = {
             f"{name}/{file}": described
             for name, split in self.splits.items()

@@ -140,8 +140,7 @@ class _SplitStatistics:
     @cached_property
     def words_per_user(self) -> Ints:
         """Return the number of words of each user, int64 [users]."""
-        words: Ints = np.diff(_taken(self.split.record_offsets, np.asarray(self.split.user_offsets)))
-        return words
+        return np.asarray(np.diff(_taken(self.split.record_offsets, np.asarray(self.split.user_offsets))))
 
     @cached_property
     def token_counts(self) -> Ints:

@@ -134,10 +134,7 @@ def by_in(manifest: dict[str, Any]) -> By:
 
 
 def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:
-    """Return a manifest, and the size in bytes and the sha256 of each of its files.
-
-    Raises InputError if the text is not a manifest, has another schema, or lacks a file that every corpus has.
-    """
+    """Return a manifest after all checks, and the size in bytes and the sha256 of each of its files."""
     try:
         manifest = from_json(text)
         schema, files = manifest["schema"], dict(manifest["files"])

@@ -178,10 +178,7 @@ def fetched(uri: str) -> Path:
 
 
 def push(folder: Path, uri: str) -> None:
-    """Copy a corpus into a store, with its manifest last, so an incomplete copy is not a corpus.
-
-    Repeat the call to continue an interrupted copy. Raises InputError if the place has another corpus, or access fails.
-    """
+    """Copy a corpus into a store, with its manifest last; an interrupted copy, which is no corpus, can be repeated."""
     from pyarrow.fs import LocalFileSystem
 
     store, prefix = _open_store(uri)

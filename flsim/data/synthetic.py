@@ -191,9 +191,9 @@ class Language:
 
     def draw_words(self, topic: Ints, uniform: Floats, words: int) -> Ints:
         """Return words of the given topics, counted from 0, by inversion of uniform numbers of the same shape."""
-        drawn: Ints = np.searchsorted(self.cumulative, topic + uniform, side="right") - topic * words
-        drawn[drawn == words] -= 1  # topic + uniform can round up to the next topic
-        return drawn
+        word: Ints = np.searchsorted(self.cumulative, topic + uniform, side="right") - topic * words
+        word[word == words] -= 1  # topic + uniform can round up to the next topic
+        return word
 
 
 class Part(NamedTuple):
@@ -210,9 +210,9 @@ class Part(NamedTuple):
 
 def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: Sequence[str]) -> Part:
     """Return the records of the named users; each user's records are a function of the seed and the name."""
-    drawn = [_draw(hparams, seed, name) for name in names]
-    lengths, topic = (np.concatenate([user[k] for user in drawn]) for k in (0, 1))
-    uniform, successor, order = (np.concatenate([user[k] for user in drawn], axis=1) for k in (2, 3, 4))
+    numbers = [_draw(hparams, seed, name) for name in names]
+    lengths, topic = (np.concatenate([user[k] for user in numbers]) for k in (0, 1))
+    uniform, successor, order = (np.concatenate([user[k] for user in numbers], axis=1) for k in (2, 3, 4))
     words = language.successors.shape[1]
     is_word = np.arange(LONGEST)[:, None] < lengths
     fresh = is_word & (order >= hparams.order)
@@ -224,7 +224,7 @@ def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: 
         follows = np.flatnonzero(is_word[position] & ~fresh[position])
         word = topic[follows] * words + table[position - 1, follows]
         table[position, follows] = following[word * SUCCESSORS + successor[position, follows]]
-    return Part(table.T[is_word.T], lengths.astype(np.uint8), np.array([len(user[0]) for user in drawn]))
+    return Part(table.T[is_word.T], lengths.astype(np.uint8), np.array([len(user[0]) for user in numbers]))
 
 
 def _draw(hparams: SyntheticHParams, seed: int, name: str) -> tuple[Ints, Ints, Floats, Ints, Floats]:
@@ -321,18 +321,18 @@ def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> In
     users = sum(part.last - part.first for part in parts)
     large = users * hparams.words_per_user >= POOL_WORDS
     tasks = [Task(f"users of {part.split} from {part.first}", _draw_part, (part, hparams, seed)) for part in parts]
-    drawn = 0
+    users_done = 0
     with (
         progress("synthetic corpus, drawing", users, unit="users") as advance,
         Pool(len(os.sched_getaffinity(0)) if large else 1) as pool,
     ):
 
         def done(index: int, counted: Ints) -> None:
-            nonlocal counts, drawn
+            nonlocal counts, users_done
             if parts[index].split == "train":
                 counts += counted
-            drawn += parts[index].last - parts[index].first
-            advance(drawn)
+            users_done += parts[index].last - parts[index].first
+            advance(users_done)
 
         pool.run(tasks, done)
     return counts
@@ -340,12 +340,12 @@ def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> In
 
 def _draw_part(_report: Report, part: _Range, hparams: SyntheticHParams, seed: int) -> Ints:
     """Draw users into their file, and return how often each token occurs, int64 [symbols]."""
-    drawn = draw_users(_language(hparams, seed), hparams, seed, part.names)
+    texts = draw_users(_language(hparams, seed), hparams, seed, part.names)
     if hparams.by == "characters":
-        tokens, lengths = _spellings(hparams.vocabulary_size - SPECIAL_TOKENS, seed).spell(*drawn[:2])
-        drawn = Part(tokens, lengths, drawn.user_records)
-    np.savez(part.file, **drawn._asdict())
-    return np.bincount(drawn.tokens, minlength=len(hparams.symbols))
+        tokens, lengths = _spellings(hparams.vocabulary_size - SPECIAL_TOKENS, seed).spell(*texts[:2])
+        texts = Part(tokens, lengths, texts.user_records)
+    np.savez(part.file, **texts._asdict())
+    return np.bincount(texts.tokens, minlength=len(hparams.symbols))
 
 
 _spellings = lru_cache(maxsize=1)(Spellings.draw)

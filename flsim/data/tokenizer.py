@@ -128,10 +128,7 @@ class Tokenizer:
         return json.dumps(self.library.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
 
     def table(self, counts: Ints) -> tuple[Layout, Ints]:
-        """Return the ids of a corpus: its layout, with records of one token, and the model's ids, int64 [V].
-
-        Ids of words and of pieces are in descending order of the counts [rows]. Raises InputError without any word.
-        """
+        """Return the layout of a corpus and the model's ids [V], of words and of pieces by descending counts [rows]."""
         special = self.special
         if not self.is_word.any():
             raise InputError(
@@ -160,11 +157,7 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
-    """Train a byte-level BPE tokenizer, and write it into an existing folder.
-
-    The tokens are the four special tokens, the 256 bytes, and merges of bytes within words, as in GPT-2. The tokenizer
-    depends only on the texts and the number of tokens. Raises InputError for too few different words.
-    """
+    """Write a byte-level BPE tokenizer: four special tokens, 256 bytes, and merges within words, as in GPT-2."""
     library = _imported()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forks of this process would warn about its threads
     tokenizer = library.Tokenizer(library.models.BPE())
@@ -180,8 +173,8 @@ def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
             f"the text is enough for {tokens:,} tokens, fewer than {size:,}; set --train-tokenizer {tokens}"
         )
     tokenizer.save(str(folder / FILE))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **TRAINED}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2))
+    description = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **TRAINED}
+    (folder / "tokenizer_config.json").write_text(json.dumps(description, indent=2))
 
 
 def _imported() -> Any:

@@ -88,10 +88,7 @@ def in_whole(split: Split, positions: NDArray[np.integer[Any]]) -> Ints:
 
 
 def held_out(records: int, user: int, share: float) -> Ints:
-    """Draw the records of a user that no run trains on, at most all but one: int64 [n], ascending.
-
-    They are a function of the user only, so runs of all seeds and both partitions exclude the same records.
-    """
+    """Draw the records of a user that no run trains on, the same for all seeds and partitions, at most all but one."""
     count = min(int(share * records + 0.5), records - 1)
     if count <= 0:
         return np.empty(0, np.int64)

@@ -40,7 +40,7 @@ def first_of_near(split: Split, chosen: Flags, near: float, ngram: int, by_user:
     `near` is the smallest Jaccard similarity of equal records. This is a Python loop over some thousands of records per
     second, and needs about 6 kB of memory for each kept record.
     """
-    kept = chosen.copy()
+    is_first = chosen.copy()
     empty, bands = MinHash(PERMUTATIONS, hashfunc=int), bands_for(near)
     index = MinHashLSH(num_perm=PERMUTATIONS, params=bands)
     user_offsets = np.asarray(split.user_offsets)
@@ -57,12 +57,12 @@ def first_of_near(split: Split, chosen: Flags, near: float, ngram: int, by_user:
                 grams = grams_of(words, ngram) if candidates else frozenset()
                 of_others = (grams_of(_words(split, other), ngram) for other in candidates)
                 if any(len(grams & other) / len(grams | other) >= near for other in of_others):
-                    kept[record] = False
+                    is_first[record] = False
                 else:
                     index.insert(record, sketch, check_duplication=False)
                 advance(record)
             advance(end)
-    return kept
+    return is_first
 
 
 def bands_for(near: float) -> tuple[int, int]:
@@ -125,13 +125,15 @@ class DeduplicationHParams:
 def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Corpus:
     """Write the corpus without repeated train records, of which there must be any; `out` must not exist."""
     train = train_records(corpus, out)
-    kept = first_of_equal(train, hparams.within)
-    dropped = {"records_duplicated": int(np.count_nonzero(~kept))}
+    remains = first_of_equal(train, hparams.within)
+    dropped = {"records_duplicated": int(np.count_nonzero(~remains))}
     if hparams.near is not None:
-        distinct = kept
-        kept = first_of_near(train, distinct, hparams.near, hparams.ngram, hparams.within == "user")
-        dropped["records_near_duplicated"] = int(np.count_nonzero(distinct & ~kept))
-    return drop_records(corpus, out, kept, {"step": "deduplicate", "label": hparams.label, **asdict(hparams)}, dropped)
+        distinct = remains
+        remains = first_of_near(train, distinct, hparams.near, hparams.ngram, hparams.within == "user")
+        dropped["records_near_duplicated"] = int(np.count_nonzero(distinct & ~remains))
+    return drop_records(
+        corpus, out, remains, {"step": "deduplicate", "label": hparams.label, **asdict(hparams)}, dropped
+    )
 
 
 def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64) -> Flags:
@@ -145,12 +147,12 @@ def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64)
         for first, values in _hashes(split, within == "user"):
             hashes[first : first + len(values)] = values >> np.uint64(64 - hash_bits)
             advance(first + len(values))
-    kept = np.ones(split.records, bool)
+    is_first = np.ones(split.records, bool)
     with progress("comparing records", PARTS) as advance:
         for part in range(PARTS):
-            _drop_repeated(split, np.flatnonzero(hashes % PARTS == part), hashes, kept, within == "user")
+            _drop_repeated(split, np.flatnonzero(hashes % PARTS == part), hashes, is_first, within == "user")
             advance(part + 1)
-    return kept
+    return is_first
 
 
 def _hashes(split: Split, by_user: bool) -> Iterator[tuple[int, NDArray[np.uint64]]]:

@@ -61,13 +61,13 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but torch finds no GPU; use cpu")
     differences = log_perplexity_differences(train, hparams, seed, device)
-    kept = ~largest(differences, max(1, min(round(hparams.share * train.records), train.records - 1)))
-    dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
+    remains = ~largest(differences, max(1, min(round(hparams.share * train.records), train.records - 1)))
+    dropped = {"records_sanitized": int(np.count_nonzero(~remains))}
     step = {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}
     for setting in ("optimizer", "schedule"):
         if is_custom(name := step["training"][setting]):  # the manifest names custom code by content, not by folder
             step["training"][setting] = f"{source_digest(name)}.py:{parts(name)[1]}"
-    return drop_records(corpus, out, kept, step, dropped)
+    return drop_records(corpus, out, remains, step, dropped)
 
 
 def halves(records: int, seed: int) -> tuple[Ints, Ints]:

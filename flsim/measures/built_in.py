@@ -428,9 +428,9 @@ def calibrated(probe: Probe) -> dict[str, float]:
 
     if not probe.without:
         return {}
-    own = mean_scores(probe.without, probe.prefix, probe.continuation[None])
+    canary_mean = mean_scores(probe.without, probe.prefix, probe.continuation[None])
     means = mean_scores(probe.without, probe.prefix, probe.references)
-    ranked = calibrated_rank(probe.model, probe.prefix, probe.continuation, probe.references, float(own), means)
+    ranked = calibrated_rank(probe.model, probe.prefix, probe.continuation, probe.references, float(canary_mean), means)
     return {
         CALIBRATED_SCORE.name: ranked.score,
         CALIBRATED_RANK.name: ranked.rank,

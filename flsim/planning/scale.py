@@ -140,10 +140,7 @@ class Users:
         return cls(len(users), users.records, users.words, users.layout.vocabulary_size)
 
     def split(self) -> Split:
-        """Return as many equal users, without records to read, from which a configuration computes how long it trains.
-
-        Offsets are views of a single number, so their memory does not grow with their length.
-        """
+        """Return as many equal users, without records and their memory, to compute how long a run trains."""
         return Split(
             Layout(self.vocabulary, 20),
             np.broadcast_to(np.uint16(0), self.words),

@@ -144,9 +144,9 @@ def mixture(orders: Floats, sigma: float, distances: Floats, probabilities: Floa
 def _excess_of_poisson(order: float, sigma: float, rate: float) -> float:
     """Return log(A - 1) of `poisson`: at integer orders by the binomial sum, otherwise by an integral."""
     if order.is_integer():
-        drawn = np.arange(2.0, order + 1)
-        log_weights = _log_binomial(order, drawn) + drawn * math.log(rate) + (order - drawn) * math.log1p(-rate)
-        return float(logsumexp(log_weights + _log_abs_expm1(_log_moment(drawn, sigma))))
+        numbers = np.arange(2.0, order + 1)
+        log_weights = _log_binomial(order, numbers) + numbers * math.log(rate) + (order - numbers) * math.log1p(-rate)
+        return float(logsumexp(log_weights + _log_abs_expm1(_log_moment(numbers, sigma))))
     if sigma < SEPARATE:
         log_drawn = order * math.log(rate) + float(_log_moment(np.array(order), sigma))
         if log_drawn > 40:
@@ -163,17 +163,17 @@ def _excess_of_poisson(order: float, sigma: float, rate: float) -> float:
 
 def _log_moments_without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
     """Return the logarithm of the bound of [WBK], Theorem 27, on A at integer orders from 1 on."""
-    drawn = np.arange(2.0, orders.max() + 1)
-    log_terms = math.log(2) + _log_moment(drawn, sigma)
+    numbers = np.arange(2.0, orders.max() + 1)
+    log_terms = math.log(2) + _log_moment(numbers, sigma)
     pair = math.log(4) + float(_log_abs_expm1(_log_moment(np.array(2.0), sigma)))
     log_terms[0] = min(log_terms[0], pair)
     if sigma >= DIFFERENCES:  # below, differences are nearly the moments, and 4 times these is more than twice
-        differences = _log_differences(drawn, sigma)
+        differences = _log_differences(numbers, sigma)
         log_terms = np.minimum(log_terms, math.log(4) + differences)
-    log_terms += drawn * math.log(rate)
+    log_terms += numbers * math.log(rate)
     moments = []
     for order in orders.tolist():
-        few = drawn[drawn <= order]
+        few = numbers[numbers <= order]
         log_excess = logsumexp(_log_binomial(order, few) + log_terms[: len(few)]) if len(few) else -math.inf
         moments.append(np.logaddexp(0.0, log_excess))
     return np.array(moments)

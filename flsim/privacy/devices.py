@@ -214,10 +214,7 @@ def _rows_of(trace: Trace) -> tuple[Ints, Floats, Floats]:
 def cohorts_of_available(
     seed: int, population: int, size: int, separation: int, availability: Days | Trace
 ) -> Prefix[Ints]:
-    """Return the cohorts of all rounds: `size` uniformly random users, or all if there are fewer.
-
-    They are drawn from the available users whose last round is at least `separation` rounds ago.
-    """
+    """Return all rounds' cohorts of `size` random available users, or all, with `separation` rounds between theirs."""
 
     def cohorts() -> Iterator[Ints]:
         last = np.full(population, -separation)

@@ -118,8 +118,8 @@ def optimal_bands(rounds: int, bands: int) -> tuple[float, ...]:
         slopes = np.array([-2 * prefix[m:] @ twice[: rounds - m] for m in range(1, bands)])
         return float(np.log(error) + np.log(norm)), slopes / error + 2 * free / norm
 
-    found = scipy.optimize.minimize(log_loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 1_000})
-    return (1.0, *(float(np.format_float_positional(value, DIGITS)) for value in found.x))
+    optimum = scipy.optimize.minimize(log_loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 1_000})
+    return (1.0, *(float(np.format_float_positional(value, DIGITS)) for value in optimum.x))
 
 
 @lru_cache(maxsize=32)
@@ -145,8 +145,8 @@ def optimal_blt(rounds: int, buffers: int, times: int, separation: int) -> tuple
     decays = np.exp(-1 / lives)
     scales = 0.5 * np.sqrt(1 - decays) / np.sqrt(1 - decays).sum()
     start = np.concatenate([np.log(scales), scipy.special.logit(decays)])
-    found = scipy.optimize.minimize(log_loss, start, method="L-BFGS-B", jac="3-point", options={"maxiter": 500})
-    scales, complements = np.exp(found.x[:buffers]), scipy.special.expit(-found.x[buffers:])
+    optimum = scipy.optimize.minimize(log_loss, start, method="L-BFGS-B", jac="3-point", options={"maxiter": 500})
+    scales, complements = np.exp(optimum.x[:buffers]), scipy.special.expit(-optimum.x[buffers:])
     rounded = [[float(f"{value:.{DIGITS}g}") for value in values] for values in (scales, complements)]
     return tuple(rounded[0]), tuple(1 - value for value in rounded[1])
 

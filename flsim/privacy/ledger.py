@@ -121,11 +121,7 @@ class Ledger:
 
 
 def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
-    """Return epsilon of (epsilon, delta)-DP for users, under a convention; infinite if a round had no noise.
-
-    Raises InputError, with the reason, if delta is not between 0 and 1, or the convention is for another sampler or
-    cannot account for the rounds.
-    """
+    """Return epsilon of a ledger for users, infinite if a round had no noise; InputError if it cannot be accounted."""
     from flsim.privacy.accounting import epsilon_of
 
     others = {sampler_in_conventions(entry.sampler) for entry in ledger.entries} - {convention.sampler}

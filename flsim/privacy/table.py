@@ -30,11 +30,7 @@ def check_target(target: float) -> None:
 
 
 def calibrate(planned: Entry, target: float, delta: float, convention: Convention, guess: float = 1.0) -> float:
-    """Return a noise multiplier whose epsilon is at most `target`, and at most 0.1% above the smallest such multiplier.
-
-    The planned rounds' multiplier is ignored; a close guess saves time. Raises InputError if the target is not above 0,
-    no noise multiplier reaches it, or the convention cannot account for the planned rounds.
-    """
+    """Return a noise multiplier whose epsilon is at most `target`, at most 0.1% above the smallest such multiplier."""
     check_target(target)
 
     @cache
@@ -104,11 +100,7 @@ class Line:
 
 
 def report(ledger: Ledger, delta: float, records: int | None = None) -> list[Line]:
-    """Return the epsilon so far, under every convention for the ledger's sampler.
-
-    For DP-SGD, the most records of a user add the user-level epsilon. Raises InputError if delta is not between 0 and
-    1, or no round is completed.
-    """
+    """Return the epsilon so far by every convention for the sampler, and of users of so many records for DP-SGD."""
     check_delta(delta)
     if not ledger.entries:
         raise InputError("no round is completed, so there is no epsilon to report; train at least one round")

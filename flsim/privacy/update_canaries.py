@@ -75,17 +75,16 @@ class AuditHParams:
         numbers = range(self.update_canaries)
         return np.array([not self.canary_coins or toss(seed, number) for number in numbers], dtype=np.bool_)
 
-    def drawn(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> Ints:
+    def cohort_of_copy(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> Ints:
         """Return the canary users of a round (from 0) [n]; more than N users have several virtual populations."""
         present, canaries = self.present(seed), self.update_canaries
         numbers = []
         for copy, first in enumerate(range(0, canaries, population)):
             own_seed = int(stream(seed, "update canary cohorts", copy).integers(2**62))
-            drawn = draw_cohort(own_seed, round_, population, cohort, sampler) + first
-            numbers.append(drawn[drawn < canaries])
+            cohort_of_copy = draw_cohort(own_seed, round_, population, cohort, sampler) + first
+            numbers.append(cohort_of_copy[cohort_of_copy < canaries])
         users: Ints = np.concatenate([np.empty(0, np.int64), *numbers])
-        taking_part: Ints = users[present[users]]
-        return taking_part
+        return np.asarray(users[present[users]])
 
 
 def toss(seed: int, canary: int) -> bool:

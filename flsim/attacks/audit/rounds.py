@@ -57,13 +57,13 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
     times, sizes, most = np.zeros(first.population, np.int64), np.zeros(rounds, np.int64), 0
     last, least_gap = np.full(first.population, -rounds), rounds
     for round_ in range(rounds):
-        drawn = np.bincount(
+        occurrences = np.bincount(
             draw_cohort(seed, round_, first.population, first.cohort, first.sampler), minlength=first.population
         )
-        times, sizes[round_], most = times + drawn, drawn.sum(), max(most, int(drawn.max()))
+        times, sizes[round_], most = times + occurrences, occurrences.sum(), max(most, int(occurrences.max()))
         if limit is not None:
-            least_gap = min(least_gap, int((round_ - last[drawn > 0]).min(initial=rounds)))
-            last[drawn > 0] = round_
+            least_gap = min(least_gap, int((round_ - last[occurrences > 0]).min(initial=rounds)))
+            last[occurrences > 0] = round_
     if limit is not None:
         is_kept = most <= 1 and int(times.max()) <= limit.times and least_gap >= min(limit.separation, rounds)
         return RoundTest(rounds, 1.0 if is_kept else 0.0, _in_words(limit))
@@ -96,7 +96,8 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
     rounds = min(ledger.rounds, NOISE_ROUNDS)
     kind = noise.noise_class(first.noise)
     if issubclass(kind, noise.Correlated):
-        whitened = made(first.noise, kind, seed, {}).matrix(rounds) @ _drawn(first, seed, like, rounds)
+        values = [flat[:CORRELATED_VALUES] for flat in _rounds(first, seed, like, rounds)]
+        whitened = made(first.noise, kind, seed, {}).matrix(rounds) @ np.stack(values)
         return RoundTest(rounds, _of_noise(iter(whitened)), "correlated standard normal noise")
     if is_custom(first.noise) and not _is_stated_independent(first, ledger.rounds):
         return None
@@ -107,13 +108,8 @@ def _rounds(entry: Entry, seed: int, like: Params, rounds: int) -> Iterator[Floa
     """Yield the noise of each round as a vector."""
     slots = noise.init(entry.noise, seed, like)
     for round_ in range(rounds):
-        drawn, slots = noise.step(entry.noise, seed, like, slots, round_)
-        yield np.concatenate([drawn[name].numpy().ravel() for name in sorted(drawn)])
-
-
-def _drawn(entry: Entry, seed: int, like: Params, rounds: int) -> Floats:
-    """Return the first values of the noise of all rounds, float64 [rounds, values]."""
-    return np.stack([flat[:CORRELATED_VALUES] for flat in _rounds(entry, seed, like, rounds)])
+        values, slots = noise.step(entry.noise, seed, like, slots, round_)
+        yield np.concatenate([values[name].numpy().ravel() for name in sorted(values)])
 
 
 def _of_noise(rounds: Iterator[Floats]) -> float:

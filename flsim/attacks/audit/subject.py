@@ -205,29 +205,25 @@ def _groups(
 
 
 def _coins(unit: Unit, results: RunResults, round_: int) -> Coins | None:
-    """Return the canaries with coins for which a record was drawn.
-
-    The users that a canary would have affected with the other coin are known only in the order of the corpus; in an IID
-    partition, there is at most one user for each copy.
-    """
+    """Return the canaries with coins for which a record was drawn; of an IID partition, users count as copies."""
     roster, ranks = results.roster, results.of_canaries("rank", round_)
     if "coin" not in roster or ranks is None or not roster["coin"].notna().any():
         return None
-    drawn = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]
-    is_user = unit == "user" and results.partition != "iid" and drawn["p_u"].notna().all()
-    groups = drawn["planned_sharers" if is_user else "planned_insertions"]
+    tossed = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]
+    is_user = unit == "user" and results.partition != "iid" and tossed["p_u"].notna().all()
+    groups = tossed["planned_sharers" if is_user else "planned_insertions"]
     return Coins(
-        np.asarray(ranks.loc[drawn["canary"]], dtype=np.float64),
-        np.asarray(drawn["coin"], dtype=np.bool_),
+        np.asarray(ranks.loc[tossed["canary"]], dtype=np.float64),
+        np.asarray(tossed["coin"], dtype=np.bool_),
         np.asarray(groups, dtype=np.int64).clip(1),
     )
 
 
 def _state(run: Run, round_: int) -> State:
-    kept = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"
-    if not kept.exists():
-        raise InputError(f"{kept}: no such checkpoint, which has the ledger of this round; audit another --round")
-    return run.load(kept, executes_code=False)
+    path = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"
+    if not path.exists():
+        raise InputError(f"{path}: no such checkpoint, which has the ledger of this round; audit another --round")
+    return run.load(path, executes_code=False)
 
 
 def _first_params(run: Run) -> Params:

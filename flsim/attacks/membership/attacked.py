@@ -109,11 +109,7 @@ class Attacked:
     def before_both(
         self, records: Records, keys: Sequence[str], context: Records | None = None
     ) -> tuple[Candidates, Candidates]:
-        """Return records with the attacked model, and with the same model before training.
-
-        The N keys distinguish random streams of records; `context` are further records that training did not read.
-        Raises InputError if there is no such reference, or it does not fit the corpus of the run.
-        """
+        """Return N records with N keys of random streams, with the attacked model, and with that before training."""
         run, reference, device = self.run, self.hparams.reference, self.hparams.device
         untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
         other = None if reference is None else _reference_model(run, reference, device)

@@ -251,15 +251,11 @@ BUILT_IN: dict[str, Attack] = BY_DEFAULT | {
 
 
 def attack_named(name: str) -> Attack:
-    """Return a built-in attack, or the `Attack` or function at ``path/to/file.py:NAME``, whose file is executed.
-
-    Raises InputError if there is no such attack, its file fails, or it has the name of a built-in attack, whose stored
-    rows it would replace.
-    """
+    """Return a built-in attack, or that at ``path/to/file.py:NAME``, which must not have the name of a built-in one."""
     attack = resolve(name, BUILT_IN, "attack")
     if not is_custom(name):
         return attack
-    own = own_attack(name, attack)
-    if own.name in BUILT_IN:
-        raise InputError(f"{name}: flsim has an attack {own.name}, whose rows this attack would replace; rename it")
-    return own
+    custom = own_attack(name, attack)
+    if custom.name in BUILT_IN:
+        raise InputError(f"{name}: flsim has an attack {custom.name}, whose rows this attack would replace; rename it")
+    return custom

@@ -73,11 +73,7 @@ def infer_membership(
 
 @restrict_custom_code("architecture", "attack")
 def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Result:
-    """Return the rows of `infer_membership` of one run, with notes.
-
-    Raises RunFailed if a custom attack fails or does not return a finite score for each record, and Diverged if a score
-    of a built-in attack is not finite.
-    """
+    """Return the rows of `infer_membership` of one run, with notes; RunFailed or Diverged if a score is not finite."""
     with threads_of_torch(1):
         chosen, attacked = [attack_named(name) for name in attacks or BY_DEFAULT], open_attacked(path, hparams)
         for name in set(attacks) & set(attacked.excluded):
@@ -99,10 +95,10 @@ def row_of(
     attack: Attack, candidates: Candidates, targets: Targets, claim: Claim | None = None, protects: str = "user"
 ) -> dict[str, Any]:
     """Return the success of an attack as the values of a row by name, without those of the run and its controls."""
-    scores, kept = scores_of(attack, candidates, targets)
-    authors = np.array(targets.authors, object)[kept]
+    scores, is_measured = scores_of(attack, candidates, targets)
+    authors = np.array(targets.authors, object)[is_measured]
     allows = partial(allowed, claim, protects)
-    row = success(attack.name, "record", scores, targets.is_member[kept], authors, candidates.seed, allows)
+    row = success(attack.name, "record", scores, targets.is_member[is_measured], authors, candidates.seed, allows)
     return row | claimed(claim, protects)
 
 
@@ -172,11 +168,7 @@ def success(
 
 
 def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple[Floats, Flags]:
-    """Return the scores of the measured records, and the mask of these records, bool [2N].
-
-    An attack without `fit` is measured on all records. One with `fit` learns from half of the pairs, drawn at random,
-    and is measured on the others. Raises RunFailed if the attack does not return a finite number for each record.
-    """
+    """Return the scores of the measured records, which with `fit` are one half of the pairs, and their mask [2N]."""
     computed = attack.score(candidates)
     if attack.fit is None:
         return _checked(attack, computed, len(candidates)), np.ones(len(candidates), bool)
@@ -203,8 +195,8 @@ def allowed(claim: Claim | None, protects: str, fpr: float) -> float | None:
 
 
 def _area(attack: Attack, candidates: Candidates, targets: Targets) -> float:
-    scores, kept = scores_of(attack, candidates, targets)
-    is_member = targets.is_member[kept]
+    scores, is_measured = scores_of(attack, candidates, targets)
+    is_member = targets.is_member[is_measured]
     return auroc(scores[is_member], scores[~is_member])
 
 

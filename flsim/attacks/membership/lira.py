@@ -40,8 +40,7 @@ def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | N
     It is one-sided: unusually low scores do not mean membership. Scores of models with the point are not used.
     """
     mean, deviation = _normal(shadows, ~is_in, fixed_variance)
-    probability: Floats = scipy.special.ndtr((phi - mean) / deviation)
-    return probability
+    return np.asarray(scipy.special.ndtr((phi - mean) / deviation))
 
 
 def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
@@ -62,5 +61,4 @@ def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[
 
 
 def _log_density(values: Floats, mean: Floats, deviation: Floats) -> Floats:
-    density: Floats = -(((values - mean) / deviation) ** 2) / 2 - np.log(deviation) - np.log(2 * np.pi) / 2
-    return density
+    return np.asarray(-(((values - mean) / deviation) ** 2) / 2 - np.log(deviation) - np.log(2 * np.pi) / 2)

@@ -24,15 +24,13 @@ OFFLINE_A = 0.3  # to be tuned on a pair of reference models, never on the targe
 
 def online_ratios(target: Floats, references: Floats) -> Floats:
     """Return p(x | theta) over its mean by the reference models [S, N], of which half read x: float64 [N]."""
-    ratios: Floats = target / references.mean(axis=0)
-    return ratios
+    return np.asarray(target / references.mean(axis=0))
 
 
 def offline_ratios(target: Floats, references: Floats, is_in: Flags, a: float = OFFLINE_A) -> Floats:
     """Return p(x | theta) over p(x) by the models without x, as near as `a` (1: their mean), float64 [N]."""
     out = np.where(is_in, 0.0, references).sum(axis=0) / (~is_in).sum(axis=0)
-    ratios: Floats = target / ((1 + a) / 2 * out + (1 - a) / 2)
-    return ratios
+    return np.asarray(target / ((1 + a) / 2 * out + (1 - a) / 2))
 
 
 def scores(ratios: Floats, population: Floats, gamma: float = GAMMA) -> Floats:

@@ -43,8 +43,7 @@ def per_compressed_byte(log_probs: Floats, lengths: Ints, texts: Sequence[str]) 
     See Carlini et al. (2021), section 5.1, "Comparing to zlib Compression". A header of 11 bytes outweighs the content
     of a text of five words.
     """
-    rates: Floats = _sums(log_probs, lengths) / compressed_bytes(texts)
-    return rates
+    return np.asarray(_sums(log_probs, lengths) / compressed_bytes(texts))
 
 
 def compressed_bytes(texts: Sequence[str]) -> Floats:
@@ -62,8 +61,7 @@ def lowest_share(values: Floats, lengths: Ints, share: float = SHARE) -> Floats:
     """
     ordered = np.sort(np.where(_is_token(values, lengths), values, np.inf), axis=1)
     counts = np.maximum(1, np.floor(share * lengths + 1e-9).astype(np.int64))  # 0.2 n can round below an integer
-    means: Floats = _sums(ordered, counts) / counts
-    return means
+    return np.asarray(_sums(ordered, counts) / counts)
 
 
 def standardized(log_probs: Floats, means: Floats, deviations: Floats) -> Floats:
@@ -74,8 +72,7 @@ def standardized(log_probs: Floats, means: Floats, deviations: Floats) -> Floats
     Pre-Training Data from Large Language Models" (2025), equation 3.
     """
     is_spread = deviations > 0
-    values: Floats = np.where(is_spread, log_probs - means, 0.0) / np.where(is_spread, deviations, 1.0)
-    return values
+    return np.asarray(np.where(is_spread, log_probs - means, 0.0) / np.where(is_spread, deviations, 1.0))
 
 
 def against_neighbours(own: Floats, of_neighbours: Floats) -> Floats:
@@ -84,8 +81,7 @@ def against_neighbours(own: Floats, of_neighbours: Floats) -> Floats:
     See Mattern et al., "Membership Inference Attacks against Language Models via Neighbourhood Comparison" (2023),
     equation 3. Both losses are negative: `mean_log_probability`.
     """
-    difference: Floats = own - of_neighbours.mean(axis=1)
-    return difference
+    return np.asarray(own - of_neighbours.mean(axis=1))
 
 
 def error_zone(log_probs: Floats, of_reference: Floats, is_likeliest: Flags, lengths: Ints) -> Floats:
@@ -101,8 +97,7 @@ def error_zone(log_probs: Floats, of_reference: Floats, is_likeliest: Flags, len
     shifts = np.where(is_error, log_probs - of_reference, 0.0)
     positive, negative = shifts.clip(min=0).sum(axis=1), -shifts.clip(max=0).sum(axis=1)
     is_known = (is_error.sum(axis=1) >= ERRORS) & (negative > 0)
-    ratios: Floats = np.where(is_known, positive, 0.0) / np.where(is_known, negative, 1.0)
-    return ratios
+    return np.asarray(np.where(is_known, positive, 0.0) / np.where(is_known, negative, 1.0))
 
 
 def windows_above(log_probs: Floats, of_reference: Floats, lengths: Ints) -> Floats:
@@ -136,8 +131,7 @@ def divergence(log_probs: Floats, of_unigram: Floats, tokens: Ints, lengths: Int
     np.put_along_axis(is_first, order, np.diff(ordered, axis=1, prepend=ordered[:, :1] - 1) != 0, axis=1)
     is_first &= _is_token(log_probs, lengths)
     divergences = np.minimum(-np.exp(log_probs) * of_unigram, LARGEST)
-    means: Floats = np.where(is_first, divergences, 0.0).sum(axis=1) / is_first.sum(axis=1)
-    return means
+    return np.asarray(np.where(is_first, divergences, 0.0).sum(axis=1) / is_first.sum(axis=1))
 
 
 def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
@@ -155,8 +149,7 @@ def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
     equations = scipy.sparse.hstack([scipy.sparse.csr_matrix(design), identity, -identity])  # value = fit + up - down
     bounds = [(None, None)] * width + [(0, None)] * (2 * count)
     solved = scipy.optimize.linprog(cost, A_eq=equations, b_eq=values, bounds=bounds, method="highs")
-    coefficients: Floats = solved.x[:width]
-    return coefficients
+    return np.asarray(solved.x[:width])
 
 
 def logistic_fit(features: Floats, is_member: Flags, penalty: float = 1e-3) -> Floats:
@@ -173,15 +166,12 @@ def logistic_fit(features: Floats, is_member: Flags, penalty: float = 1e-3) -> F
         return float(-scipy.special.log_expit(margins).mean() + penalty / 2 * weights[1:] @ weights[1:]), gradient
 
     solved = scipy.optimize.minimize(loss, np.zeros(features.shape[1] + 1), jac=True, method="BFGS")
-    coefficients: Floats = solved.x[1:]
-    return coefficients
+    return np.asarray(solved.x[1:])
 
 
 def _is_token(values: Floats, lengths: Ints) -> Flags:
-    is_token: Flags = np.arange(values.shape[1]) < lengths[:, None]
-    return is_token
+    return np.asarray(np.arange(values.shape[1]) < lengths[:, None])
 
 
 def _sums(values: Floats, lengths: Ints) -> Floats:
-    sums: Floats = np.where(_is_token(values, lengths), values, 0.0).sum(axis=1)
-    return sums
+    return np.asarray(np.where(_is_token(values, lengths), values, 0.0).sum(axis=1))

@@ -285,8 +285,8 @@ def _candidates(split: Split, unit: Shadow, share: float) -> Ints:
 
 def _targets(split: Split, unit: Shadow, share: float, count: int, candidates: Ints) -> _Side:
     """Draw targets of a split, the same for all runs on the corpus."""
-    drawn = stream(0, "shadow targets", unit, split.folder.name).permutation(candidates)[:count]
-    chosen = np.sort(drawn).astype(np.int64)
+    order = stream(0, "shadow targets", unit, split.folder.name).permutation(candidates)[:count]
+    chosen = np.sort(order).astype(np.int64)
     name = split.folder.name
     if unit == "record":
         owners, names = np.arange(len(chosen)), tuple(f"{name}:{position}" for position in chosen.tolist())
@@ -297,7 +297,7 @@ def _targets(split: Split, unit: Shadow, share: float, count: int, candidates: I
         ends = [split.user_offsets[user : user + 2].tolist() for user in chosen.tolist()]
         parts = [split.records_at(np.arange(first, min(last, first + RECORDS))) for first, last in ends]
     has_any = np.array([len(part) > 0 for part in parts], np.bool_)
-    chosen, kept = chosen[has_any], [part for part in parts if len(part)]
-    owners = np.repeat(np.arange(len(kept)), [len(part) for part in kept])
+    chosen, texts = chosen[has_any], [part for part in parts if len(part)]
+    owners = np.repeat(np.arange(len(texts)), [len(part) for part in texts])
     empty = split.records_at(np.empty(0, np.int64))
-    return _Side(Records.joined([empty, *kept]), owners, tuple(f"{name}:{user}" for user in chosen.tolist()), chosen)
+    return _Side(Records.joined([empty, *texts]), owners, tuple(f"{name}:{user}" for user in chosen.tolist()), chosen)

@@ -59,8 +59,8 @@ def write_rows(run_folder: Path, round_: int, table: pd.DataFrame) -> None:
         if path.exists():
             earlier = read_rows(path, table["run"].iloc[0])
             asked = pd.MultiIndex.from_frame(table[["unit", "attack"]])
-            kept = earlier[~pd.MultiIndex.from_frame(earlier[["unit", "attack"]]).isin(asked)]
-            table = pd.DataFrame([*kept.to_dict("records"), *table.to_dict("records")])
+            others = earlier[~pd.MultiIndex.from_frame(earlier[["unit", "attack"]]).isin(asked)]
+            table = pd.DataFrame([*others.to_dict("records"), *table.to_dict("records")])
         with new_file(path) as partial:
             pq.write_table(pa.Table.from_pylist(_plain(table), SCHEMA), partial)
 

@@ -60,11 +60,7 @@ def pairs_of(
     folder: Path,
     notes: Sequence[str] = (),
 ) -> Targets:
-    """Draw at most `count` pairs of a member and a non-member of equal lengths.
-
-    `members` are positions in the split `train`, `others` positions in other splits. Raises InputError, which names the
-    folder, if no member has the length of a non-member.
-    """
+    """Draw at most `count` pairs of a member and a non-member of equal lengths, from positions in splits."""
     notes = list(notes)
     lengths_out = np.concatenate([_lengths(split, chosen) for split, chosen in others])
     rng = stream(seed, "membership targets")
@@ -136,8 +132,7 @@ def unigram_over(splits: Sequence[Split], layout: Layout) -> Floats:
             counts += np.bincount(tokens, minlength=layout.vocabulary_size)
         for _, offsets in windows(split.record_offsets, overlap=1):
             counts[layout.eos] += layout.ends_with_eos(np.diff(offsets)).sum()
-    log_probs: Floats = np.log(counts / counts.sum())
-    return log_probs
+    return np.asarray(np.log(counts / counts.sum()))
 
 
 def fingerprints(split: Split) -> Iterator[NDArray[np.uint64]]:
@@ -155,7 +150,7 @@ def fingerprints(split: Split) -> Iterator[NDArray[np.uint64]]:
 def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
     """Return splits with their records by authors outside training, and sentences about exclusions."""
     in_training = set(map(author_of, corpus.split("train").names))
-    kept, notes = list[tuple[Split, Ints]](), list[str]()
+    splits, notes = list[tuple[Split, Ints]](), list[str]()
     for name in NEVER_TRAINED:
         split = corpus.split(name)
         is_other = np.array([author_of(user) not in in_training for user in split.names], np.bool_)
@@ -167,13 +162,13 @@ def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
             continue
         sizes: Ints = np.diff(split.user_offsets)
         if (positions := np.flatnonzero(np.repeat(is_other, sizes))).size:
-            kept.append((split, positions))
-    if not kept:
+            splits.append((split, positions))
+    if not splits:
         raise InputError(
             f"{corpus.path}: no author is held out of training, so there are no non-members; import the corpus "
             "with a larger --heldout"
         )
-    return kept, notes
+    return splits, notes
 
 
 def unseen(split: Split, chosen: Ints, train: Split) -> Ints:

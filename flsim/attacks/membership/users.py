@@ -65,8 +65,7 @@ class FreshRecords:
 def user_statistics(log_probs: Floats, reference_log_probs: Floats, owners: Ints) -> Floats:
     """Return T_u of each user, [K] equation 2, from log-probabilities [N] of fresh records and their users [N]."""
     counts = np.bincount(owners)
-    statistics: Floats = np.bincount(owners, log_probs - reference_log_probs) / counts
-    return statistics
+    return np.asarray(np.bincount(owners, log_probs - reference_log_probs) / counts)
 
 
 def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> FreshRecords:
@@ -92,8 +91,8 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
     names, of_authors, numbers, shares = [], [], [], []
     for split, users, is_in in [(train, members, True), *((split, users, False) for split, users in others)]:
         part = "in" if is_in else split.folder.name
-        drawn = np.sort(stream(run.config.seed, "user inference", part).permutation(len(users))[:count])
-        for user in users[drawn].tolist():
+        places = np.sort(stream(run.config.seed, "user inference", part).permutation(len(users))[:count])
+        for user in users[places].tolist():
             records = fresh_of(split, user, share, most)
             if len(records):
                 parts.append(records)

@@ -18,11 +18,7 @@ _FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")
 
 
 def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per row; blank lines are skipped, other columns ignored, and empty fields are nulls.
-
-    `flsim.data.formats.fields.posts_of` states which posts are dropped. Raises InputError if the file is not UTF-8,
-    lacks the columns, or has a row whose number of fields differs from the header.
-    """
+    """Yield one post per row; blank lines and other columns are ignored, and empty fields are nulls."""
     csv.field_size_limit(LONGEST_FIELD)
     with part.path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file, delimiter=_delimiter(part), strict=True)

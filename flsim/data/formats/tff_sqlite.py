@@ -92,10 +92,7 @@ FROM examples WHERE rowid BETWEEN ? AND ? ORDER BY rowid
 
 @contextmanager
 def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database read-only: no other file is read, written or locked. Text is returned as stored bytes.
-
-    Raises InputError if SQLite raised an error in the block, or a journal has changes that are not in the file.
-    """
+    """Open a database read-only, without other files and locks; text is returned as stored bytes."""
     log = data.with_name(f"{data.name}-wal")
     if log.exists() and log.stat().st_size:
         raise InputError(f"{source}: its last changes are still in {log.name}; close the program that writes it")

@@ -18,12 +18,7 @@ LONGEST_LINE = 2**16  # bytes
 
 
 def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> Vocabulary:
-    """Return the most frequent words of the text file, or of its archive, which is not unpacked to disk.
-
-    The size includes the four special ids; with `fit`, a shorter file is no error. Raises InputError if the file cannot
-    be read, a line is not a word with a count, the counts are not in order, a word occurs twice, or there are too few
-    words.
-    """
+    """Return the most frequent words of the text file, or of its archive; with `fit`, there may be fewer."""
     needed = Layout(vocabulary_size).words
     counts: dict[str, int] = {}
     lines, last = 0, None

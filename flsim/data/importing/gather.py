@@ -358,8 +358,7 @@ def _choose(
 
 def _any_of(masks: Iterable[Flags]) -> Flags:
     """Return a mask that is true if any of the masks is true."""
-    union: Flags = np.logical_or.reduce(list(masks))
-    return union
+    return np.asarray(np.logical_or.reduce(list(masks)))
 
 
 def _places(lengths: Ints) -> NDArray[np.uint32]:
@@ -372,10 +371,7 @@ def _places(lengths: Ints) -> NDArray[np.uint32]:
 def _write_words(
     path: Path, tokens: NDArray[np.uint32], in_train: Flags, words: list[str]
 ) -> tuple[NDArray[np.uint32], int]:
-    """Write the words that occur, in the order of their hashes, each with its count in train users.
-
-    Returns the tokens, whose ids are now the words' places in that order; and the number of words.
-    """
+    """Write words with counts in train users, by hash; return the tokens with new ids, and the number of words."""
     counts = np.zeros((2, len(words)), np.int64)  # in train, and in other splits
     for first in range(0, len(tokens), BATCH):
         batch, is_train = tokens[first : first + BATCH], in_train[first : first + BATCH]

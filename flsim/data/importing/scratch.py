@@ -160,11 +160,7 @@ class Pieces:
         sizes: dict[str, int] | None = None,
         reporting: bool = False,
     ) -> list[Any]:
-        """Run the tasks that are not finished.
-
-        `work` returns a result's number of units, and `sizes` are relative, by default equal. Tasks can report their
-        progress themselves (`reporting`); otherwise completed tasks are counted.
-        """
+        """Run the tasks that are not finished; `work` counts units of a result, and `sizes` of tasks are relative."""
         results = {name: self._result(name) for name in tasks if (self.folder / f"{name}.json").exists()}
         missing = [name for name in tasks if name not in results]
         whole = sizes or dict.fromkeys(tasks, 1)
@@ -207,11 +203,7 @@ class Pieces:
 
 @contextmanager
 def scratch(out: Path) -> Iterator[Scratch]:
-    """Yield the scratch folder of an output, removed after success or invalid input, but after no other error.
-
-    Raises InputError if `out` exists, cannot be created, or is being made by another process, and RunFailed if the disk
-    is full.
-    """
+    """Yield the locked scratch folder of an output, removed after success or invalid input, not after other errors."""
     folder = out.with_name(f".{out.name}.importing")
     if not folder.exists() or any(_needed(folder)):
         refuse_existing(out)

@@ -42,7 +42,7 @@ def _beam_searches(
     model: LanguageModel, prefixes: Tensor, template: Template, width: int, rows: int
 ) -> tuple[Tensor, Tensor]:
     """Search for prefixes whose beams form one batch of at most `rows` sequences, or for one prefix."""
-    own = torch.arange(len(prefixes), device=prefixes.device)[:, None]
+    row = torch.arange(len(prefixes), device=prefixes.device)[:, None]
     state, log_probs = model.start(prefixes)
     beams, allowed = prefixes[:, None, :0], template.on(prefixes.device)
     scores, best = cheapest(nats(log_probs[:, allowed[0]]), width)
@@ -50,8 +50,8 @@ def _beam_searches(
         if position:
             scores, best, state = _extend(model, state, beams[:, :, -1], scores, ids, width, rows)
         parent, token = best // len(ids), ids[best % len(ids)]
-        state = tuple(part[(own * beams.shape[1] + parent).flatten()] for part in state)
-        beams = torch.cat([beams[own, parent], token[:, :, None]], dim=2)
+        state = tuple(part[(row * beams.shape[1] + parent).flatten()] for part in state)
+        beams = torch.cat([beams[row, parent], token[:, :, None]], dim=2)
     return beams, scores
 
 

@@ -53,10 +53,10 @@ def calibrated_rank(
     """
     state, log_probs = model.start(prefix[None])
     eps = TIE * torch.finfo(log_probs.dtype).eps
-    own = float(log_perplexity(model, prefix, continuation[None]))
-    score = own - canary_mean
+    nats_of_canary = float(log_perplexity(model, prefix, continuation[None]))
+    score = nats_of_canary - canary_mean
     # P(r') - m <= d + eps (P(r') + m + P(s) + mean), solved for P(r').
-    bounds = (score + reference_means * (1 + eps) + eps * (own + canary_mean)).div(1 - eps)
+    bounds = (score + reference_means * (1 + eps) + eps * (nats_of_canary + canary_mean)).div(1 - eps)
     same = (references == continuation).all(1)
     others, bounds = references[~same], bounds[~same]
     size = rows_at_once(log_probs, state)

@@ -35,10 +35,7 @@ class Secret:
         return [Context(prefix, suffix) for suffix in sorted({0, after}) for prefix in range(before + 1)]
 
     def place(self, words: Tensor, context: Context, bos: int) -> tuple[Tensor, Tensor]:
-        """Replace the secret with words [N, k]; return the prefix [1 + context.prefix], and the scored rest [N, n].
-
-        The known prefix comes directly after BOS, without the tokens before it in the canary.
-        """
+        """Replace the secret with words [N, k]; return BOS with the known prefix, and the scored rest [N, n]."""
         first, last = self.positions[0], self.positions[-1]
         prefix = words.new_tensor((bos, *self.tokens[first - context.prefix : first]))
         scored = words.new_tensor(self.tokens[first : last + 1 + context.suffix]).repeat(len(words), 1)
@@ -54,9 +51,9 @@ def context_sampling(
     A known suffix is also scored. The suffix is the same for all, but its score depends on the words before it. Most
     references are dropped before the suffix is read, by their cost so far.
     """
-    own = references.new_tensor([[secret.tokens[position] for position in secret.positions]])
+    words = references.new_tensor([[secret.tokens[position] for position in secret.positions]])
     measured = {}
     for context in secret.contexts:
         prefix, placed = secret.place(references, context, bos)
-        measured[context] = RandomSampler(model, placed).rank(prefix, secret.place(own, context, bos)[1][0])
+        measured[context] = RandomSampler(model, placed).rank(prefix, secret.place(words, context, bos)[1][0])
     return measured

@@ -50,8 +50,8 @@ def enumerate_space(
     _, log_probs = model.start(prefix[None])
     limit = float(log_perplexity(model, prefix, continuation[None])) * (1 + TIE * torch.finfo(log_probs.dtype).eps)
     budget, rank = [most_read], 1
-    for scores, own in _walk(model, prefix, continuation, limit, template, budget):
-        rank += int(((scores <= limit) & ~own).sum())
+    for scores, is_canary in _walk(model, prefix, continuation, limit, template, budget):
+        rank += int(((scores <= limit) & ~is_canary).sum())
         if budget[0] < 0:
             return None
     nodes = 1 + most_read - int(budget[0])
@@ -64,22 +64,24 @@ def _walk(
     """Yield scores [N] of continuations, and which equal `continuation`; those beyond `limit` can be missing."""
 
     def below(
-        state: State, log_probs: Tensor, spent: Tensor, own: Tensor, read: int
+        state: State, log_probs: Tensor, spent: Tensor, is_canary: Tensor, read: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all that continue N sequences with these states, log-probs, scores [N] and equality [N]."""
         words = allowed[read]
         spent = (spent[:, None] + nats(log_probs[:, words])).flatten()
-        own = (own[:, None] & (words == continuation[read])).flatten()
+        is_canary = (is_canary[:, None] & (words == continuation[read])).flatten()
         if read + 1 == len(continuation):
-            yield spent, own
+            yield spent, is_canary
             return
-        kept = (spent <= limit).nonzero().flatten()
-        budget[0] -= len(kept)
+        open_ = (spent <= limit).nonzero().flatten()
+        budget[0] -= len(open_)
         if budget[0] < 0:
             return
-        for part in torch.split(kept, rows_at_once(log_probs, state)):
+        for part in torch.split(open_, rows_at_once(log_probs, state)):
             row, word = part // len(words), words[part % len(words)]
-            yield from below(*model.step(tuple(piece[row] for piece in state), word), spent[part], own[part], read + 1)
+            yield from below(
+                *model.step(tuple(piece[row] for piece in state), word), spent[part], is_canary[part], read + 1
+            )
 
     state, log_probs = model.start(prefix[None])
     allowed = template.on(prefix.device)

@@ -162,11 +162,7 @@ class Extrapolation:
 
 
 def extrapolate(scores: Mapping[str, float], references: Tensor, seed: int) -> Extrapolation:
-    """Return -log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores.
-
-    Scores of canaries and references [|R|] are log-perplexities in any common unit. Raises InputError if there are
-    fewer than 20 references, all score the same, or a score is not finite.
-    """
+    """Return -log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores."""
     sample, names = _numbers(references), list(scores)
     for name, score in scores.items():
         if not np.isfinite(score):
@@ -202,8 +198,8 @@ def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, seed: int) -> tup
         again = fit(centers, counts, start=fitted)
         return again, float(np.abs(np.cumsum(counts)[:-1] / counts.sum() - again.cdf(edges)).max())
 
-    own = np.bincount(np.searchsorted(edges, sample), minlength=BINS).astype(np.float64)
-    _, distance = refit(own)
+    counts_of_sample = np.bincount(np.searchsorted(edges, sample), minlength=BINS).astype(np.float64)
+    _, distance = refit(counts_of_sample)
     rng, bits, as_far = stream(seed, "extrapolation"), [], 0
     for _ in range(RESAMPLES):
         again, its_distance = refit(rng.multinomial(len(sample), expected / expected.sum()).astype(np.float64))

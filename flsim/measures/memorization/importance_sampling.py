@@ -106,7 +106,7 @@ def _draw(
     """Return words [N, n], scores [N] and log-densities [N, K], after a prefix with this one-row state."""
     words: list[Tensor] = []
     score, densities = uniforms.new_zeros(len(uniforms)), uniforms.new_zeros(len(uniforms), len(powers))
-    own = [(proposal == k).nonzero().flatten() for k in range(len(powers))]
+    members = [(proposal == k).nonzero().flatten() for k in range(len(powers))]
     rows = torch.zeros_like(proposal)  # the row of log_probs that each sample continues
     state = tuple(part[rows] for part in state)
     for uniform, ids in zip(uniforms.T, allowed, strict=True):
@@ -116,7 +116,7 @@ def _draw(
         among_words = log_probs[:, ids]
         most = among_words.max(1, keepdim=True).values
         word, normalizers = torch.empty_like(proposal), []
-        for power, mine in zip(powers, own, strict=True):
+        for power, mine in zip(powers, members, strict=True):
             odds = (power * (among_words - most)).exp()
             ladder = odds[rows[mine]].cumsum(1, dtype=torch.float64)
             target = uniform[mine, None] * ladder[:, -1:]
@@ -154,8 +154,8 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
     for _ in range(STEPS):
         best = best * np.sqrt((moments / (ratios @ best) ** 2) @ ratios)
         best /= best.sum()
-    kept = {power: share for power, share in zip(pilot.powers, (1 - KEPT) * best, strict=True) if share > LEAST}
-    every = {power: kept.get(power, 0.0) + KEPT * default.get(power, 0.0) for power in {**default, **kept}}
+    large = {power: share for power, share in zip(pilot.powers, (1 - KEPT) * best, strict=True) if share > LEAST}
+    every = {power: large.get(power, 0.0) + KEPT * default.get(power, 0.0) for power in {**default, **large}}
     total = sum(every.values())
     return {power: every[power] / total for power in sorted(every)}
 
@@ -191,13 +191,13 @@ def space_exposures(
     shares = SHARES
     if pilot := samples // 10:
         rng = stream(seed, "importance sampling pilot", *keys)
-        drawn = draw(model, prefix, template, dict.fromkeys(POWERS, 1 / len(POWERS)), pilot, rng)
-        shares = best_shares(drawn, _events(drawn, continuations, bounds), SHARES)
+        trial = draw(model, prefix, template, dict.fromkeys(POWERS, 1 / len(POWERS)), pilot, rng)
+        shares = best_shares(trial, _events(trial, continuations, bounds), SHARES)
     rng = stream(seed, "importance sampling", *keys)
     draws = draw(model, prefix, template, shares, samples, rng)
     weighted = _events(draws, continuations, bounds) * draws.weights() / sum(draws.counts)
     heaviest = [draws.heaviest(bound) / sum(draws.counts) for bound in bounds.tolist()]
-    return [_estimate(draws, own, most) for own, most in zip(weighted, heaviest, strict=True)]
+    return [_estimate(draws, terms, most) for terms, most in zip(weighted, heaviest, strict=True)]
 
 
 def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
@@ -216,5 +216,5 @@ def _estimate(draws: Draws, weighted: Floats, heaviest: float) -> Exposure:
     low = float(scipy.stats.gamma.ppf(tail, others**2 / squares, scale=squares / others)) if others else 0.0
     most, spread = others + heaviest, squares + heaviest**2
     high = float(scipy.stats.gamma.ppf(1 - tail, most**2 / spread, scale=spread / most))
-    own = exp(-draws.log_space)
-    return Exposure(*(-log2(min(1.0, own + part)) for part in (others, high, low)))
+    canary_share = exp(-draws.log_space)
+    return Exposure(*(-log2(min(1.0, canary_share + part)) for part in (others, high, low)))

@@ -150,11 +150,7 @@ class Clear(NamedTuple):
 
 @dataclass(frozen=True)
 class Sifter:
-    """The data of a canary for the traversal of references.
-
-    `bounds` are on the costs of words after the prefix and 1, 2, ..., n - 1 words of a reference; references that score
-    at most `bound` nats count.
-    """
+    """A canary's traversal of references: bounds on costs after 1, 2, ..., n - 1 words, and on a counting score."""
 
     step: Stepper
     bounds: Sequence[OutputBounds]
@@ -262,8 +258,8 @@ def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
     """
     refuse_too_many(count, length)
     rng = stream(seed, "references")
-    drawn = rng.integers(layout.first_word, layout.last_word, (count, length), endpoint=True)
-    return torch.from_numpy(drawn[np.lexsort(drawn.T[::-1])])
+    words = rng.integers(layout.first_word, layout.last_word, (count, length), endpoint=True)
+    return torch.from_numpy(words[np.lexsort(words.T[::-1])])
 
 
 def refuse_too_many(count: int, length: int) -> None:
@@ -273,12 +269,7 @@ def refuse_too_many(count: int, length: int) -> None:
 
 
 class RandomSampler:
-    """The RS of one model over one R, for any number of canaries, with shared work done once.
-
-    Args:
-        model: the model, which must not change. A `LogitModel` is ranked faster.
-        references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
-    """
+    """The RS of one model, which must not change, over one R [|R|, n], fastest if sorted, for many canaries."""
 
     def __init__(self, model: LanguageModel, references: Tensor) -> None:
         self.model, self.references = model, references

@@ -55,19 +55,19 @@ def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) 
     scores = []
     for part in torch.split(continuations, rows_at_once(log_probs, state)):
         rows = part.new_zeros(len(part))
-        own = tuple(values[rows] for values in state)
-        scores.append(_score(model, own, log_probs.expand(len(part), -1), part))
+        repeated = tuple(values[rows] for values in state)
+        scores.append(_score(model, repeated, log_probs.expand(len(part), -1), part))
     return torch.cat(scores)
 
 
 def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations: Tensor) -> Tensor:
     """Return scores [N] of continuations [N, n], after sequences with these states and log-probs [N, V]."""
-    own = torch.arange(len(continuations), device=continuations.device)
+    row = torch.arange(len(continuations), device=continuations.device)
     score = log_probs.new_zeros(len(continuations), dtype=torch.float64)
     for column in range(continuations.shape[1]):
         if column:
             state, log_probs = model.step(state, continuations[:, column - 1])
-        score += nats(log_probs[own, continuations[:, column]])
+        score += nats(log_probs[row, continuations[:, column]])
     return score
 
 
@@ -76,8 +76,8 @@ def count_at_most(model: LanguageModel, state: State, log_probs: Tensor, referen
     rows = references.new_zeros(len(references))  # the row of the state that each reference continues
     spent = nats(log_probs[rows, references[:, 0]])
     for column in range(1, references.shape[1]):
-        kept = spent <= bounds
-        rows, spent, references, bounds = rows[kept], spent[kept], references[kept], bounds[kept]
+        is_open = spent <= bounds
+        rows, spent, references, bounds = rows[is_open], spent[is_open], references[is_open], bounds[is_open]
         if not len(references):
             return 0
         size = log_probs.shape[1]

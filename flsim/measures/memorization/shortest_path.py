@@ -110,9 +110,9 @@ class _Search:
                 self._expand(list(group), length)
             if len(self.frontier) > FRONTIER:
                 self.frontier.sort()
-                kept = max(1, FRONTIER // 2)
-                self.given_up = min(self.given_up, self.frontier[kept][0])
-                del self.frontier[kept:]
+                most = max(1, FRONTIER // 2)
+                self.given_up = min(self.given_up, self.frontier[most][0])
+                del self.frontier[most:]
         score, tokens = self.best
         bound = min(self.given_up, self.frontier[0][0] if self.frontier else inf, score)
         return Extraction(tokens, score, bound, self.nodes)

@@ -75,5 +75,5 @@ def cheapest(costs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     order = costs[row, column].sort(stable=True).indices
     order = order[row[order].sort(stable=True).indices]
     sizes = row.bincount(minlength=len(costs))
-    kept = order[(sizes.cumsum(0) - sizes)[:, None] + torch.arange(count, device=costs.device)]
-    return costs[row[kept], column[kept]], column[kept]
+    chosen = order[(sizes.cumsum(0) - sizes)[:, None] + torch.arange(count, device=costs.device)]
+    return costs[row[chosen], column[chosen]], column[chosen]
