@@ -180,8 +180,7 @@ class Algorithm:
     def aggregate(self, round_: ServerRound) -> tuple[Params, Moments]:
         """Return the update that the server optimizer steps along, and the tensors of the server after the round.
 
-        By default, these are the averaged update and the result of `step`. A round without
-        examples does not change the model.
+        By default, the averaged update and the result of `step`. A round without examples does not change the model.
         """
         return round_.mean, self.step(round_.own, round_.summed, round_.users, round_.population)
 

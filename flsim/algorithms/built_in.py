@@ -1,10 +1,16 @@
 """The list of the built-in federated algorithms."""
 
-from flsim.algorithms.algorithm import FEDAVG, Algorithm, Answer, User
-from flsim.algorithms.flexlora import FlexLoRA
+import torch
+from torch import Tensor
+
+from flsim.algorithms.algorithm import FEDAVG, Algorithm, Answer, ServerRound, User
+from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError
 from flsim.base.extensions import declared_label, is_custom, made, name_in_settings, options_of, resolve
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
 from flsim.training.hparams import LocalHParams
+from flsim.training.local import threads
 from flsim.training.state import Moments
 
 # SCAFFOLD, whose control variates correct local steps for a user's difference from the population.
@@ -78,6 +84,82 @@ class FedProx(Algorithm):
             raise InputError('training.algorithm "fedprox" needs mu; set local.proximal above 0')
 
 
+# FlexLoRA, which averages the products of LoRA's factors in place of the factors.
+#
+# Bai, Chen, Qian, Yao and Li, "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
+# Resources" (2024), arXiv 2402.11505, with one rank for all users.
+
+
+class FlexLoRA(Algorithm):
+    """Federated Averaging whose next B A is the matrix of rank r nearest to the mean of the users' products B_k A_k.
+
+    The mean is weighted by the users' numbers of examples, as in Federated Averaging. Singular values beyond the first
+    r are lost. A user sends outputs x inputs numbers for each layer in addition to the update.
+    """
+
+    label = "FlexLoRA"
+    answers = ("product", "weight")
+    bounds_users = False  # products leave a user as well, and no clip bounds them
+
+    def refuse_settings(self, model: ModelHParams, server: ServerOptimizerHParams) -> None:
+        """Raise InputError unless A and B are trained, and the server only averages."""
+        if model.lora is None or model.lora.freeze_a:
+            raise InputError(
+                "training.algorithm FlexLoRA averages products of LoRA's A and B; set model.lora, without freeze_a"
+            )
+        for name in ("server_optimizer", "server_learning_rate", "server_schedule"):
+            if getattr(server, name) != getattr(ServerOptimizerHParams, name):
+                raise InputError(f"training.algorithm FlexLoRA replaces A and B; remove training.{name}")
+
+    def answers_like(self, params: Params) -> Moments:
+        """Return a matrix [outputs, inputs] for each layer, under the name of its A, and a number."""
+        products = {
+            of_a: params[of_a].new_zeros(len(params[of_b]), params[of_a].shape[1])
+            for of_a, of_b in pairs(params).items()
+        }
+        return {"product": products, "weight": {"records": torch.zeros(1)}}
+
+    def train(self, user: User) -> Answer:
+        """Train a user as in Federated Averaging, and add B_k A_k times the number of records of all steps."""
+        trained, records = user.train(), sum(len(batch.inputs) for batch in user.batches)
+        local = {name: value.detach() + trained.delta[name] for name, value in user.model.trainable.items()}
+        products = {of_a: records * (local[of_b] @ local[of_a]) for of_a, of_b in pairs(local).items()}
+        return Answer(trained, {"product": products, "weight": {"records": torch.tensor([float(records)])}})
+
+    def aggregate(self, round_: ServerRound) -> tuple[Params, Moments]:
+        """Return the update to the factors of the mean product; other parameters move as in Federated Averaging."""
+        update, records = dict(round_.mean), float(round_.summed["weight"]["records"])
+        for of_a, of_b in pairs(update).items() if records else ():
+            a, b = round_.params[of_a].double(), round_.params[of_b].double()
+            next_a, next_b = factors(round_.summed["product"][of_a] / records, a)
+            update |= {of_a: next_a - a, of_b: next_b - b}
+        return update, round_.own
+
+
+def pairs(params: Params) -> dict[str, str]:
+    """Return the name of each adapter's A, with that of its B."""
+    return {name: name.replace(".lora_A.", ".lora_B.") for name in params if ".lora_A." in name}
+
+
+def factors(product: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the next A [r, inputs] and B [outputs, r] from the truncated singular value decomposition of a product.
+
+    A has the right singular vectors, whose entries of largest size are positive, and B the left ones times the singular
+    values. The rows of A then have norm 1, near the norm of about 0.6 before training, so learning rates keep their
+    meaning. If a singular value is 0, the row of A remains that of the last A, and the column of B is zeros, as before
+    training: a row of zeros would have no gradient. All are float64.
+    """
+    with threads(1):  # the bits do not depend on the number of threads of a process
+        u, s, vt = torch.linalg.svd(product, full_matrices=False)
+    zero = max(product.shape) * torch.finfo(s.dtype).eps * s[0]  # as in numpy.linalg.matrix_rank
+    rank = min(len(a), int((s > zero).sum()))
+    u, s, vt = u[:, :rank], s[:rank], vt[:rank]
+    sign = vt.gather(1, vt.abs().argmax(1, keepdim=True)).sign().flatten()
+    next_a, next_b = a.clone(), a.new_zeros(len(product), len(a))
+    next_a[:rank], next_b[:, :rank] = sign[:, None] * vt, u * (sign * s)
+    return next_a, next_b
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": FEDAVG,
     "fedprox": FedProx(),
@@ -87,13 +169,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def algorithm_named(name: str) -> Algorithm:
-    """Return a built-in algorithm by name, or the subclass of `Algorithm` at ``path/to/file.py:NAME``.
-
-    The options of the name are arguments of the class.
-
-    Raises:
-        InputError: there is no algorithm with this name, it does not take these options, or the file failed.
-    """
+    """Return a built-in algorithm, or the `Algorithm` at ``path/to/file.py:NAME`` with the options of the name."""
     algorithm: object = resolve(name, ALGORITHMS, "algorithm")
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         algorithm = made(name, algorithm)

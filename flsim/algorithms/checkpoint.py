@@ -44,14 +44,9 @@ class ForeignCheckpointError(InputError):
 
 @dataclass(frozen=True)
 class Provenance:
-    """The run, corpus and model that a checkpoint belongs to.
+    """The run (digest of its configuration), corpus (digest) and model that a checkpoint belongs to.
 
-    Attributes:
-        config: digest of the configuration.
-        corpus: digest of the corpus.
-        vocabulary_size: V.
-        model: the settings of the network.
-        frozen: digest of the frozen values of a custom network; empty if there are none.
+    `frozen` is the digest of the frozen values of a custom network; empty if there are none.
     """
 
     config: str
@@ -72,9 +67,9 @@ class Provenance:
         if model.architecture == "hf":
             return f"{model.label}, vocabulary_size {self.vocabulary_size:,}, frozen {self.frozen[:12] or 'nothing'}"
         kind = f"{model.architecture}, layers {model.layers}, " if model.label else ""
-        own = [name for name, architecture in SIZES_OF_ONE.items() if architecture == model.architecture]
+        further = [name for name, architecture in SIZES_OF_ONE.items() if architecture == model.architecture]
         sizes = f"vocabulary_size {self.vocabulary_size:,}, embedding {model.embedding:,}, units {model.units:,}"
-        numbers = {name: getattr(model, name) for name in own} | dict(model.options)
+        numbers = {name: getattr(model, name) for name in further} | dict(model.options)
         options = "".join(
             f", {name} {value}" if isinstance(value, str) else f", {name} {value:g}" for name, value in numbers.items()
         )
@@ -108,13 +103,15 @@ def _round_named(path: Path) -> int | None:
 def save(folder: Path, state: State, provenance: Provenance) -> Path:
     """Write a state as ``folder/round-000010.safetensors``, atomically, and return the path."""
     path = folder / checkpoint_name(state.round)
-    about = asdict(provenance.by_content)
-    model = about.pop("model")
+    description = asdict(provenance.by_content)
+    model = description.pop("model")
     of_base = {name: model.pop(name) for name in (*OF_BASE, *RECORDED)}
-    about |= model
-    about["options"] = json.dumps(about["options"]) if about["options"] else ""
-    about["base"] = json.dumps(of_base) if about["architecture"] == "hf" else ""
-    metadata = {name: str(value) for name, value in about.items() if name not in ("options", "frozen", "base") or value}
+    description |= model
+    description["options"] = json.dumps(description["options"]) if description["options"] else ""
+    description["base"] = json.dumps(of_base) if description["architecture"] == "hf" else ""
+    metadata = {
+        name: str(value) for name, value in description.items() if name not in ("options", "frozen", "base") or value
+    }
     values = json.dumps(dict(state.values))  # JSON keeps every bit of a float
     metadata |= {"round": str(state.round), "values": values}
     metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
@@ -138,10 +135,7 @@ def _seal_of(metadata: dict[str, str]) -> str:
 
 
 def digest_of(state: State) -> str:
-    """Return the sha256, in hexadecimal, of everything in a state.
-
-    Training from states with equal digests gives equal bits.
-    """
+    """Return the sha256, in hexadecimal, of everything in a state: equal digests train to equal bits."""
     fields = (state.round, state.clip, state.ledger.to_json())  # this form keeps older digests valid
     whole = hashlib.sha256(repr(fields).encode())
     for name in sorted(state.values.keys() - {"clip"}):
@@ -159,11 +153,7 @@ def _tensors(state: State) -> Params:
 
 
 def load(path: Path) -> tuple[State, Provenance]:
-    """Read a state and the provenance of its checkpoint.
-
-    Raises:
-        InputError: there is no such file, it is damaged or not a checkpoint of flsim, or its name has another round.
-    """
+    """Read a state and the provenance of its checkpoint, or raise InputError if the file is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
@@ -202,7 +192,7 @@ def load(path: Path) -> tuple[State, Provenance]:
 
 
 def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
-    """Return the shapes of a checkpoint's model, without allocating memory; raise ValueError if the tensors do not fit.
+    """Return the shapes of a checkpoint's model, without memory; raise ValueError if tensors do not fit.
 
     A custom model is not executed here, and a base model is not read; the digest shows whether tensors are undamaged.
     """

@@ -50,15 +50,7 @@ Send = Callable[[Sequence[RoundRequest]], Iterable[Reply]]
 
 @dataclass(frozen=True)
 class Round:
-    """A completed round.
-
-    Attributes:
-        state: the state after the round.
-        total: the sum over the round's users.
-        clip: the bound at which their updates were clipped; None without clip.
-        work: the work on each shard with users in the cohort, in shard order.
-        step: the size of the server's step.
-    """
+    """A completed round: the state after it, the sum over its users, their clip, and the work by shard."""
 
     state: State
     total: UpdateSum
@@ -69,41 +61,27 @@ class Round:
 
 @dataclass(frozen=True)
 class FederatedAveraging:
-    """The loop of the server, over a state that has everything that the next round needs.
-
-    Attributes:
-        users: the population.
-        model: settings of the model.
-        algorithm: settings of the server.
-        local: settings of local training.
-        privacy: the mechanism.
-        seed: the experiment's seed; cohorts, batches and noise are functions of (seed, round).
-        length: number of rounds of the complete training; a schedule of learning rates ends at its last round; None if
-            learning rates are constant.
-        audit: canary users, who take part in addition to the population; none by default.
-        shards: number of contiguous ranges of users, each of which gets one request a round.
-        branch: number of consecutive shards whose sums are added before the sums of branches are added; 0 adds all
-            shards in one branch. It determines the order of additions (`flsim.algorithms.summation`).
-    """
+    """The loop of the server, over a state that has everything that the next round needs."""
 
     users: UsersByRound
     model: ModelHParams
     algorithm: FedAvgHParams
     local: LocalHParams = field(default_factory=LocalHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
-    seed: int = 0
+    seed: int = 0  # the experiment's seed; cohorts, batches and noise are functions of (seed, round)
     _: KW_ONLY
+    # number of rounds of the complete training; a schedule of learning rates ends at its last round; None if
+    # learning rates are constant
     length: int | None = None
+    # canary users, who take part in addition to the population; none by default
     audit: AuditHParams = field(default_factory=AuditHParams)
-    shards: int = 1
+    shards: int = 1  # number of contiguous ranges of users, each of which gets one request a round
+    # number of consecutive shards whose sums are added before the sums of branches are added; 0 adds all shards
+    # in one branch. It determines the order of additions (`flsim.algorithms.summation`)
     branch: int = 0
 
     def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:
-        """Train from a state to the end of round `until`; `send` trains users, and replies with sums in any order.
-
-        Raises:
-            ValueError: replies do not match the requests.
-        """
+        """Train from a state to the end of round `until`; `send` trains users, and replies with sums in any order."""
         while state.round < until:
             requests, clip = self.requests(state), state.clip
             totals: list[UpdateSum] = []
@@ -189,11 +167,9 @@ def _model_of(state: State, round_: int) -> Params:
 
 
 def stale(total: UpdateSum, staleness: int) -> UpdateSum:
-    """Return a sum of updates with weight 1 / sqrt(1 + staleness), as in Nguyen et al. (2022).
+    """Return a sum of updates with weight 1 / sqrt(1 + staleness), in steps of the server, as in Nguyen et al.
 
-    Args:
-        total: the sum over users who began in the same round.
-        staleness: number of steps of the server since then.
+    (2022).
     """
     if not staleness:
         return total
@@ -231,25 +207,17 @@ def train_users(
 ) -> UpdateSum:
     """Train the users of a request one after another, and return the sum of their answers.
 
-    All engines are tested against it.
-
-    Without a clip, updates are weighted by local examples. With a clip each update is clipped and has weight 1, so that
-    one user moves the sum by at most the clip. A user without records counts with an update of zero.
+    All engines are tested against it. Without a clip, updates are weighted by local examples. With a clip each update
+    is clipped and has weight 1, so that one user moves the sum by at most the clip. A user without records counts with
+    an update of zero. The model's parameters are overwritten.
 
     Args:
-        request: the users, and what the server sends them.
-        users: the population.
-        model: a model on any device; its parameters are overwritten.
-        hparams: settings of local training.
-        seed: the experiment's seed; a user's batches and dropout are functions of (seed, round, user).
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
-        algorithm: the algorithm, whose `train` is called for each user.
         user_states: the tensors that users store between rounds; required if the algorithm has `user_slots`.
         steps: the clip in integer units, if users send integers; see `flsim.privacy.secure_sum.rounded`.
 
     Raises:
         RunFailed: the tensors of an answer differ from those to be summed.
-        InputError: see `UserStates.read`.
     """
     model.load(request.params)
     round_, rate = request.round, hparams.rate(request.round, rounds)
@@ -300,17 +268,10 @@ def train_user(
     rate: float | None = None,
     correction: Params | None = None,
 ) -> tuple[float, int]:
-    """Train the model in place on one user's batches.
+    """Train the model in place on one user's batches; return the summed cross-entropy, nats, and its positions.
 
-    Args:
-        model: the model, at the global parameters.
-        batches: the user's batches in the order of training.
-        hparams: settings of local training.
-        rate: learning rate; None for `hparams.learning_rate`.
-        correction: tensors by parameter name, added to each step's gradient before any clip of it; None for none.
-
-    Returns:
-        The cross-entropy (nats) before each step, summed over all steps, and the number of positions in the sum.
+    The rate is `hparams.learning_rate` by default. A correction, by parameter, is added to each step's gradient before
+    any clip of it.
     """
     parameters: list[Tensor] = list(model.trainable.values())
     anchor = [parameter.detach().clone() for parameter in parameters]
@@ -349,17 +310,8 @@ def step(
     """Average the sum over a round's users, add noise, step, record it in the ledger; return the next state and step.
 
     Without clip the average is (sum of n_k delta_k) / (sum of n_k), over n_k local examples; without examples the model
-    does not change. With clip it is (sum of clipped delta_k) / qN, also for an empty cohort.
-
-    Args:
-        state: the state before the round.
-        total: the sum over the users of this round, clipped at `state.clip`.
-        hparams: settings of the server.
-        privacy: the mechanism.
-        seed: the experiment's seed; noise is a function of (seed, round).
-        population: N, number of training users.
-        vocabulary_size: number of token ids, which determines the largest plausible loss.
-        rounds: number of rounds of the run, for a schedule of eta; `hparams.rounds` if None.
+    does not change. With clip, at `state.clip`, it is (sum of clipped delta_k) / qN, also for an empty cohort. The
+    vocabulary determines the largest plausible loss; `rounds`, by default of the settings, is for a schedule of eta.
 
     Raises:
         Diverged: a user's update, the loss or the new parameters are not finite, or the loss is implausibly large; see

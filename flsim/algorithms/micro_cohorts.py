@@ -25,12 +25,7 @@ Line = dict[str, Any]
 
 
 class MicroCohorts:
-    """The sizes of a run's micro-cohorts: in the file of a run folder, or in memory.
-
-    Args:
-        folder: the run folder; None to keep sizes in memory only.
-        is_read_only: whether new sizes stay in memory, for example if a round is trained again to verify it.
-    """
+    """The sizes of a run's micro-cohorts: in the file of a run folder, or, without one or if read-only, in memory."""
 
     def __init__(self, folder: Path | None = None, is_read_only: bool = False) -> None:
         self._file = None if folder is None else folder / FILE
@@ -44,13 +39,7 @@ class MicroCohorts:
         return float((self._choice() or {}).get("memory_share", 1.0))
 
     def settle(self, engine: object, memory_share: float, is_set: bool) -> None:
-        """Give an engine the recorded size; record the engine's own choice if there is none.
-
-        Args:
-            engine: the engine of this process; engines that do not stack users are not changed.
-            memory_share: the share of the GPU's memory that the engine chose its size for.
-            is_set: whether the settings of the run give the size; the size is then used and not recorded.
-        """
+        """Give an engine that stacks users the recorded size, or record its own choice unless that is a setting."""
         if not isinstance(engine, CohortEngine) or not engine.is_stacked:
             return
         if not is_set:

@@ -58,10 +58,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """The reference engine, which trains one user after another in plain PyTorch.
-
-    Training overwrites the parameters of `model`.
-    """
+    """The reference engine, which trains one user after another in plain PyTorch, and overwrites `model`."""
 
     model: TrainableModel
     hparams: LocalHParams
@@ -89,10 +86,8 @@ def engine_of(
     declares stacking, and an optimizer that has a `direction`. Otherwise engine "local", plain PyTorch, is returned. It
     also trains on corpora with prompts, because a written-out gradient would count the words of prompts. If no size of
     micro-cohorts is set and there is no GPU, small models train in micro-cohorts of `users_on_cpu`. On a processor
-    without instructions for bfloat16, settings with bfloat16 train in float32.
-
-    Raises:
-        InputError: the engine, the corpus or the device does not support the settings.
+    without instructions for bfloat16, settings with bfloat16 train in float32. Raises InputError if settings do not
+    fit.
     """
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
@@ -171,18 +166,9 @@ def refuse_injections(algorithm: FedAvgHParams, privacy: PrivacyHParams) -> None
 class FederatedTraining(FederatedAveraging):
     """Federated training of a population: the loop, with checked settings and an engine in this process.
 
-    Attributes:
-        engine: the engine that trains users in this process; see `flsim.algorithms.rounds.engine_of`.
-        micro_cohort: number of users that the cohort engine trains at once; None to choose it by the model's size on a
-            CPU; on a GPU by the device's memory, once for all processes that share `micro_cohorts`.
-        device: torch's name of the device in this process.
-        user_states: the tensors that users store between rounds, for algorithms that have `user_slots`.
-        micro_cohorts: the record of sizes of micro-cohorts, for engines that stack users.
-
-    Raises:
-        InputError: the cohort exceeds the population, there are more shards than users, or the model does not support
-            the precision; or a sampler can draw a user twice, and the algorithm or mechanism "dp" does not allow this;
-            or a custom optimizer, sampler or noise fails, or cannot be accounted with mechanism "dp".
+    `micro_cohort` is the number of users that the cohort engine trains at once; None to choose it by the model's size
+    on a CPU; on a GPU by the device's memory, once for all processes that share `micro_cohorts`. Raises InputError if
+    settings do not fit each other, or a custom optimizer, sampler or noise fails.
     """
 
     engine: EngineName = "cohort"

@@ -62,13 +62,7 @@ Direction = Callable[[Tensor, Slots, "ServerOptimizerHParams"], tuple[Tensor, Sl
 
 
 def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer:
-    """Return a server optimizer that treats each tensor separately: x <- x + eta * direction.
-
-    Args:
-        label: see `ServerOptimizer`.
-        init: (x, settings) -> slots of one tensor before the first step.
-        direction: (D, slots, settings) -> (direction, slots after the step) of one tensor.
-    """
+    """Return a server optimizer that treats each tensor separately: x <- x + eta * direction."""
 
     def init_all(x: Params, settings: "ServerOptimizerHParams") -> Moments:
         return _by_slot({name: init(value, settings) for name, value in x.items()})
@@ -76,12 +70,12 @@ def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer
     def apply_all(
         x: Params, update: Params, moments: Moments, eta: float, settings: "ServerOptimizerHParams"
     ) -> tuple[Params, Moments]:
-        stepped, kept = {}, {}
+        stepped, after = {}, {}
         for name, value in x.items():
             slots = {slot: values[name] for slot, values in moments.items()}
-            along, kept[name] = direction(update[name], slots, settings)
+            along, after[name] = direction(update[name], slots, settings)
             stepped[name] = value + eta * along
-        return stepped, _by_slot(kept)
+        return stepped, _by_slot(after)
 
     return ServerOptimizer(label, init_all, apply_all)
 
@@ -94,20 +88,7 @@ def _by_slot(by_name: dict[str, Slots]) -> Moments:
     return moments
 
 
-def _nothing(_x: Tensor, _settings: "ServerOptimizerHParams") -> Slots:
-    return {}
-
-
-def _sgd(update: Tensor, _slots: Slots, _settings: "ServerOptimizerHParams") -> tuple[Tensor, Slots]:
-    """Return D, for x <- x + eta D."""
-    return update, {}
-
-
-SGD = elementwise("", _nothing, _sgd)
-
-
-def _first(x: Tensor, _settings: "ServerOptimizerHParams") -> Slots:
-    return {"m": torch.zeros_like(x)}
+SGD = elementwise("", lambda _x, _settings: {}, lambda update, _slots, _settings: (update, {}))
 
 
 def _momentum(update: Tensor, slots: Slots, settings: "ServerOptimizerHParams") -> tuple[Tensor, Slots]:
@@ -116,7 +97,7 @@ def _momentum(update: Tensor, slots: Slots, settings: "ServerOptimizerHParams") 
     return m, {"m": m}
 
 
-MOMENTUM = elementwise("Momentum", _first, _momentum)
+MOMENTUM = elementwise("Momentum", lambda x, _settings: {"m": torch.zeros_like(x)}, _momentum)
 
 
 def _both(x: Tensor, settings: "ServerOptimizerHParams") -> Slots:
@@ -206,11 +187,7 @@ class ServerOptimizerHParams:
 
 
 def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
-    """Return the optimizer's state before the first step, by slot and parameter.
-
-    Raises:
-        InputError: a custom optimizer failed.
-    """
+    """Return the optimizer's state before the first step, by slot and parameter; InputError if a custom one fails."""
     with custom_code_errors(InputError):
         return _optimizer_of(hparams).init(params, hparams)
 
@@ -218,25 +195,14 @@ def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
 def apply(
     params: Params, mean: Params, moments: Moments, hparams: ServerOptimizerHParams, rate: float | None = None
 ) -> tuple[Params, Moments]:
-    """Return the next parameters and state, computed in float64 and stored in the parameters' type.
-
-    Args:
-        params: the global model's parameters.
-        mean: the averaged update, float64, of the same shapes.
-        moments: the state from `init` or the last step.
-        hparams: the optimizer and its settings.
-        rate: eta of the round; `hparams.server_learning_rate` if None.
-
-    Raises:
-        RunFailed: a custom optimizer failed.
-    """
+    """Return the next parameters and state, computed in float64, at eta `rate`, and stored in the parameters' type."""
     eta = hparams.server_learning_rate if rate is None else rate
     exact = {slot: {name: _exact(value) for name, value in values.items()} for slot, values in moments.items()}
     with custom_code_errors(RunFailed):
         x = {name: _exact(value) for name, value in params.items()}
         stepped, after = _optimizer_of(hparams).apply(x, mean, exact, eta, hparams)
-    kept = {slot: _as_kept(values, params) for slot, values in after.items()}
-    return _as_kept(stepped, params), kept
+    next_moments = {slot: _as_kept(values, params) for slot, values in after.items()}
+    return _as_kept(stepped, params), next_moments
 
 
 def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> list[str]:
@@ -248,12 +214,7 @@ def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: Model
 
 
 def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> None:
-    """Try a custom optimizer on parameters of the model, before training.
-
-    Raises:
-        InputError: the optimizer fails, or the names or shapes of its state or step differ from those of the
-            parameters.
-    """
+    """Try a custom optimizer on the model's parameters, before training; raise InputError if it fails or is unfit."""
     name = hparams.server_optimizer
     if not is_custom(name):
         return
@@ -263,9 +224,9 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
     with custom_call_errors(name, "init(x, settings) and apply(x, D, moments, eta, settings)", InputError):
         moments = optimizer.init(x, hparams)
         stepped, after = optimizer.apply(x, update, moments, hparams.server_learning_rate, hparams)
-        slots, kept = sorted(moments), sorted(after)
-    if slots != kept:
-        raise InputError(f"{name}: the step changes the slots {slots} into {kept}; keep the same slots")
+        slots, slots_after = sorted(moments), sorted(after)
+    if slots != slots_after:
+        raise InputError(f"{name}: the step changes the slots {slots} into {slots_after}; keep the same slots")
     shapes = {key: value.shape for key, value in x.items()}
     for slot, values in {"x": stepped, **after}.items():
         expected = dict.fromkeys(shapes, torch.Size()) if slot == "step" else shapes
@@ -279,18 +240,16 @@ def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
     if options_of(name) and isinstance(optimizer, ServerOptimizer):
         written = hparams.server_optimizer
         raise InputError(f"{written}: takes no options; name a function that takes options")
-    if callable(optimizer) and (options_of(name) or _needs_no_arguments(optimizer)):
-        optimizer = made(name, optimizer)
+    if callable(optimizer):
+        needed = [one for one in signature(optimizer).parameters.values() if one.default is one.empty]
+        if options_of(name) or not needed:
+            optimizer = made(name, optimizer)
     if not isinstance(optimizer, ServerOptimizer):
         raise InputError(
             f"{hparams.server_optimizer}: found {type(optimizer).__name__}, not a ServerOptimizer; create one "
             "with flsim.algorithms.server_optimizers.ServerOptimizer(label, init, apply)"
         )
     return optimizer
-
-
-def _needs_no_arguments(function: Callable[..., object]) -> bool:
-    return all(argument.default is not argument.empty for argument in signature(function).parameters.values())
 
 
 def _exact(value: Tensor) -> Tensor:
@@ -303,14 +262,10 @@ def _as_kept(values: Params, like: Params) -> Params:
 
 @dataclass(frozen=True)
 class ServerStep:
-    """The sizes of a step of the server; norms are over all parameters.
+    """The sizes of a step of the server; norms are over all parameters, and None if no update was averaged.
 
-    Attributes:
-        mean_norm: norm of the averaged update, including noise; None if no update was averaged.
-        step_norm: norm of the change of the model.
-        rms: root mean square of the averaged update's entries, which helps to choose the constants of adaptive
-            optimizers.
-        wraps: number of values of the sum that exceeded the range of secure aggregation.
+    The root mean square `rms` of the averaged update's entries helps to choose the constants of adaptive optimizers;
+    `wraps` are values of the sum that exceeded the range of secure aggregation.
     """
 
     mean_norm: float | None
@@ -320,10 +275,7 @@ class ServerStep:
 
     @property
     def ratio(self) -> float | None:
-        """Return the effective step: the norm of the step divided by that of the averaged update.
-
-        None if the latter is 0.
-        """
+        """The effective step: the norm of the step divided by that of the averaged update; None if the latter is 0."""
         return self.step_norm / self.mean_norm if self.mean_norm else None
 
     @classmethod

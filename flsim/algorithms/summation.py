@@ -21,37 +21,22 @@ TREE_FROM = 64  # smallest number of shards for which a run has branches by defa
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """A request to a shard, for one round.
+    """A request to a shard, for one round."""
 
-    Attributes:
-        round: the round, from 0, in which the users began; in asynchronous training, it can be an earlier round.
-        shard: index of the shard that the users belong to.
-        users: int64 [n], this round's cohort within the shard.
-        params: the global model's parameters.
-        clip: bound on the norm of a user's update in this round; None for no clip.
-        sent: the tensors of the algorithm: slot -> parameter -> tensor.
-        oldest_resumable_round: the oldest round, from 0, that training may resume from; states of users that only older
-            rounds need are removed.
-    """
-
-    round: int
+    round: int  # the round, from 0, in which the users began; in asynchronous training, it can be an earlier round
     shard: int
-    users: NDArray[np.int64]
+    users: NDArray[np.int64]  # int64 [n], this round's cohort within the shard
     params: Params
-    clip: float | None = None
-    sent: Moments = field(default_factory=dict)
+    clip: float | None = None  # bound on the norm of a user's update in this round; None for no clip
+    sent: Moments = field(default_factory=dict)  # the tensors of the algorithm: slot -> parameter -> tensor
+    # the oldest round, from 0, that training may resume from; states of users that only older rounds need are
+    # removed
     oldest_resumable_round: int = 0
 
 
 @dataclass(frozen=True)
 class ShardWork:
-    """The work on a shard in a round.
-
-    Attributes:
-        shard: index of the shard.
-        worker: the name of the process that trained it.
-        seconds: time of the process in seconds, without messages.
-    """
+    """The work on a shard in a round: the name of the process, and its time in seconds, without messages."""
 
     shard: int
     worker: str = ""
@@ -60,13 +45,7 @@ class ShardWork:
 
 @dataclass(frozen=True)
 class ShardReply:
-    """The reply of a shard to a request.
-
-    Attributes:
-        round, shard: as in the request.
-        update: the sum over the request's users.
-        worker, seconds: see `ShardWork`.
-    """
+    """The reply of a shard to a request, with the sum over the request's users; see `ShardWork`."""
 
     round: int
     shard: int
@@ -81,13 +60,7 @@ class ShardReply:
 
 @dataclass(frozen=True)
 class BranchReply:
-    """The sum of a branch, which a client process has computed.
-
-    Attributes:
-        branch: index of the branch.
-        update: the sum over the shards of the branch, added in their order.
-        work: the work on each of these shards, in their order.
-    """
+    """The sum over the shards of a branch, added in their order by a client process, and the work on each."""
 
     branch: int
     update: UpdateSum
@@ -98,33 +71,17 @@ Reply = ShardReply | BranchReply
 
 
 def root_branch(shards: int) -> int:
-    """Return the square root of a number of shards, rounded up, which minimizes the time of a tree of sums.
-
-    With b shards in a branch, b sums are added in each branch, in all of them at the same time, and then k / b at the
-    server. The total b + k / b is least at b = sqrt(k).
-    """
+    """Return b = sqrt(k), rounded up, of k shards, where the time b + k / b of a branch and of the server is least."""
     return math.isqrt(shards - 1) + 1
 
 
 def default_branch(shards: int) -> int:
-    """Return the number of shards in a branch for runs that do not set it; 0 if the server adds all shards.
-
-    >>> [default_branch(shards) for shards in (2, 63, 64, 100, 1_000)]
-    [0, 0, 8, 10, 32]
-    """
+    """Return the number of shards in a branch for runs that do not set it; 0 if the server adds all shards."""
     return root_branch(shards) if shards >= TREE_FROM else 0
 
 
 def branches(shards: Iterable[int], branch: int) -> dict[int, list[int]]:
-    """Return the shards of each branch; missing shards are omitted.
-
-    Args:
-        shards: indices of shards, ascending.
-        branch: number of consecutive shards in a branch; 0 for a single branch of all shards.
-
-    >>> branches([0, 2, 3, 7], 3)
-    {0: [0, 2], 1: [3], 2: [7]}
-    """
+    """Return the shards of each branch of consecutive shards, ascending; missing ones are omitted, 0 is one branch."""
     members: dict[int, list[int]] = {}
     for shard in shards:
         members.setdefault(shard // branch if branch else 0, []).append(shard)
@@ -132,10 +89,7 @@ def branches(shards: Iterable[int], branch: int) -> dict[int, list[int]]:
 
 
 class TreeSum:
-    """The sum of a round's replies, which can arrive in any order; each reply is added and freed as early as possible.
-
-    Memory holds the total, the sum of each unfinished branch, and replies that arrived before their predecessors.
-    """
+    """The sum of a round's replies, which can arrive in any order; each is added and freed as early as possible."""
 
     def __init__(self, shards: Iterable[int], branch: int) -> None:
         """Prepare the sum of these shards, in ascending order; see `branches` for `branch`."""

@@ -22,23 +22,14 @@ FOLDER = "users"
 
 
 class UserStates:
-    """The states of users, in a folder or in memory; states in memory take precedence over files.
-
-    Args:
-        folder: the folder of the files; None to keep states in memory only.
-        is_read_only: whether new states stay in memory, for example if a round is trained again to verify it.
-    """
+    """The states of users: in files of a folder, or, without one or if read-only, in memory, which takes precedence."""
 
     def __init__(self, folder: Path | None = None, is_read_only: bool = False) -> None:
         self._folder = folder
         self._memory: dict[int, dict[int, Moments]] | None = {} if folder is None or is_read_only else None
 
     def read(self, user: int, round_: int) -> Moments | None:
-        """Return the tensors that a user stored in its last round before a given round; None if it never took part.
-
-        Raises:
-            InputError: the state was removed, or its file is damaged.
-        """
+        """Return the tensors of a user's last round before a given round, or None; InputError if they were removed."""
         in_memory = {written for written in (self._memory or {}).get(user, {}) if written < round_}
         files = {written: path for written, (path, _) in self._files(user).items() if written < round_}
         if in_memory and max(in_memory) >= max(files, default=-1):

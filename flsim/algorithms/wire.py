@@ -17,12 +17,7 @@ COUNTS = [field.name for field in fields(Counts)]
 
 @dataclass(frozen=True)
 class Address:
-    """The run to which a request belongs.
-
-    Attributes:
-        run: path of the run folder, as seen by a node.
-        config: digest of the run's configuration, which must match that folder.
-    """
+    """The run to which a request belongs: its folder, as a node sees it, and the digest of its configuration."""
 
     run: str
     config: str

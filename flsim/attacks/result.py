@@ -13,15 +13,10 @@ from flsim.show.table import Table, json_rows, note
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Result:
-    """The measurements of an attack.
+    """The measurements of an attack."""
 
-    Attributes:
-        frame: the measured numbers, a row for each statement.
-        notes: sentences that explain the numbers, and on missing statements.
-    """
-
-    frame: pd.DataFrame
-    notes: tuple[str, ...] = ()
+    frame: pd.DataFrame  # the measured numbers, a row for each statement
+    notes: tuple[str, ...] = ()  # sentences that explain the numbers, and on missing statements
 
     def to_json(self) -> dict[str, Any]:
         """Return the rows, with the columns of the frame, and the notes; unknown values are None."""
@@ -29,16 +24,10 @@ class Result:
 
 
 def over_seeds(frame: pd.DataFrame, by: Sequence[str], value: Mapping[str, str]) -> pd.DataFrame:
-    """Return means of values over the rows of each group, with one seed each.
+    """Return means of values over the rows of each group, with one seed each, in the order of the frame.
 
-    Args:
-        frame: rows of several runs.
-        by: the columns that identify groups.
-        value: columns of values, each with the prefix of its interval's columns ``low`` and ``high``.
-
-    Returns:
-        A row per group, in the order of the frame. Columns: those of `by`; ``seeds`` (number of rows); the mean of
-        each value with the ends of its 95% interval by Student's t over seeds. NaN if no seed has the value.
+    `value` names columns, each with the prefix of its interval's columns ``low`` and ``high``, by Student's t over
+    seeds. ``seeds`` is the number of rows; a mean is NaN if no seed has the value.
     """
     rows = []
     for key, group in frame.groupby(list(by), sort=False, dropna=False):

@@ -63,11 +63,7 @@ class WordList:
 
     @classmethod
     def read(cls, path: Path, layout: str = "tff") -> "WordList":
-        """Read a file with one word per line, in the order of token ids; text after a tab is ignored.
-
-        Raises:
-            InputError: the file cannot be read, or has an empty or repeated word.
-        """
+        """Read a file with one different word per line, in the order of token ids; text after a tab is ignored."""
         try:
             words = [line.split("\t")[0].strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
         except (OSError, ValueError) as error:
@@ -79,11 +75,7 @@ class WordList:
 
     @classmethod
     def of_tokenizer(cls, folder: Path) -> "WordList":
-        """Return the words of a Hugging Face tokenizer: tokens that are a space and letters.
-
-        Raises:
-            InputError: the folder has no tokenizer, or the tokenizer has no such words.
-        """
+        """Return the words of a Hugging Face tokenizer: tokens that are a space and letters."""
         tokenizer = Tokenizer(folder)
         tokenizer.refuse_unusable()
         layout, ids = tokenizer.table(np.zeros(tokenizer.rows, np.int64))
@@ -113,11 +105,7 @@ class WordList:
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return columns of a file of training data, .parquet, .csv or .jsonl, as a row of texts for each record.
-
-    Raises:
-        InputError: the file cannot be read, or has no such column.
-    """
+    """Return columns of a file of training data, .parquet, .csv or .jsonl, as a row of texts for each record."""
     try:
         if path.suffix == ".parquet":
             rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
@@ -137,11 +125,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class OtherUsers:
-    """The users, or clients, of a training elsewhere.
-
-    Attributes:
-        counts: int64 [users], the number of records of each.
-    """
+    """The users, or clients, of a training elsewhere, and the number of records of each."""
 
     names: tuple[str, ...]
     counts: NDArray[np.int64]
@@ -167,13 +151,7 @@ class OtherUsers:
 
     @classmethod
     def in_file(cls, path: Path, column: str = "user") -> "OtherUsers":
-        """Count the records of each user in a file of training data, .jsonl, .csv or .parquet, with a row per record.
-
-        Users are in the order of their first rows, and a user's records in the order of the rows.
-
-        Raises:
-            InputError: the file cannot be read, has no such column, or no row.
-        """
+        """Count the records of each user in a file of training data, see `read_rows`, in the order of first rows."""
         users = [user for (user,) in read_rows(path, [column])]
         if not users:
             raise InputError(f"{path}: has no record; name the training data")
@@ -185,8 +163,7 @@ class OtherUsers:
 class CanarySet:
     """Canaries that were drawn for a training elsewhere.
 
-    Attributes:
-        prefix: number of a phrase's first words that an attacker knows; in instruction rows these are the prompt.
+    `prefix` is the number of a phrase's first words that an attacker knows; in instruction rows these are the prompt.
     """
 
     words: WordList
@@ -198,11 +175,7 @@ class CanarySet:
 
     @classmethod
     def draw(cls, words: WordList, users: OtherUsers, hparams: CanaryHParams, seed: int, prefix: int) -> "CanarySet":
-        """Draw canaries as in a run of flsim with these users.
-
-        Raises:
-            InputError: settings of single rounds, natural text, too many canaries, or a phrase no longer than `prefix`.
-        """
+        """Draw canaries as in a run of flsim with these users, without settings of single rounds and natural text."""
         for name in BY_ROUND:
             if getattr(hparams, name) != getattr(CanaryHParams, name):
                 raise InputError(f"canaries.{name}: only a run of flsim has rounds; remove this setting")
@@ -249,11 +222,7 @@ class CanarySet:
         return self.words.vocabulary.text(canary.tokens[:known])
 
     def write(self, out: Path, rows: Rows = "jsonl") -> None:
-        """Write the complete folder, or no folder after an error.
-
-        Raises:
-            InputError: `out` exists, or cannot be written.
-        """
+        """Write the complete folder, or no folder after an error."""
         with new_folder(out) as folder:
             self.words.write(folder)
             with (folder / USERS).open("w", encoding="utf-8", newline="") as file:
@@ -268,11 +237,7 @@ class CanarySet:
 
     @classmethod
     def read(cls, folder: Path) -> "CanarySet":
-        """Read a folder that `write` wrote, and draw its canaries again.
-
-        Raises:
-            InputError: this is not such a folder; a file has changed; or the canaries are not those of the law.
-        """
+        """Read a folder that `write` wrote, draw its canaries again, and raise InputError if they differ."""
         if not (folder / MANIFEST).is_file():
             raise InputError(f"{folder}: has no {MANIFEST}; name a folder that `flsim data canaries` wrote")
         try:
@@ -288,17 +253,17 @@ class CanarySet:
             with (folder / USERS).open(encoding="utf-8", newline="") as file:
                 listed = [(row["user"], int(row["records"])) for row in csv.DictReader(file, strict=True)]
             users = OtherUsers(tuple(name for name, _ in listed), np.array([count for _, count in listed], np.int64))
-            drawn = cls.draw(words, users, CanaryHParams(**settings), law["seed"], law["prefix"])
+            canaries = cls.draw(words, users, CanaryHParams(**settings), law["seed"], law["prefix"])
             stored = pd.read_parquet(folder / FILE)
         except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error, pa.ArrowException) as error:
             raise InputError(
                 f"{folder}: cannot be read ({in_one_line(error):.200}); draw the canaries again"
             ) from error
-        if not _are_equal(stored, roster_of(drawn.planting, words.vocabulary)):
+        if not _are_equal(stored, roster_of(canaries.planting, words.vocabulary)):
             raise InputError(
                 f"{folder}: the canaries are not those that the law draws, so they prove nothing; draw canaries again"
             )
-        return drawn
+        return canaries
 
 
 def _are_equal(one: pd.DataFrame, other: pd.DataFrame) -> bool:

@@ -20,15 +20,9 @@ KEYS = {"id", "words", "tokens", "p_u", "p_e", "copies"}
 def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[Canary, ...]:
     """Return the canaries of a CSV file with a header, or of a JSON file with a list of objects.
 
-    Args:
-        path: a .csv or .json file. Each canary has an id, and either words or tokens (ids), separated by spaces, or in
-            JSON as a list. The probabilities p_u and p_e, see `Canary`, are optional; NaN if absent. The number of
-            copies in the training data is optional; 0 for a control.
-        layout: the corpus' token layout, which determines which ids are words.
-        vocabulary: ids of words; without it, canaries must have tokens.
-
-    Raises:
-        InputError: the file cannot be read, ids repeat, or a phrase has words outside the vocabulary.
+    Each canary has a different id, and either words, in the vocabulary, or tokens (ids), separated by spaces, or in
+    JSON as a list. The probabilities p_u and p_e, see `Canary`, are optional; NaN if absent. The number of copies in
+    the training data is optional; 0 for a control. Raises InputError for any other file.
     """
     rows = _read(path)
     if not rows:
@@ -62,11 +56,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _fields(where: str, row: Mapping[str | None, Any]) -> dict[str, Any]:
-    """Return the fields of a row that are not empty.
-
-    Raises:
-        InputError: the row has more fields than the header. Ignoring these fields would change the phrase.
-    """
+    """Return the fields of a row that are not empty; refuse more than the header has, whose words would be lost."""
     if None in row:
         raise InputError(f"{where}: has more fields than the header; quote a field that has a comma in it")
     return {key: value for key, value in row.items() if key and value not in (None, "")}
@@ -99,14 +89,7 @@ def refuse_special(where: str, tokens: tuple[int, ...], layout: Layout) -> None:
 
 
 def encoded(place: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
-    """Return the tokens of a text, or of a list of words.
-
-    Args:
-        vocabulary: the ids of words, or of a tokenizer's tokens.
-
-    Raises:
-        InputError: the value is no text, or a word is not in the vocabulary.
-    """
+    """Return the tokens of a text, or of a list of words; raise InputError if the vocabulary lacks a word."""
     if vocabulary is None:
         raise InputError(
             f"{place}: this row has words, but there is no vocabulary; give a vocabulary or a corpus, or list tokens"

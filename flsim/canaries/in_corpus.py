@@ -31,11 +31,7 @@ BY_ROUND = ("windows", "arm", "injections", "injection_users", "injection_copies
 
 @dataclass(frozen=True)
 class Planted:
-    """The canaries that are planted in a corpus.
-
-    Attributes:
-        planting: the canaries, and the records of the train split that they replaced.
-    """
+    """The canaries that are planted in a corpus, with the records of the train split that they replaced."""
 
     planting: Planting
     hparams: CanaryHParams
@@ -65,11 +61,7 @@ class Planted:
 
     @classmethod
     def read(cls, corpus: Corpus) -> "Planted | None":
-        """Return the canaries that are planted in a corpus; None if there are none.
-
-        Raises:
-            InputError: the files are damaged.
-        """
+        """Return the canaries that are planted in a corpus; None if there are none, InputError if files are damaged."""
         folder = corpus.path / FOLDER
         if f"{FOLDER}/planting.json" not in corpus.manifest["files"]:
             return None
@@ -93,11 +85,7 @@ class Planted:
 
 
 def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -> Corpus:
-    """Write the corpus with planted canaries, exactly as a run with this seed would train on it.
-
-    Raises:
-        InputError: `out` exists; the corpus has no train records, or already has canaries; the canaries do not fit it.
-    """
+    """Write the corpus, which has no canaries, with canaries, exactly as a run with this seed would train on it."""
     refuse_existing(out)
     for name in BY_ROUND:
         if getattr(hparams, name) != getattr(CanaryHParams, name):
@@ -122,11 +110,7 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
 
 
 def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
-    """Return the canary settings of a run: those of canaries in the corpus, otherwise those of the configuration.
-
-    Raises:
-        InputError: the configuration sets canaries that differ from those planted in the corpus.
-    """
+    """Return the canary settings of the corpus, if it has canaries (InputError if others are set), or of the run."""
     planted = Planted.read(corpus)
     if planted is None or hparams == planted.hparams:
         return hparams
@@ -146,13 +130,7 @@ def planting_of(
 ) -> Planting:
     """Return the canaries that are planted in the corpus, independent of the seed; otherwise new canaries.
 
-    Args:
-        train: the users and records in which new canaries are planted; by default all training users of the corpus.
-        rounds: number of rounds of training, for windows that are fractions of it.
-
-    Raises:
-        InputError: records are excluded that planted canaries of the corpus may have replaced; or see
-            `drawn_and_planted`.
+    Raises InputError if records are excluded that canaries of the corpus may have replaced; see `drawn_and_planted`.
     """
     planted = Planted.read(corpus)
     if planted and isinstance(train, PartialSplit):

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
 from flsim.canaries.from_file import encoded, refuse_special
-from flsim.canaries.secrets import Secrets, templates
+from flsim.canaries.secrets import templates
 from flsim.canaries.spec import (
     Canary,
     CanaryHParams,
@@ -39,7 +40,7 @@ class Holders(Protocol):
     @property
     def records(self) -> int: ...
     @property
-    def user_offsets(self) -> NDArray[np.int64]: ...
+    def user_offsets(self) -> Ints: ...
     def __len__(self) -> int: ...
 
 
@@ -64,19 +65,8 @@ TRIED = 100  # number of records that are searched for text inside the vocabular
 Draw = Callable[[int, int], tuple[int, ...]]  # a phrase by the canary's index and the attempt
 
 
-def random_phrases(length: int, seed: int, layout: Layout) -> Draw:
-    """Return a function that draws phrases of random words."""
-    return lambda index, attempt: draw_phrase(seed, index, attempt, length, layout)
-
-
 def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
-    """Return a function that draws the first words of held-out records, without words outside the vocabulary.
-
-    The words of a record begin after its prompt.
-
-    Raises:
-        InputError: held-out users have too few such records.
-    """
+    """Return a function that draws the first words, all in the vocabulary, of held-out records after their prompts."""
     heldout, layout = corpus.split(HELDOUT), corpus.layout
     offsets, text = np.asarray(heldout.record_offsets), layout.text_ids
     starts = offsets[:-1] + (0 if heldout.prompts is None else heldout.prompts)
@@ -98,17 +88,11 @@ def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
     return draw
 
 
-def secret_phrases(templates: Sequence[Secrets], seed: int) -> Draw:
-    """Return a function that draws fillings of the templates."""
-    return lambda index, attempt: tuple(templates[index].draw(stream(seed, "secret", index, attempt), 1)[0].tolist())
-
-
 def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Return the phrases of the settings as tokens.
 
-    Raises:
-        InputError: a text has words outside the vocabulary; two texts are the same tokens; a text is longer than a
-            record; or a text occurs in a split of the corpus, whose copies would not be counted.
+    Raises InputError if a text has words outside the vocabulary, is the same as another or longer than a record, or
+    occurs in the corpus, where its copies would not be counted.
     """
     phrases = dict[tuple[int, ...], str]()
     for text in texts:
@@ -132,14 +116,9 @@ REDRAWS = 100
 
 @dataclass(frozen=True)
 class Overlay:
-    """The replaced records of a population, in ascending order, each with its canary.
+    """The replaced records of a population, as ascending indices [n], each with the index of its canary [n]."""
 
-    Attributes:
-        records: int64 [n], indices over all records, in the population's order.
-        canaries: uint16 [n], indices into the list of canaries.
-    """
-
-    records: NDArray[np.int64]
+    records: Ints
     canaries: NDArray[np.uint16]
 
     def write(self, folder: Path) -> None:
@@ -159,12 +138,8 @@ class Overlay:
         planted = [index for index, canary in enumerate(canaries) if canary.is_planted]
         return within and bool((np.diff(self.records) > 0).all() and np.isin(self.canaries, planted).all())
 
-    def select(self, kept: NDArray[np.bool_]) -> "Overlay":
-        """Return the overlay of the remaining records, with indices among them.
-
-        Args:
-            kept: bool [records], whether each record of the population remains.
-        """
+    def select(self, kept: Flags) -> "Overlay":
+        """Return the overlay of the remaining records, by `kept` [records], with indices among them."""
         remaining = kept[self.records]
         gone = np.flatnonzero(~kept)
         records = self.records[remaining]
@@ -173,32 +148,21 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Planting:
-    """An overlay, its canaries, and the numbers of their sharers and insertions.
-
-    Attributes:
-        planned_sharers: int64 [canaries], users drawn with probability p_u; for canaries with a number of copies, the
-            users that hold copies.
-        sharers: int64 [canaries], users that hold at least one copy.
-        planned_insertions: int64 [canaries], records drawn with probability p_e among the records of sharers, or the
-            number of copies.
-        insertions: int64 [canaries], replaced records: the planned records, without records that another canary got or
-            that were later dropped from the corpus.
-    """
+    """An overlay, its canaries, and the numbers of their sharers and insertions, int64 [canaries] each."""
 
     canaries: tuple[Canary, ...]
     overlay: Overlay
-    planned_sharers: NDArray[np.int64]
-    sharers: NDArray[np.int64]
-    planned_insertions: NDArray[np.int64]
-    insertions: NDArray[np.int64]
+    # users drawn with probability p_u; for canaries with a number of copies, the users that hold copies
+    planned_sharers: Ints
+    sharers: Ints  # users that hold at least one copy
+    # records drawn with probability p_e among the records of sharers, or the number of copies
+    planned_insertions: Ints
+    # replaced records: the planned records, without records that another canary got or that were later dropped
+    # from the corpus
+    insertions: Ints
 
-    def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planting":
-        """Return the planting in the remaining records: actual counts are recomputed, and planned counts do not change.
-
-        Args:
-            kept: bool [records], whether each record of the population remains.
-            user_offsets: int64 [users + 1], where each user's records start among all of them.
-        """
+    def select(self, kept: Flags, user_offsets: Ints) -> "Planting":
+        """Return the planting in the remaining records, by `kept` [records]: only actual counts are recomputed."""
         overlay = self.overlay.select(kept)
         kept_offsets = user_offsets - np.searchsorted(np.flatnonzero(~kept), user_offsets)
         sharers, insertions = counts_of(overlay, kept_offsets, len(self.canaries))
@@ -213,14 +177,8 @@ def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
     return values
 
 
-def counts_of(
-    overlay: Overlay, user_offsets: NDArray[np.int64], canaries: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the number of users that hold a copy, and the number of copies, int64 [canaries] each.
-
-    Args:
-        user_offsets: int64 [users + 1], where each user's records start.
-    """
+def counts_of(overlay: Overlay, user_offsets: Ints, canaries: int) -> tuple[Ints, Ints]:
+    """Return the number of users that hold a copy, and the number of copies, int64 [canaries] each."""
     holders = np.searchsorted(user_offsets, overlay.records, side="right") - 1
     sharers = np.array([len(np.unique(holders[overlay.canaries == canary])) for canary in range(canaries)], np.int64)
     return sharers, np.bincount(overlay.canaries, minlength=canaries)
@@ -230,15 +188,9 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
     """Draw distinct phrases that do not occur in any split of the corpus; a phrase that occurs is drawn again.
 
     Text of held-out users occurs only in the held-out splits. Controls are last, and if two phrases are equal, the
-    later phrase is drawn again. Therefore the planted canaries are the same with and without controls.
-
-    Args:
-        rounds: number of rounds of training, for windows that are fractions of it.
-
-    Raises:
-        InputError: canaries are longer than records; the vocabulary is too small; a window does not fit the rounds;
-            held-out users have too few records with this number of words; or a template or a phrase of the settings
-            does not fit the corpus.
+    later phrase is drawn again. Therefore the planted canaries are the same with and without controls. `rounds` is the
+    number of rounds of training, for windows that are fractions of it. Raises InputError if canaries do not fit corpus
+    and rounds.
     """
     layout = corpus.layout
     planted = configurations(hparams)
@@ -266,11 +218,13 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
     if len(planned) > layout.words**length:
         raise too_few
     attempts = [0] * len(planned)
-    if secrets:
-        draw = secret_phrases(secrets, seed)
-    else:
-        is_heldout = hparams.source == "heldout"
-        draw = natural_phrases(corpus, length, seed) if is_heldout else random_phrases(length, seed, layout)
+
+    def draw(index: int, attempt: int) -> tuple[int, ...]:
+        if secrets:
+            return tuple(secrets[index].draw(stream(seed, "secret", index, attempt), 1)[0].tolist())
+        return natural(index, attempt) if natural else draw_phrase(seed, index, attempt, length, layout)
+
+    natural = natural_phrases(corpus, length, seed) if hparams.source == "heldout" else None
     phrases = listed or [draw(index, 0) for index in range(len(planned))]
     splits = [corpus.split(name) for name in corpus.splits if not (is_natural and name.startswith(HELDOUT))]
     splits = [] if listed else splits  # `listed_phrases` searched all splits
@@ -308,10 +262,7 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
 
 
 def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | None = None) -> set[tuple[int, ...]]:
-    """Return the phrases, all of the same length, that occur within a record of the split.
-
-    The split is read once, `chunk` words at a time.
-    """
+    """Return the phrases, all of one length, within a record of the split, which is read `chunk` words at a time."""
     if not phrases:
         return set()
     sorted_phrases = np.array(sorted(phrases))
@@ -338,14 +289,7 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | N
 def drawn_and_planted(
     corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
 ) -> Planting:
-    """Return new canaries, planted among the training users: all of the corpus, or those of `train`.
-
-    Args:
-        train: the users and records in which canaries are planted.
-
-    Raises:
-        InputError: see `refuse_too_many` and `draw_canaries`.
-    """
+    """Return new canaries, planted among the training users: all of the corpus, or those of `train`."""
     train = corpus.split("train") if train is None else train
     refuse_too_many(hparams, train.records)
     return plant(train, draw_canaries(corpus, hparams, seed, rounds), seed)
@@ -356,25 +300,28 @@ def plant(split: Holders, canaries: tuple[Canary, ...], seed: int) -> Planting:
 
     Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
     all independently. If several canaries claim a record, one of them, chosen uniformly, gets it. Canaries with a
-    number of copies replace this number of records, drawn from all records. Controls replace no records.
+    number of copies replace this number of records, drawn from all records; InputError if there are fewer. Controls
+    replace no records.
 
     A canary whose coin excludes it replaces no records. Its planned counts are those without the coin, and its coin
     affects only the records that it claims: the draws for other canaries do not depend on the coin.
-
-    Raises:
-        InputError: there are more copies than records.
     """
     if any(canary.pseudo_users for canary in canaries):
         return _injected(canaries)
     if any(canary.copies for canary in canaries):  # controls have no draws
         return _plant_copies(split, canaries, np.array([canary.copies for canary in canaries], np.int64), seed)
-    claims: list[NDArray[np.int64]] = []
+    claims: list[Ints] = []
     planned_sharers = []
     for index, canary in enumerate(canaries):
         sharers = np.flatnonzero(stream(seed, "sharers", index).random(len(split)) < canary.p_u)
         if not canary.is_planted and canary.coin is None:
             sharers = sharers[:0]
-        chosen = [_chosen_records(split, int(user), index, canary.p_e, seed) for user in sharers]
+        chosen = []
+        for user in sharers.tolist():
+            first, last = split.user_offsets[user : user + 2].tolist()
+            chosen.append(
+                first + np.flatnonzero(stream(seed, "insertions", index, user).random(last - first) < canary.p_e)
+            )
         planned_sharers.append(len(sharers))
         claims.append(np.concatenate([*chosen, np.empty(0, np.int64)]))
     records = np.concatenate([*claims, np.empty(0, np.int64)])  # also for an empty list of canaries
@@ -406,11 +353,8 @@ def _injected(canaries: tuple[Canary, ...]) -> Planting:
     return Planting(canaries, overlay, users, users * is_planted, copies, copies * is_planted)
 
 
-def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
-    """Replace a distinct record with each copy; every choice of records is equally likely.
-
-    The expected copies of a user are proportional to the number of its records.
-    """
+def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: Ints, seed: int) -> Planting:
+    """Replace a distinct record with each copy; every choice of records is equally likely."""
     total = int(copies.sum())
     refuse_copies(total, split.records)
     records = stream(seed, "copies").choice(split.records, total, replace=False)
@@ -423,25 +367,13 @@ def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: NDArray[
     return Planting(canaries, overlay, sharers, sharers, copies, insertions)
 
 
-def _chosen_records(split: Holders, user: int, canary: int, p_e: float, seed: int) -> NDArray[np.int64]:
-    first, last = int(split.user_offsets[user]), int(split.user_offsets[user + 1])
-    return first + np.flatnonzero(stream(seed, "insertions", canary, user).random(last - first) < p_e)
-
-
 # The limits of canaries that follow from their settings and the size of the corpus, before any canary is drawn.
 
 MOST = 2**16  # largest number of canaries; an overlay stores indices as uint16
 
 
 def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
-    """Raise InputError for more canaries than an overlay can store, or more copies than records.
-
-    Args:
-        records: number of the training records, or an upper bound if it is unknown.
-
-    Raises:
-        InputError: there are too many canaries or copies.
-    """
+    """Raise InputError for more canaries than an overlay can store, or more copies than training records."""
     canaries = number_of_canaries(hparams)
     if canaries > MOST:
         raise InputError(

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import file_digest, from_json, inside, naming, refuse_missing_folder, write_json
 from flsim.canaries.planting import Overlay, Planting, flat_file
@@ -39,26 +40,18 @@ NEVER = np.iinfo(np.int64).max  # last round of a window that does not end
 
 @dataclass(frozen=True)
 class Population:
-    """The training users of one partition; a `flsim.data.records.UsersByRound` and `RecordsByRound`.
-
-    Attributes:
-        split: the corpus' users.
-        phrases: the words of each canary, of the layout's token type.
-        overlay: the records that canaries replace, as indices in the order of the population.
-        twin: the order and users of the IID partition; None for those of the corpus.
-        windows: int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None if all
-            are planted in every round.
-        extra: pseudo-users, who inject a canary each in one round.
-        injected: int64 [records of pseudo-users], the canary of each of their records.
-    """
+    """The training users of one partition; a `flsim.data.records.UsersByRound` and `RecordsByRound`."""
 
     split: Split
-    phrases: tuple[Tokens, ...]
-    overlay: Overlay
-    twin: Twin | None = None
-    windows: NDArray[np.int64] | None = None
-    extra: ExtraUsers = NOBODY
-    injected: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    phrases: tuple[Tokens, ...]  # the words of each canary, of the layout's token type
+    overlay: Overlay  # the records that canaries replace, as indices in the order of the population
+    twin: Twin | None = None  # the order and users of the IID partition; None for those of the corpus
+    # int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None if all are
+    # planted in every round
+    windows: Ints | None = None
+    extra: ExtraUsers = NOBODY  # pseudo-users, who inject a canary each in one round
+    # int64 [records of pseudo-users], the canary of each of their records
+    injected: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     @classmethod
     def with_canaries(
@@ -72,11 +65,7 @@ class Population:
         return cls(split, phrases, overlay, twin, bounds, *_pseudo_users(canaries))
 
     def at(self, round_: int) -> "Population":
-        """Return the users of a round, counted from 0; this object if no canary has a window.
-
-        In the rounds of its window, a canary replaces records; in other rounds, users have the original records. Rounds
-        with the same planted canaries return the same object.
-        """
+        """Return the users of a round, from 0, with the canaries planted in it; equal rounds share an object."""
         if self.windows is None or not len(self.overlay.records):
             return self
         is_active = self.is_planted_in(np.arange(len(self.windows)), round_ + 1)
@@ -90,25 +79,19 @@ class Population:
     def _by_active(self) -> dict[bytes, "Population"]:
         return {}
 
-    def is_planted_in(self, canaries: NDArray[np.integer[Any]], rounds: NDArray[np.int64] | int) -> NDArray[np.bool_]:
-        """Return whether canaries are planted in rounds, bool [n].
-
-        Args:
-            canaries: indices [n].
-            rounds: rounds from 1, int64 [n], or one round for all.
-        """
+    def is_planted_in(self, canaries: NDArray[np.integer[Any]], rounds: Ints | int) -> Flags:
+        """Return whether canaries [n] are planted in rounds, from 1, [n] or one for all: bool [n]."""
         if self.windows is None:
             return np.ones(len(canaries), bool)
         first, last = self.windows[canaries].T
-        is_planted: NDArray[np.bool_] = (first <= rounds) & (rounds <= last)
-        return is_planted
+        return np.asarray((first <= rounds) & (rounds <= last))
 
     @property
     def layout(self) -> Layout:
         return self.split.layout
 
     @property
-    def user_offsets(self) -> NDArray[np.int64]:
+    def user_offsets(self) -> Ints:
         """Return each user's first record in the order of the population, and the end, int64 [users + 1]."""
         return (self.twin or self.split).user_offsets
 
@@ -144,10 +127,7 @@ class Population:
         return self.split.records
 
     def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
-        """Return the records at integer [n] positions in the order of the population.
-
-        Records of pseudo-users follow those of the population.
-        """
+        """Return the records at positions [n] in the order of the population; those of pseudo-users follow."""
         if (is_extra := positions >= self.records).any():
             stand_ins, extra = self.records_at(np.where(is_extra, 0, positions)), positions[is_extra] - self.records
             return self._planted(stand_ins, np.flatnonzero(is_extra), self.injected[extra])
@@ -157,7 +137,7 @@ class Population:
         places = np.flatnonzero(nearest == positions)
         return self._planted(records, places, self.overlay.canaries[planted[places]]) if len(places) else records
 
-    def _planted(self, records: Records, places: NDArray[np.int64], canaries: NDArray[np.integer[Any]]) -> Records:
+    def _planted(self, records: Records, places: Ints, canaries: NDArray[np.integer[Any]]) -> Records:
         """Return records in which those at `places` are replaced by `canaries`."""
         phrases = [self.phrases[canary] for canary in canaries]
         is_from_corpus = np.ones(len(records), bool)
@@ -175,11 +155,8 @@ class Population:
         return Records(tokens, np.concatenate([[0], np.cumsum(lengths)]), prompts)
 
 
-def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, NDArray[np.int64]]:
-    """Return the pseudo-users of canaries, and the canary of each of their records.
-
-    Those of arm "out" never take part.
-    """
+def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, Ints]:
+    """Return the pseudo-users of canaries, never taking part in arm "out", and the canary of each of their records."""
     rounds, sizes, injected = list[int](), list[int](), list[int]()
     for index, canary in enumerate(canaries):
         users = canary.pseudo_users or 0
@@ -195,12 +172,7 @@ def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, NDArray[np.in
 def write_population(
     folder: Path, corpus: Corpus, planting: Planting, partition: Partition, seed: int, train: Split | None = None
 ) -> None:
-    """Write planting, roster and, for the IID partition, the twin into an existing folder.
-
-    Args:
-        train: the records that the run trains on, from `flsim.data.withheld`; by default all training users of the
-            corpus.
-    """
+    """Write planting, roster and the IID twin into a folder; `train` has the records that the run trains on."""
     write_roster(folder, planting, corpus.vocabulary)
     train = corpus.split("train") if train is None else train
     overlay, counts = planting.overlay, {"insertions": len(planting.overlay.records)}
@@ -220,11 +192,7 @@ def write_population(
 
 
 def verify_population(folder: Path) -> None:
-    """Read every file again and compare its digest with the stored digest; older folders have no digests.
-
-    Raises:
-        InputError: a file is missing or has changed.
-    """
+    """Compare the digest of every file with the stored one, if any; raise InputError for a difference."""
     for name, written in _digests(folder).items():
         path = inside(folder, name)
         if not path.is_file() or file_digest(path) != written:
@@ -263,11 +231,7 @@ def _trained_on(folder: Path, whole: Split, description: dict[str, Any]) -> Spli
 
 
 def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Canary, ...]]:
-    """Return a population and its canaries, from the folder that `write_population` filled.
-
-    Raises:
-        InputError: the folder is damaged or belongs to another corpus, or the corpus changed since.
-    """
+    """Return a population and its canaries from a folder; InputError if it or the corpus is damaged or changed."""
     try:
         description = _about(folder)
         if description["corpus"] != corpus.digest:

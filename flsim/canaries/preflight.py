@@ -24,11 +24,8 @@ ALL, PART, NONE = "all", "part", "none"
 class Training:
     """The settings of a training that decide how records are read.
 
-    Attributes:
-        encode: returns the token ids of a text, without special tokens.
-        length: number of tokens after which a record is cut, including the begin token; None for no limit.
-        masks_prompt: whether a record's prompt has no loss.
-        begins: whether each record has a begin token.
+    `encode` returns token ids without special tokens. `length` is the number of tokens after which a record is cut,
+    including the token with which each record begins, if `begins`.
     """
 
     encode: Encode
@@ -37,12 +34,7 @@ class Training:
     begins: bool = True
 
     def targets(self, prompt: str, text: str, first: int, last: int) -> tuple[int, int]:
-        """Return the number of tokens of characters `first` to `last` of a record, and of those with loss.
-
-        Args:
-            text: the complete record, including the prompt.
-            first, last: positions of the characters in `text`.
-        """
+        """Return the number of tokens of characters `first` to `last` of prompt and text, and of those with loss."""
         start, end = len(self.encode(text[: max(0, first)])), len(self.encode(text[:last]))
         lowest = len(self.encode(prompt)) if self.masks_prompt else 0
         lowest = max(lowest, 0 if self.begins else 1)
@@ -51,11 +43,7 @@ class Training:
 
 
 def encoder(name: str | None) -> Encode:
-    """Return a function text -> token ids: of a Hugging Face folder, of a custom file, or words if the name is None.
-
-    Raises:
-        InputError: there is no such tokenizer.
-    """
+    """Return a function text -> token ids: of a Hugging Face folder, of a custom file, or words if the name is None."""
     if name is None:
         return lambda text: range(len(text.split()))
     if is_custom(name):
@@ -69,32 +57,26 @@ def encoder(name: str | None) -> Encode:
 def preflight(drawn: CanarySet, training: Training, records: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     """Return a row for each canary that has planned copies or copies in the records.
 
-    Args:
-        records: rows with ``prompt`` and ``text``; the text does not repeat the prompt.
-
-    Returns:
-        Columns ``canary``; ``planned`` and ``found``, numbers of copies; ``tokens``, the number of tokens of words that
-        an attacker does not know; ``loss``, the number of these tokens with loss; and ``trained``, whether "all",
-        "part" or "none" of them have loss. The last three are those of the copy with the smallest share of loss.
-
-    Raises:
-        InputError: a custom tokenizer failed.
+    Records have ``prompt`` and ``text``; the text does not repeat the prompt. Columns: ``canary``; ``planned`` and
+    ``found``, numbers of copies; ``tokens``, the number of tokens of words that an attacker does not know; ``loss``,
+    the number of these tokens with loss; and ``trained``, whether "all", "part" or "none" of them have loss. The last
+    three are those of the copy with the smallest share of loss. Raises InputError if a custom tokenizer failed.
     """
     texts = [(row["prompt"], row["prompt"] + row["text"]) for row in records]
     rows = []
     for canary, planned in zip(drawn.planting.canaries, drawn.planting.insertions.tolist(), strict=True):
         known, phrase = drawn.known_text(canary), drawn.text_of(canary)["text"]
         with custom_code_errors(InputError):
-            found = [
+            targets = [
                 training.targets(prompt, text, at + len(known), at + len(phrase))
                 for prompt, text in texts
                 for at in _places(phrase, text)
             ]
-        if planned or found:
-            tokens, loss = min(found, key=lambda counts: counts[1] / max(1, counts[0]), default=(0, 0))
+        if planned or targets:
+            tokens, loss = min(targets, key=lambda counts: counts[1] / max(1, counts[0]), default=(0, 0))
             trained = NONE if not loss else ALL if loss == tokens else PART
-            about = {"canary": canary.id, "planned": planned, "found": len(found)}
-            rows.append(about | {"tokens": tokens, "loss": loss, "trained": trained})
+            counts = {"canary": canary.id, "planned": planned, "found": len(targets)}
+            rows.append(counts | {"tokens": tokens, "loss": loss, "trained": trained})
     return pd.DataFrame(rows, columns=["canary", "planned", "found", "tokens", "loss", "trained"])
 
 

@@ -99,15 +99,7 @@ def _empty(columns: Iterable[str]) -> pa.Table:
 
 
 def read_canaries(folder: Path, vocabulary: Vocabulary) -> tuple[Canary, ...]:
-    """Return the canaries of a folder's roster; a canary without probabilities has the planned number of copies.
-
-    Args:
-        vocabulary: the corpus' vocabulary, which gives templates their tokens.
-
-    Raises:
-        InputError: a template does not fit the vocabulary.
-        OSError, ValueError, KeyError, pyarrow.ArrowException: there is no roster, or it is damaged.
-    """
+    """Return the canaries of a folder's roster; without probabilities they have the planned number of copies."""
     names = ["canary", "tokens", "p_u", "p_e", "planned_insertions"]
     with pq.ParquetFile(folder / FILE) as file:
         names += [name for name in LATER if name in file.schema_arrow.names]
@@ -149,13 +141,7 @@ def is_drawn(roster: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def read_roster(path: Path) -> pd.DataFrame:
-    """Return a roster as a table with the columns of `SCHEMA` that the file has, and always ``is_planted``.
-
-    The file is untrusted and checked completely.
-
-    Raises:
-        InputError: there is no such file, it is damaged, or its values are not those of a roster.
-    """
+    """Return a roster, checked completely, with the columns of `SCHEMA` that the file has, and ``is_planted``."""
     if not path.is_file():
         raise InputError(
             f"{path}: no such file, so the canaries of this run are unknown; restore the file, or exclude the run"

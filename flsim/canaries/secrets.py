@@ -23,8 +23,8 @@ from math import prod
 from string import ascii_lowercase, digits
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.tokenizer import TokenVocabulary
@@ -38,12 +38,7 @@ FILLINGS = {"card": 10**15, "ssn": 898 * 99 * 9_999}
 
 @dataclass(frozen=True)
 class Hole:
-    """A hole of a template.
-
-    Attributes:
-        kind: "d" for digits, "l" for letters, "w" for words, "card", "ssn", or "k" for a key.
-        symbols: number of digits, letters or words.
-    """
+    """A hole of a template: its kind and its number of digits, letters or words."""
 
     kind: str
     symbols: int
@@ -67,11 +62,7 @@ class Hole:
 
 
 def parse(template: str) -> tuple[str | Hole, ...]:
-    """Return the fixed texts and the holes of a template, in order; their concatenation is the template.
-
-    Raises:
-        InputError: a hole is unknown, or there is no hole.
-    """
+    """Return the fixed texts and the holes of a template, in order, or raise InputError for an unknown or no hole."""
     parts: list[str | Hole] = []
     for index, text in enumerate(BETWEEN.split(template)):
         counted = COUNTED.fullmatch(text)
@@ -127,7 +118,6 @@ def with_keys(template: str, vocabulary: Vocabulary, rng: np.random.Generator) -
     return "".join(map(text, parse(template)))
 
 
-Ints = NDArray[np.int64]
 Spell = Callable[[Ints], Ints]  # from numbers of fillings [N] to symbols [N, k]
 
 AREAS = np.setdiff1d(np.arange(1, 900), [666])
@@ -143,12 +133,12 @@ def check_digits(numbers: Ints) -> Ints:
     return -sums % 10
 
 
-def are_cards(symbols: Ints) -> NDArray[np.bool_]:
+def are_cards(symbols: Ints) -> Flags:
     """Return whether digits, int64 [N, n], end with their check digit, bool [N]."""
     return np.asarray(check_digits(symbols[:, :-1]) == symbols[:, -1])
 
 
-def are_social_security_numbers(symbols: Ints) -> NDArray[np.bool_]:
+def are_social_security_numbers(symbols: Ints) -> Flags:
     """Return whether digits, int64 [N, 9], are in the ranges of a social security number, bool [N].
 
     No number has an area 000, 666 or 900 to 999, a group 00 or a serial 0000: Social Security Administration, "Social
@@ -188,12 +178,7 @@ SPELL: dict[str, Spell] = {"card": _card, "ssn": _ssn}
 
 @dataclass(frozen=True)
 class Part:
-    """Adjacent tokens of a secret that are filled together.
-
-    Attributes:
-        kind: "card" or "ssn"; empty for a single token.
-        ids: token ids of its symbols; one id if the token is fixed.
-    """
+    """Adjacent tokens of a secret that are filled together: a "card" or "ssn", or a token with its allowed ids."""
 
     kind: str
     ids: tuple[int, ...]
@@ -229,12 +214,7 @@ class Secrets:
 
     @classmethod
     def from_template(cls, template: str, vocabulary: Vocabulary) -> "Secrets":
-        """Return the fillings of a template in a corpus.
-
-        Raises:
-            InputError: the template is invalid, its tokens are not in the vocabulary, or it has words and the corpus is
-                by characters.
-        """
+        """Return the fillings of a template in a corpus; raise InputError if the template does not fit it."""
         parts: list[Part] = []
         parsed = parse(template.strip())
         for part, following in zip(parsed, (*parsed[1:], ""), strict=True):
@@ -312,17 +292,11 @@ class Secrets:
         return len(tokens) == self.length and all(fits)
 
     def references(self, seed: int, count: int, secrets: Ints) -> Ints:
-        """Return fillings to rank secrets among, none of which is a secret.
+        """Return fillings to rank secrets [m, length] among, none of which is a secret, in lexicographic order.
 
         References are `count` uniform draws from R without the secrets. If there are at most `count` such fillings, the
         references are all of them, each once, so ranks are exact. For a secret that was drawn but not planted, all
         ranks are equally likely.
-
-        Args:
-            secrets: int64 [m, length], different fillings: all secrets of the experiment.
-
-        Returns:
-            int64 [`count_references(...)`, length], in lexicographic order.
         """
         if self.space - len(secrets) <= count:
             rows = self.all()
@@ -340,11 +314,7 @@ class Secrets:
 
 
 def templates(template: str, vocabulary: Vocabulary, seed: int, count: int) -> list[Secrets]:
-    """Return the template of each of `count` canaries; if it has keys, each canary has a different key.
-
-    Raises:
-        InputError: as for `Secrets.from_template`, or there are too few keys.
-    """
+    """Return the template of each of `count` canaries; if it has keys, each canary has a different key."""
     if not any(isinstance(part, Hole) and part.is_key for part in parse(template)):
         return [Secrets.from_template(template, vocabulary)] * count
     texts = dict[str, None]()
@@ -361,11 +331,7 @@ def templates(template: str, vocabulary: Vocabulary, seed: int, count: int) -> l
 
 
 def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the token ids of a part of a text: words, characters with spaces at both ends, or a tokenizer's tokens.
-
-    Raises:
-        InputError: a token is not in the vocabulary.
-    """
+    """Return the token ids of a part of a text: words, characters with spaces at both ends, or a tokenizer's tokens."""
     if isinstance(vocabulary, TokenVocabulary):
         return vocabulary.encode_text(text)
     # `Vocabulary.split` would drop the space between fixed text and a hole.
@@ -383,18 +349,18 @@ def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:
 def _alphabet(symbols: str, vocabulary: Vocabulary) -> tuple[int, ...]:
     """Return a token id for each symbol; with a tokenizer a separate token, even if text has several in one token."""
     if isinstance(vocabulary, TokenVocabulary):
-        found = {symbol: vocabulary.symbol(symbol) for symbol in symbols}
-        for symbol, id_ in found.items():
+        ids = {symbol: vocabulary.symbol(symbol) for symbol in symbols}
+        for symbol, id_ in ids.items():
             if id_ is None:
                 raise InputError(
                     f'canaries.template needs a token "{symbol}" that the tokenizer of the corpus lacks; use {{wN}} '
                     "for N words"
                 )
-        return tuple(id_ for id_ in found.values() if id_ is not None)
+        return tuple(id_ for id_ in ids.values() if id_ is not None)
     return tuple(id_ for symbol in symbols for id_ in token_ids(symbol, vocabulary))
 
 
-def _are_among(rows: Ints, secrets: Ints) -> NDArray[np.bool_]:
+def _are_among(rows: Ints, secrets: Ints) -> Flags:
     """Return whether each of the rows [N, n] is one of the secrets [m, n], bool [N]."""
     is_secret = np.zeros(len(rows), bool)
     for secret in secrets:

@@ -58,14 +58,7 @@ def window_label(window: Window) -> str:
 
 
 def bounds_of(window: Window, rounds: int | None) -> Bounds:
-    """Return the first and the last round of a window, from 1; for an empty window, the last is before the first.
-
-    Args:
-        rounds: number of rounds of the complete training; None if it is unknown.
-
-    Raises:
-        InputError: the window is a fraction and `rounds` is unknown, or it begins after the last round.
-    """
+    """Return the first and the last round of a window, from 1; the last is before the first if it is empty."""
     if window == ALWAYS:
         return None, None
     if rounds is None and is_share(window):
@@ -86,15 +79,7 @@ def injection_label(at: float) -> str:
 
 
 def injection_bounds(at: float, rounds: int | None) -> Bounds:
-    """Return the round of an injection, from 1, as the first and the last round.
-
-    Args:
-        at: completed rounds, or a fraction of training below 1.
-        rounds: number of rounds of the complete training; None if it is unknown.
-
-    Raises:
-        InputError: `at` is a fraction and `rounds` is unknown, or the round is after the last round.
-    """
+    """Return the round of an injection, from 1, as the first and the last round."""
     if rounds is None and 0 < at < 1:
         raise InputError(
             f"injections {at:g} is a fraction of training, whose length is unknown; give the number of rounds, or set "
@@ -231,29 +216,17 @@ class CanaryHParams:
         return is_injected or any(is_share(window) and tuple(window) != ALWAYS for window in self.windows)
 
     def unknown_words(self, prefix: int) -> int:
-        """Return the number of words of a canary that are unknown to an attacker who knows the first `prefix` words.
-
-        For a template, the text before the first hole is known. For phrases, the number is an estimate from the longest
-        phrase.
-        """
+        """Return the number of a canary's words, of the longest phrase, that are not known before or by `prefix`."""
         if self.phrases:
             return max(1, *(len(phrase.split()) - prefix for phrase in self.phrases))
         return unknown_symbols(self.template) if self.template else self.length - prefix
 
     def continuations(self, prefix: int, words: int) -> int:
-        """Return the number of phrases that a beam can generate after the first `prefix` words.
-
-        Args:
-            prefix: number of known words; see `unknown_words`.
-        """
+        """Return the number of phrases that a beam can generate after the first `prefix` words."""
         return fillings(self.template, words) if self.template else int(words ** self.unknown_words(prefix))
 
     def references(self, count: int, words: int) -> int:
-        """Return the number of references if `count` are requested; small templates have fewer.
-
-        Args:
-            count: number of references in the settings.
-        """
+        """Return the number of references if `count` are requested; small templates have fewer."""
         canaries = len(configurations(self)) + self.controls
         return min(count, fillings(self.template, words) - canaries) if self.template else count
 
@@ -265,10 +238,7 @@ class CanaryHParams:
         return ABOUT_INJECTIONS.format(", ".join(injection_label(at) for at in self.injections))
 
     def bounds(self, configuration: "Configuration", rounds: int | None) -> Bounds:
-        """Return the first and the last round in which this arm plants canaries; see `bounds_of`.
-
-        Arm "out" has an empty window that begins with the window of arm "in".
-        """
+        """Return the first and the last round in which this arm plants canaries; arm "out" has an empty window."""
         window = configuration.window
         first, last = injection_bounds(window[0], rounds) if configuration.users else bounds_of(window, rounds)
         return (first, last) if self.arm == "in" else (first or 1, (first or 1) - 1)
@@ -280,36 +250,22 @@ class CanaryHParams:
 
 @dataclass(frozen=True)
 class Canary:
-    """A canary: a phrase, and the way of planting it.
+    """A canary: a phrase, and the way of planting it."""
 
-    Attributes:
-        id: the name of the canary in tables, e.g. ``"c07"``.
-        tokens: the word ids of the phrase.
-        p_u: probability that a user is a sharer; NaN if it is unknown, or if `copies` is set.
-        p_e: probability that a record of a sharer is replaced; NaN if it is unknown, or if `copies` is set.
-        copies: exact number of records, of any users, that are replaced; None if probabilities decide.
-        is_planted: whether records are replaced; False for a control, which is only drawn and measured.
-        coin: the coin that decided whether it is planted; None if no coin did.
-        first_round: the first round in which it is planted, from 1; None for no bound.
-        last_round: the last round in which it is planted; None for no bound.
-        pseudo_users: number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`;
-            None if users of the population hold it.
-        template: the template that the phrase fills, with the space of its fillings; None for none.
-        is_natural: whether the phrase is text of a held-out user or of the settings, and not random words.
-    """
-
-    id: str
-    tokens: tuple[int, ...]
-    p_u: float
-    p_e: float
-    copies: int | None = None
-    is_planted: bool = True
-    coin: bool | None = None
-    first_round: int | None = None
-    last_round: int | None = None
+    id: str  # the name of the canary in tables, e.g. ``"c07"``
+    tokens: tuple[int, ...]  # the word ids of the phrase
+    p_u: float  # probability that a user is a sharer; NaN if it is unknown, or if `copies` is set
+    p_e: float  # probability that a record of a sharer is replaced; NaN if it is unknown, or if `copies` is set
+    copies: int | None = None  # exact number of records, of any users, that are replaced; None if probabilities decide
+    is_planted: bool = True  # whether records are replaced; False for a control, which is only drawn and measured
+    coin: bool | None = None  # the coin that decided whether it is planted; None if no coin did
+    first_round: int | None = None  # the first round in which it is planted, from 1; None for no bound
+    last_round: int | None = None  # the last round in which it is planted; None for no bound
+    # number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`; None if users
+    # of the population hold it
     pseudo_users: int | None = None
-    template: Secrets | None = None
-    is_natural: bool = False
+    template: Secrets | None = None  # the template that the phrase fills, with the space of its fillings; None for none
+    is_natural: bool = False  # whether the phrase is text of a held-out user or of the settings, and not random words
 
 
 def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout) -> tuple[int, ...]:
@@ -324,13 +280,9 @@ def toss(seed: int, index: int) -> bool:
 
 
 class Configuration(NamedTuple):
-    """The configuration of a canary that is planted.
+    """The configuration of a canary that is planted; see `Canary`.
 
-    Attributes:
-        p_u, p_e: see `Canary`.
-        copies: see `Canary`.
-        window: the rounds in which it is planted, as in the settings; for an injection, its time twice.
-        users: number of pseudo-users who inject it; 0 if users hold it.
+    `window` is as in the settings, and for an injection its time twice; `users` is the number of pseudo-users.
     """
 
     p_u: float

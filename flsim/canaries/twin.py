@@ -18,12 +18,7 @@ ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # suffixes of files by the
 
 @dataclass(frozen=True)
 class Twin:
-    """An IID partition: all records in random order, dealt to the same number of synthetic users.
-
-    Attributes:
-        order: uint32 [records], a permutation; int64 if there are more than 2^32.
-        user_offsets: int64 [users + 1], where each synthetic user starts in `order`.
-    """
+    """An IID partition: a permutation of all records, dealt to synthetic users with these offsets [users + 1]."""
 
     order: NDArray[np.integer[Any]]
     user_offsets: NDArray[np.int64]
@@ -35,10 +30,8 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
     Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. Each synthetic user gets as
     many words as the real user with the same number, with planted canaries, up to one record. Therefore both partitions
     have the same numbers of users in a round, with the same amounts of text. Every record is used: the twin is a
-    permutation. It needs 5 bytes of memory per record, or 6 if records have more than 255 words.
-
-    Returns:
-        The twin, and the overlay, with indices in the order of the twin.
+    permutation. It needs 5 bytes of memory per record, or 6 if records have more than 255 words. The overlay is
+    returned in the order of the twin.
     """
     # The paper fills users of about 2,000 words, the size of its real users. With a fixed size, the number of users
     # would change when canaries shorten records, and a remainder would be dropped. Runs with older twins, with equal

@@ -19,23 +19,12 @@ STAND_INS = {
 
 
 def author_of(user: str) -> str:
-    """Return the author of a user's text.
-
-    An import that cuts authors into users names these ``author#0``, ``author#1``.
-    """
+    """Return the author of a user's text: an import cuts authors into users ``author#0``, ``author#1``."""
     return re.sub(r"#[0-9]+\Z", "", user)
 
 
 def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the largest authors, and warnings about authors that may not be one person.
-
-    Args:
-        users: the split, the name and the number of words of each user.
-
-    Returns:
-        The `LARGEST` authors, largest first, each with ``author``, ``split``, ``users``, ``words`` and ``share``, the
-        share of all words of these users, 0 to 1; and the warnings. Names of `STAND_INS` are also included.
-    """
+    """Return the `LARGEST` authors of (split, user, words) and those of `STAND_INS`, and warnings about them."""
     words: Counter[tuple[str, str]] = Counter()
     pieces: Counter[tuple[str, str]] = Counter()
     for split, user, count in users:

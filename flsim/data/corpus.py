@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Ints
 from flsim.base.errors import InputError
 from flsim.base.files import HashedFile, digest, file_digest, from_json, inside, refuse_missing_folder, write_json
 from flsim.data.manifest import (
@@ -58,29 +59,21 @@ class Split(Unchanging):
     """The users of one split of a corpus, open for reading.
 
     ``split[user]`` is the records of a user, and ``len(split)`` the number of users. A split implements `UsersByRound`
-    and `RecordsByRound`.
-
-    Attributes:
-        tokens: token ids of all records, uint16 or uint32 [words].
-        record_offsets: int64 [records + 1], where each record starts among the tokens, and the end of the last record.
-        user_offsets: int64 [users + 1], where each user starts among the records, and the end of the last user.
-        prompts: uint32 [records], number of first tokens of each record in its prompt; None if no record has one.
+    and `RecordsByRound`. Tokens are uint16 or uint32 [words]; offsets, int64, have the start of each record among the
+    tokens and of each user among the records, and the end. Prompts are the numbers of first tokens of each record in
+    its prompt; None if no record has one.
     """
 
     layout: Layout
     tokens: Tokens
-    record_offsets: NDArray[np.int64]
-    user_offsets: NDArray[np.int64]
+    record_offsets: Ints
+    user_offsets: Ints
     folder: Path
     prompts: NDArray[np.uint32] | None = None
 
     @classmethod
     def open(cls, folder: Path) -> "Split":
-        """Open a split's folder; `split.json` in it names the layout of token ids.
-
-        Raises:
-            InputError: the folder is not a split of a corpus.
-        """
+        """Open a split's folder; `split.json` in it names the layout of token ids."""
         try:
             layout = layout_in(from_json((folder / "split.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -130,11 +123,7 @@ class Split(Unchanging):
 
     @cached_property
     def names(self) -> list[str]:
-        """Return the names of the users.
-
-        Raises:
-            InputError: the file does not have one name for each user.
-        """
+        """Return the names of the users; raise InputError if the file does not have one for each."""
         try:
             names = from_json((self.folder / "names.json").read_text(encoding="utf-8"))
             if len(names) == len(self) and all(isinstance(name, str) for name in names):
@@ -163,14 +152,10 @@ class Corpus:
 
     @classmethod
     def open(cls, path: Path | str, verify: bool = False) -> "Corpus":
-        """Open a corpus folder.
+        """Open a corpus folder, or the URI of a corpus, which `flsim.data.stores` fetches first.
 
-        Args:
-            path: the folder, or the URI of a corpus in an object store, which is fetched first (`flsim.data.stores`).
-            verify: whether to read every file and compare its digest with the manifest's.
-
-        Raises:
-            InputError: the folder is not a corpus, has another schema, or its files differ from the manifest.
+        With `verify`, every file is read and its digest compared with the manifest's. Raises InputError if the folder
+        is not a corpus, has another schema, or its files differ from the manifest.
         """
         again = "import the corpus again"
         if is_uri(path):
@@ -221,11 +206,7 @@ class Corpus:
         return self.split(WHOLE["test"] if WHOLE["test"] in self.splits else "test")
 
     def split(self, name: str) -> Split:
-        """Open one of the `splits`.
-
-        Raises:
-            InputError: the split is missing, or the layout of its token ids differs from the manifest.
-        """
+        """Open one of the `splits`; raise InputError if it is missing, or has another layout than the manifest."""
         split = Split.open(self.path / name)
         if split.layout != self.layout:
             raise InputError(
@@ -260,14 +241,7 @@ class SplitWriter:
         user_records: NDArray[np.integer[Any]],
         prompts: NDArray[np.integer[Any]] | None = None,
     ) -> None:
-        """Append users.
-
-        Args:
-            tokens: token ids [words] of all their records.
-            record_words: integer [records], words of each record.
-            user_records: integer [users], records of each user.
-            prompts: integer [records], tokens of each record's prompt; None if there are none.
-        """
+        """Append users: tokens [words] of all records, words and prompt tokens of records, and records of users."""
         if self.layout.prompts:
             lengths = np.zeros(len(record_words), "<u4") if prompts is None else prompts.astype("<u4")
             self._files[PROMPTS].write(lengths.tobytes())
@@ -295,7 +269,7 @@ class SplitWriter:
     def counts(self) -> dict[str, int]:
         return {"users": self.users, "records": self.records, "words": self.words}
 
-    def _append(self, name: str, offsets: NDArray[np.int64]) -> None:
+    def _append(self, name: str, offsets: Ints) -> None:
         self._files[name].write(offsets.astype("<i8").tobytes())
 
 
@@ -329,15 +303,7 @@ class CorpusWriter:
         warnings: Iterable[str] = (),
         notes: Iterable[str] = (),
     ) -> None:
-        """Complete the splits and write the manifest, which completes the corpus.
-
-        Args:
-            dropped: reason -> count of everything that was read and dropped.
-            sources: name, bytes, sha256 and format of each input file.
-            parameters: how the corpus was made.
-            warnings: suspected faults of the sources.
-            notes: information that the formats of the sources do not contain.
-        """
+        """Complete the splits and write the manifest, which completes the corpus; `dropped` counts by reason."""
         written = {
             f"{name}/{file}": described
             for name, split in self.splits.items()

@@ -104,10 +104,7 @@ def _visible(word: str) -> str:
 
 
 def _drops(summary: dict[str, Any]) -> list[str]:
-    """Return a line for each reason to drop, by unit, with the largest count first.
-
-    Shares are of everything that was read.
-    """
+    """Return a line for each reason to drop, by unit, the largest count first, with shares of all that was read."""
     lines = []
     dropped = sorted(summary["dropped"].items(), key=lambda item: (unit_of(item[0]) or "", -item[1]))
     is_ascii = summary["parameters"].get("ascii", False)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Ints
 from flsim.data.authors import author_of, largest_authors
 from flsim.data.corpus import Corpus, Split
 from flsim.data.manifest import SPLITS, by_in
@@ -23,15 +24,10 @@ QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 
 @dataclass(frozen=True)
 class Distribution:
-    """The number of things of each length.
+    """The number of things of each length that occurs, ascending: int64 [distinct] each."""
 
-    Attributes:
-        values: int64 [distinct], the lengths that occur, ascending.
-        counts: int64 [distinct], how many things have each length.
-    """
-
-    values: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    values: Ints
+    counts: Ints
 
     @classmethod
     def count(cls, lengths: Iterable[NDArray[Any]]) -> "Distribution":
@@ -48,10 +44,7 @@ class Distribution:
         return Distribution(values, counts)
 
     def quantiles(self) -> dict[str, int]:
-        """Return each quantile by name: the smallest length with at least this share of lengths up to it.
-
-        The result is empty if there are no things.
-        """
+        """Return, by name, the smallest length with at least this share of lengths up to it; empty without things."""
         if not len(self.values):
             return {}
         cumulative = np.cumsum(self.counts)
@@ -145,13 +138,12 @@ class _SplitStatistics:
         }
 
     @cached_property
-    def words_per_user(self) -> NDArray[np.int64]:
+    def words_per_user(self) -> Ints:
         """Return the number of words of each user, int64 [users]."""
-        words: NDArray[np.int64] = np.diff(_taken(self.split.record_offsets, np.asarray(self.split.user_offsets)))
-        return words
+        return np.asarray(np.diff(_taken(self.split.record_offsets, np.asarray(self.split.user_offsets))))
 
     @cached_property
-    def token_counts(self) -> NDArray[np.int64]:
+    def token_counts(self) -> Ints:
         """Return the number of occurrences of each token id, int64 [2^16, or V if V is larger]."""
         counts = np.zeros(max(2**16, self.split.layout.vocabulary_size), np.int64)
         for _, tokens in windows(self.split.tokens):
@@ -159,12 +151,12 @@ class _SplitStatistics:
         return counts
 
 
-def _steps(offsets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _steps(offsets: Ints) -> Iterator[Ints]:
     """Return the lengths of the pieces between offsets."""
     return (np.diff(window) for _, window in windows(offsets, overlap=1))
 
 
-def _taken(array: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+def _taken(array: Ints, indices: Ints) -> Ints:
     """Return ``array[indices]`` for ascending indices."""
     bounds = (
         (window, start, *np.searchsorted(indices, (start, start + len(window)))) for start, window in windows(array)
@@ -185,7 +177,7 @@ def _described(measured: _SplitStatistics, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _coverage(token_counts: NDArray[np.int64], layout: Layout, corpus: Corpus) -> dict[str, Any]:
+def _coverage(token_counts: Ints, layout: Layout, corpus: Corpus) -> dict[str, Any]:
     text = layout.text_ids
     counts = token_counts[text.start : text.stop]
     order = np.argsort(-counts, kind="stable")
@@ -202,13 +194,10 @@ def _coverage(token_counts: NDArray[np.int64], layout: Layout, corpus: Corpus) -
 
 
 def _membership(names: dict[str, list[str]]) -> dict[str, Any]:
-    """Return which authors of heldout and test are members, for attacks on users.
+    """Return which authors of heldout and test are members, for attacks on users; an author can be several users.
 
-    A split can contain several users of one author.
-
-    Returns:
-        ``{split}_authors``, the number of authors. For all splits except train also ``{split}_also_train``, the names
-        of authors who are in train too, and ``{split}_only``, the number of those who are not.
+    ``{split}_authors`` is the number of authors. For all splits except train, ``{split}_also_train`` are the names of
+    authors who are in train too, and ``{split}_only`` is the number of those who are not.
     """
     authors = {split: set(map(author_of, users)) for split, users in names.items()}
     membership: dict[str, Any] = {f"{split}_authors": len(members) for split, members in authors.items()}

@@ -103,10 +103,7 @@ def named(layout: Layout, splits: Iterable[str] = SPLITS) -> tuple[str, ...]:
 
 
 def _what_is_wrong(text: str | bytes) -> str:
-    """Return the first fault of a manifest: a key whose value is missing or of another type.
-
-    The fault is empty if the manifest is valid.
-    """
+    """Return the first fault of a manifest: a key whose value is missing or of another type; empty if valid."""
     from pydantic import ValidationError
 
     try:
@@ -125,10 +122,7 @@ def layout_in(described: dict[str, Any]) -> Layout:
 
 
 def description_of(layout: Layout) -> dict[str, Any]:
-    """Return a layout in the form of a manifest.
-
-    Entries that older manifests lack are omitted if they have their defaults, so digests do not change.
-    """
+    """Return a layout in the form of a manifest, without defaults that older manifests lack, so digests stay equal."""
     described = {name: value for name, value in asdict(layout).items() if value or name not in ("pieces", "prompts")}
     return described | ({} if layout.token_type == UNNAMED else {"tokens": layout.token_type})
 
@@ -139,17 +133,8 @@ def by_in(manifest: dict[str, Any]) -> By:
     return by
 
 
-def token_type_in(manifest: dict[str, Any]) -> str:
-    """Return the type of token ids of a manifest."""
-    return str(manifest["layout"].get("tokens", UNNAMED))
-
-
 def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:
-    """Return a manifest, and the size in bytes and the sha256 of each of its files.
-
-    Raises:
-        InputError: the text is not a manifest, has another schema, or lacks a file that every corpus has.
-    """
+    """Return a manifest after all checks, and the size in bytes and the sha256 of each of its files."""
     try:
         manifest = from_json(text)
         schema, files = manifest["schema"], dict(manifest["files"])
@@ -162,7 +147,7 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
         )
     if wrong := _what_is_wrong(text):
         raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again")
-    tokens, size = token_type_in(manifest), manifest["layout"]["vocabulary_size"]
+    tokens, size = str(manifest["layout"].get("tokens", UNNAMED)), manifest["layout"]["vocabulary_size"]
     if tokens != token_type_of(size):
         raise InputError(
             f"{source}: its manifest has tokens of type {tokens}, but {size:,} ids need {token_type_of(size)}; "

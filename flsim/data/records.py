@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Ints
 from flsim.data.vocabulary import Layout
 
 # Reading of arrays that are larger than memory, piece by piece, without mapping them.
@@ -15,14 +16,10 @@ WINDOW = 2**20  # values
 
 
 def windows(values: NDArray[Any], size: int | None = None, overlap: int = 0) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield consecutive pieces of an array, each with the index of its start.
+    """Yield consecutive pieces of an array, each with the index of its start, by default of `WINDOW` values.
 
-    Pieces of a memory-mapped file are read, because touched pages of a mapping count as memory of this process.
-
-    Args:
-        values: an array, or a complete mapped file from `flsim.data.corpus.memory_map`, not a part of a file.
-        size: values from the start of one piece to the start of the next; `WINDOW` by default.
-        overlap: number of values that a piece shares with the next piece.
+    A piece shares `overlap` values with the next. Pieces of a memory-mapped file, which must be complete, are read,
+    because touched pages of a mapping count as memory of this process.
     """
     size = size or WINDOW
     for start in range(0, len(values), size):
@@ -39,16 +36,12 @@ def piece(values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
 
 # Extra users, who do not belong to the population: each takes part in one round, independent of the sampler.
 
-Ints = NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class ExtraUsers:
     """Users whose numbers and records follow those of the population.
 
-    Attributes:
-        rounds: int64 [users], the round in which each takes part, from 0; -1 for none.
-        offsets: int64 [users + 1], where each user's records start among those of extra users.
+    `rounds` [users] are those in which each takes part, from 0, or -1; `offsets` [users + 1] of their records.
     """
 
     rounds: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -82,17 +75,12 @@ Tokens = NDArray[np.unsignedinteger[Any]]  # dtype: `token_type` of the layout
 
 @dataclass(frozen=True)
 class Records:
-    """Consecutive records: record i is ``tokens[offsets[i]:offsets[i + 1]]``, word ids without BOS or EOS.
+    """Consecutive records: record i is ``tokens[offsets[i]:offsets[i + 1]]``, word ids without BOS or EOS."""
 
-    Attributes:
-        tokens: uint16 or uint32 [words], see `Layout.token_type`.
-        offsets: int64 [records + 1], from 0.
-        prompts: integer [records], number of first tokens of each record in its prompt: a model reads them and is not
-            trained to write them. None if no record has a prompt.
-    """
-
-    tokens: Tokens
-    offsets: NDArray[np.int64]
+    tokens: Tokens  # uint16 or uint32 [words], see `Layout.token_type`
+    offsets: Ints  # int64 [records + 1], from 0
+    # integer [records], number of first tokens of each record in its prompt: a model reads them and is not
+    # trained to write them. None if no record has a prompt
     prompts: NDArray[np.integer[Any]] | None = None
 
     @classmethod
@@ -106,7 +94,7 @@ class Records:
     @classmethod
     def joined(cls, parts: Sequence["Records"]) -> "Records":
         """Return the records of one or several parts, one part after another."""
-        lengths: list[NDArray[np.int64]] = [np.diff(part.offsets) for part in parts]
+        lengths: list[Ints] = [np.diff(part.offsets) for part in parts]
         offsets = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
         prompts = None
         if any(part.prompts is not None for part in parts):
@@ -141,10 +129,7 @@ class Users(Protocol):
 
 
 class RecordSource(Protocol):
-    """Interface of all records of a population as one sequence, in the order of users.
-
-    The position of a record is its index in that sequence.
-    """
+    """Interface of all records of a population as one sequence, in the order of users, with positions as indices."""
 
     @property
     def layout(self) -> Layout: ...
@@ -207,11 +192,7 @@ class Unchanging:
 
 @dataclass(frozen=True)
 class Subset(Unchanging):
-    """Some records of a source; the subset is also a source, and is the same in every round.
-
-    Attributes:
-        chosen: integer [records], positions in the source.
-    """
+    """The records of a source at chosen positions, as a source that is the same in every round."""
 
     source: RecordSource
     chosen: NDArray[np.integer[Any]]
@@ -230,26 +211,19 @@ class Subset(Unchanging):
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded records, trimmed to the longest record.
+    """Padded records, trimmed to the longest record."""
 
-    Attributes:
-        inputs: int64 [records, time], BOS first; PAD beyond the record's end.
-        targets: int64 [records, time], the next word, with EOS last if the record is short enough; PAD elsewhere, and
-            for words of a prompt.
-    """
-
-    inputs: NDArray[np.int64]
-    targets: NDArray[np.int64]
+    inputs: Ints  # int64 [records, time], BOS first; PAD beyond the record's end
+    # int64 [records, time], the next word, with EOS last if the record is short enough; PAD elsewhere, and for
+    # words of a prompt
+    targets: Ints
 
 
-def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
-    """Return the chosen records of a user as one batch.
+def batch(records: Records, chosen: Ints, layout: Layout) -> Batch:
+    """Return the chosen records [n] of a user as one batch.
 
     A sequence is BOS, the words, and EOS if `layout.ends_with_eos`. Inputs are all tokens except the last, and targets
     all tokens except the first.
-
-    Args:
-        chosen: int64 [n], indices into the records.
     """
     starts = records.offsets[chosen]
     lengths = records.offsets[chosen + 1] - starts
@@ -269,12 +243,8 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
     return Batch(inputs, targets)
 
 
-def batches_by_length(records: Records, layout: Layout, positions: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the indices of all records in batches of similar length, longest first, which minimizes padding.
-
-    Args:
-        positions: largest number of positions of a batch, padding included; a longer record is a separate batch.
-    """
+def batches_by_length(records: Records, layout: Layout, positions: int) -> Iterator[Ints]:
+    """Yield the indices of records in batches of at most so many positions, or one record, the longest first."""
     words = np.diff(records.offsets)
     lengths = words + layout.ends_with_eos(words)
     order = np.argsort(-lengths, kind="stable")

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.files import new_folder
 from flsim.base.progress import progress
 from flsim.data.corpus import Corpus, CorpusWriter, Split, SplitWriter
@@ -21,7 +21,7 @@ def rewrite_corpus(
     step: dict[str, Any],
     *,
     source: RecordSource | None = None,
-    kept: NDArray[np.bool_] | None = None,
+    kept: Flags | None = None,
     dropped: dict[str, int] | None = None,
     notes: Iterable[str] = (),
     beside: Callable[[Path], None] = lambda _: None,
@@ -29,18 +29,9 @@ def rewrite_corpus(
     """Write a corpus with other train records; users (even empty users), other splits and the vocabulary do not change.
 
     The manifest is that of the old corpus with three additions: the drops, the notes, and the step. The step becomes
-    the last of ``parameters.steps`` and has the digest of the old corpus.
-
-    Args:
-        out: folder of the new corpus, which is not created if there is an error.
-        step: the description of the change. If it has a ``label``, runs over the new corpus are named by that label.
-        source: source of the train records, of the same number; by default the old corpus.
-        kept: bool [records], the mask of the train records to write; by default all.
-        notes: remarks that are shown in every description of the corpus.
-        beside: function that writes further files into the new folder.
-
-    Raises:
-        InputError: `out` exists.
+    the last of ``parameters.steps`` and has the digest of the old corpus; if it has a ``label``, runs over the new
+    corpus are named by it. The train records come from `source`, of the same number, and only the `kept` [records] are
+    written. `beside` writes further files into the new folder, which is not created if there is an error.
     """
     train = corpus.split("train")
     with new_folder(out) as folder, CorpusWriter(folder, corpus.vocabulary, corpus.layout, corpus.splits) as writer:
@@ -61,21 +52,15 @@ def rewrite_corpus(
 
 
 def labelled_steps(corpus: Corpus) -> list[dict[str, Any]]:
-    """Return the steps that are named in tables, such as defences.
-
-    These are the steps with a ``label``. Entries that differ between seeds are omitted.
-    """
+    """Return the steps with a ``label``, such as defences, which tables name, without what differs between seeds."""
     steps = corpus.manifest["parameters"].get("steps", [])
     of_seed = ("corpus", "seed", "planted")
     common = [{name: value for name, value in step.items() if name not in of_seed} for step in steps]
     return [step for step in common if "label" in step]
 
 
-def blocks(user_offsets: NDArray[np.int64], size: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield ranges [first, last) of users with about `size` records each.
-
-    A range has at least one user. The default size is `BLOCK`.
-    """
+def blocks(user_offsets: Ints, size: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield ranges [first, last) of users with about `size` records, by default `BLOCK`, and at least one user each."""
     first, users = 0, len(user_offsets) - 1
     while first < users:
         last = int(np.searchsorted(user_offsets, user_offsets[first] + (size or BLOCK), side="right")) - 1
@@ -84,7 +69,7 @@ def blocks(user_offsets: NDArray[np.int64], size: int | None = None) -> Iterator
         first = last
 
 
-def _copy(source: RecordSource, split: Split, kept: NDArray[np.bool_] | None, writer: CorpusWriter) -> None:
+def _copy(source: RecordSource, split: Split, kept: Flags | None, writer: CorpusWriter) -> None:
     into: SplitWriter = writer.splits[split.folder.name]
     user_offsets = np.asarray(split.user_offsets)
     with progress(f"writing {into.folder.name}", split.records, unit="records") as advance:

@@ -105,9 +105,5 @@ def records(text: str, ascii: bool = False) -> list[str]:
 
 
 def word_ends(text: str) -> list[int]:
-    """Return the end of each word of a plain text, with the words of `sentences`; punctuation is not a word.
-
-    >>> word_ends("Don't go, naïve!")
-    [5, 8, 15]
-    """
+    """Return the end of each word of a plain text, with the words of `sentences`; punctuation is not a word."""
     return [match.end() for match in _ANY_TOKEN.finditer(text) if any(map(str.isalnum, match[0]))]

@@ -63,11 +63,7 @@ def located(location: Path | str, base: Path = Path()) -> Path | str:
 
 
 def _open_store(uri: str) -> "tuple[FileSystem, str]":
-    """Return a store and the path in it, without a request to the store.
-
-    Raises:
-        InputError: the scheme or an option is not known, or the URI has credentials.
-    """
+    """Return a store and the path in it, without a request to the store."""
     from pyarrow import ArrowException
 
     try:
@@ -147,15 +143,9 @@ def fetched(uri: str) -> Path:
     """Return the local folder of a corpus, and fetch the corpus if needed.
 
     The manifest is read from the store each time, so a corpus that changed in the store gets another local folder. If
-    the store does not answer, flsim uses the last corpus of this URI and prints a line. If the store answers "not
-    found" or "not allowed", flsim raises an error.
-
-    Args:
-        uri: the corpus, such as ``s3://bucket/prefix/corpus?region=eu-west-1``; see the module.
-
-    Raises:
-        InputError: the scheme is not known, or the corpus does not exist, cannot be accessed, differs from its
-            manifest, or does not fit on the disk; or the store does not answer and this URI was never fetched.
+    the store does not answer, flsim uses the last corpus of this URI and prints a line. Raises InputError if the scheme
+    is not known, or the corpus does not exist, cannot be accessed, differs from its manifest, or does not fit on the
+    disk; or the store does not answer and this URI was never fetched.
     """
     corpora = cache() / "corpora"
     seen = cache() / "fetched" / digest(uri)
@@ -188,14 +178,7 @@ def fetched(uri: str) -> Path:
 
 
 def push(folder: Path, uri: str) -> None:
-    """Copy a corpus into a store, with its manifest last, so an incomplete copy is not a corpus.
-
-    Repeat the call to continue an interrupted copy.
-
-    Raises:
-        InputError: the place has another corpus, the bucket does not exist, access is refused, or the store does not
-            answer.
-    """
+    """Copy a corpus into a store, with its manifest last; an interrupted copy, which is no corpus, can be repeated."""
     from pyarrow.fs import LocalFileSystem
 
     store, prefix = _open_store(uri)

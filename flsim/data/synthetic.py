@@ -17,6 +17,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.files import new_folder
 from flsim.base.machine import refuse_beyond_memory
@@ -41,11 +42,7 @@ NUMBERS = 10  # one word in this many is a number
 
 @dataclass(frozen=True)
 class Spellings:
-    """The spellings of words.
-
-    Attributes:
-        texts: the spelling of each word; all are different.
-    """
+    """The different spellings of words."""
 
     texts: tuple[str, ...]
 
@@ -71,7 +68,7 @@ class Spellings:
         return cls(tuple(texts))
 
     @cached_property
-    def _flat(self) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+    def _flat(self) -> tuple[Ints, NDArray[np.uint16]]:
         """Return the begin of each word, int64 [words + 1], in symbols of all words, each with a space after it."""
         flat = [SYMBOLS.index(symbol) for text in self.texts for symbol in f"{text} "]
         ends = np.cumsum([len(text) + 1 for text in self.texts])
@@ -80,16 +77,7 @@ class Spellings:
     def spell(
         self, tokens: NDArray[np.unsignedinteger], record_words: NDArray[np.uint8]
     ) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
-        """Spell records, with a space between words.
-
-        Args:
-            tokens: the words of all records, counted from 0, [words].
-            record_words: number of words of each record, uint8 [records].
-
-        Returns:
-            The symbols of all records, as places in `SYMBOLS`, uint16 [symbols], and the number of symbols of each
-            record, uint8 [records].
-        """
+        """Return records of words as places in `SYMBOLS`, with spaces between words, and their lengths, uint8."""
         bounds, flat = self._flat
         first = bounds[tokens]
         lengths = bounds[tokens.astype(np.int64) + 1] - first
@@ -175,21 +163,16 @@ class SyntheticHParams:
 class Language:
     """The words of topics: their frequencies and successors.
 
-    Attributes:
-        cumulative: float64 [topics * words], topic t's cumulative word frequencies plus t, so one search in the
-            complete array finds a word of any topic.
-        successors: token type of the layout, [topics, words, SUCCESSORS], words that follow a word, counted from 0.
+    `cumulative` [topics * words] has topic t's cumulative word frequencies plus t, so one search finds a word of any
+    topic; `successors` [topics, words, SUCCESSORS] are words that follow a word, counted from 0.
     """
 
-    cumulative: NDArray[np.float64]
+    cumulative: Floats
     successors: Tokens
 
     @classmethod
     def draw(cls, hparams: SyntheticHParams, seed: int) -> "Language":
-        """Draw the words of all topics.
-
-        Half of a topic's words follow the common Zipf law, and half follow a Zipf law over the ranking of the topic.
-        """
+        """Draw the words of all topics: half follow the common Zipf law, and half that of the topic's ranking."""
         layout = Layout(hparams.vocabulary_size, hparams.record_words)
         words = layout.words
         law = 1 / np.arange(1, words + 1) ** hparams.zipf
@@ -197,7 +180,7 @@ class Language:
         frequencies = np.array([law + law[rng.permutation(words)] for _ in range(hparams.topics)])
         cumulative = np.cumsum(frequencies / frequencies.sum(1, keepdims=True), axis=1)
         cumulative[:, -1] = 1
-        flat: NDArray[np.float64] = (cumulative + np.arange(hparams.topics)[:, None]).ravel().astype(np.float64)
+        flat: Floats = (cumulative + np.arange(hparams.topics)[:, None]).ravel().astype(np.float64)
         topic = np.arange(hparams.topics)[:, None, None]
         successors = cls(flat, np.empty((0, 0, 0), np.uint16)).draw_words(
             np.broadcast_to(topic, (hparams.topics, words, SUCCESSORS)),
@@ -206,33 +189,30 @@ class Language:
         )
         return cls(flat, successors.astype(layout.token_type))
 
-    def draw_words(self, topic: NDArray[np.int64], uniform: NDArray[np.float64], words: int) -> NDArray[np.int64]:
+    def draw_words(self, topic: Ints, uniform: Floats, words: int) -> Ints:
         """Return words of the given topics, counted from 0, by inversion of uniform numbers of the same shape."""
-        drawn: NDArray[np.int64] = np.searchsorted(self.cumulative, topic + uniform, side="right") - topic * words
-        drawn[drawn == words] -= 1  # topic + uniform can round up to the next topic
-        return drawn
+        word: Ints = np.searchsorted(self.cumulative, topic + uniform, side="right") - topic * words
+        word[word == words] -= 1  # topic + uniform can round up to the next topic
+        return word
 
 
 class Part(NamedTuple):
     """Consecutive users.
 
-    Attributes:
-        tokens: unsigned integers [words], words counted from 0 in the order of the common Zipf law; for spelled
-            corpora, characters as positions in `SYMBOLS`.
-        record_words: uint8 [records], words or characters of each record.
-        user_records: int64 [users], records of each user.
+    Tokens [words] count from 0 in the order of the common Zipf law; for spelled corpora, characters are positions in
+    `SYMBOLS`. The others are words or characters of records, uint8, and records of users, int64.
     """
 
     tokens: Tokens
     record_words: NDArray[np.uint8]
-    user_records: NDArray[np.int64]
+    user_records: Ints
 
 
 def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: Sequence[str]) -> Part:
     """Return the records of the named users; each user's records are a function of the seed and the name."""
-    drawn = [_draw(hparams, seed, name) for name in names]
-    lengths, topic = (np.concatenate([user[k] for user in drawn]) for k in (0, 1))
-    uniform, successor, order = (np.concatenate([user[k] for user in drawn], axis=1) for k in (2, 3, 4))
+    numbers = [_draw(hparams, seed, name) for name in names]
+    lengths, topic = (np.concatenate([user[k] for user in numbers]) for k in (0, 1))
+    uniform, successor, order = (np.concatenate([user[k] for user in numbers], axis=1) for k in (2, 3, 4))
     words = language.successors.shape[1]
     is_word = np.arange(LONGEST)[:, None] < lengths
     fresh = is_word & (order >= hparams.order)
@@ -244,18 +224,14 @@ def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: 
         follows = np.flatnonzero(is_word[position] & ~fresh[position])
         word = topic[follows] * words + table[position - 1, follows]
         table[position, follows] = following[word * SUCCESSORS + successor[position, follows]]
-    return Part(table.T[is_word.T], lengths.astype(np.uint8), np.array([len(user[0]) for user in drawn]))
+    return Part(table.T[is_word.T], lengths.astype(np.uint8), np.array([len(user[0]) for user in numbers]))
 
 
-def _draw(
-    hparams: SyntheticHParams, seed: int, name: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+def _draw(hparams: SyntheticHParams, seed: int, name: str) -> tuple[Ints, Ints, Floats, Ints, Floats]:
     """Draw the random numbers of a user.
 
-    Returns:
-        Lengths and topics of records, [records]. Then three arrays [LONGEST, records] for the word at each position:
-        the uniform number of a fresh word, the index of a successor, and the uniform number that chooses between the
-        two.
+    Returns lengths and topics of records, [records]; then three arrays [LONGEST, records] for the word at each
+    position: the uniform number of a fresh word, the index of a successor, and the uniform number that chooses.
     """
     rng = stream(seed, "synthetic user", name)
     mixture = rng.dirichlet(np.full(hparams.topics, hparams.heterogeneity))
@@ -289,11 +265,8 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
     """Write a synthetic corpus, which is a function of the arguments only.
 
     A large corpus uses a process per processor. Users are drawn into scratch files while words are counted, then
-    written with ids in order of frequency. Memory therefore does not grow with the number of users.
-
-    Raises:
-        InputError: `out` exists, the corpus exceeds the disk, or a user exceeds the memory.
-        WorkerDied: a process was killed.
+    written with ids in order of frequency. Memory therefore does not grow with the number of users. Raises InputError
+    if `out` exists, the corpus exceeds the disk, or a user exceeds the memory; and WorkerDied.
     """
     layout = hparams.token_layout
     sizes = {"train": hparams.users, "heldout": hparams.heldout_users, "test": hparams.test_users}
@@ -342,37 +315,37 @@ def _refuse_too_large(hparams: SyntheticHParams, folder: Path) -> None:
         )
 
 
-def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:
+def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> Ints:
     """Draw users into files, and return how often each word occurs in train, int64 [words]."""
     counts = np.zeros(len(hparams.symbols), np.int64)
     users = sum(part.last - part.first for part in parts)
     large = users * hparams.words_per_user >= POOL_WORDS
     tasks = [Task(f"users of {part.split} from {part.first}", _draw_part, (part, hparams, seed)) for part in parts]
-    drawn = 0
+    users_done = 0
     with (
         progress("synthetic corpus, drawing", users, unit="users") as advance,
         Pool(len(os.sched_getaffinity(0)) if large else 1) as pool,
     ):
 
-        def done(index: int, counted: NDArray[np.int64]) -> None:
-            nonlocal counts, drawn
+        def done(index: int, counted: Ints) -> None:
+            nonlocal counts, users_done
             if parts[index].split == "train":
                 counts += counted
-            drawn += parts[index].last - parts[index].first
-            advance(drawn)
+            users_done += parts[index].last - parts[index].first
+            advance(users_done)
 
         pool.run(tasks, done)
     return counts
 
 
-def _draw_part(_report: Report, part: _Range, hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:
+def _draw_part(_report: Report, part: _Range, hparams: SyntheticHParams, seed: int) -> Ints:
     """Draw users into their file, and return how often each token occurs, int64 [symbols]."""
-    drawn = draw_users(_language(hparams, seed), hparams, seed, part.names)
+    texts = draw_users(_language(hparams, seed), hparams, seed, part.names)
     if hparams.by == "characters":
-        tokens, lengths = _spellings(hparams.vocabulary_size - SPECIAL_TOKENS, seed).spell(*drawn[:2])
-        drawn = Part(tokens, lengths, drawn.user_records)
-    np.savez(part.file, **drawn._asdict())
-    return np.bincount(drawn.tokens, minlength=len(hparams.symbols))
+        tokens, lengths = _spellings(hparams.vocabulary_size - SPECIAL_TOKENS, seed).spell(*texts[:2])
+        texts = Part(tokens, lengths, texts.user_records)
+    np.savez(part.file, **texts._asdict())
+    return np.bincount(texts.tokens, minlength=len(hparams.symbols))
 
 
 _spellings = lru_cache(maxsize=1)(Spellings.draw)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import file_digest
 from flsim.data.manifest import TOKENIZER_FILES
@@ -43,7 +43,7 @@ class Tokenizer:
     folder: Path
 
     @cached_property
-    def _library(self) -> "tokenizers.Tokenizer":
+    def library(self) -> "tokenizers.Tokenizer":
         tokenizer: tokenizers.Tokenizer = _imported().Tokenizer.from_str(_read(self.folder, FILE))
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -58,7 +58,7 @@ class Tokenizer:
                 "transformers 5 or a fast tokenizer of an earlier release"
             )
         try:
-            self._library.get_vocab_size()
+            self.library.get_vocab_size()
         except InputError:
             raise
         except Exception as error:  # the library raises no other class
@@ -66,12 +66,8 @@ class Tokenizer:
 
     @cached_property
     def rows(self) -> int:
-        """Return the number of rows of the model's embedding: that of config.json, or else one row for each token.
-
-        Raises:
-            InputError: there are more tokens than rows.
-        """
-        tokens = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
+        """Number of rows of the model's embedding: that of config.json, or else one row for each token."""
+        tokens = max(self.library.get_vocab(with_added_tokens=True).values()) + 1
         config = _described(self.folder, "config.json")
         rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size", tokens))
         if rows < tokens:
@@ -83,18 +79,14 @@ class Tokenizer:
 
     @cached_property
     def special(self) -> dict[str, int]:
-        """Return the rows of "pad", "oov", "bos" and "eos"; a missing token has the row of another special token.
-
-        Raises:
-            InputError: the tokenizer has no token for the begin or the end of a text.
-        """
+        """Rows of "pad", "oov", "bos" and "eos"; a missing token has the row of another special token."""
         ids = dict[str, int]()
         for file in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):  # the last wins
             values = _described(self.folder, file)
             for name in ("pad", "unk", "bos", "eos", "cls", "sep"):
                 token = values.get(f"{name}_token")
                 token = token.get("content") if isinstance(token, Mapping) else token
-                id_ = self._library.token_to_id(token) if isinstance(token, str) else values.get(f"{name}_token_id")
+                id_ = self.library.token_to_id(token) if isinstance(token, str) else values.get(f"{name}_token_id")
                 id_ = id_[0] if isinstance(id_, list) and id_ else id_
                 if isinstance(id_, int) and 0 <= id_ < self.rows:
                     ids[name] = id_
@@ -109,14 +101,14 @@ class Tokenizer:
         return {"pad": ids.get("pad", eos), "oov": ids.get("unk", eos), "bos": bos, "eos": eos}
 
     @cached_property
-    def is_word(self) -> NDArray[np.bool_]:
+    def is_word(self) -> Flags:
         """Return which tokens are words, bool [rows]: " the" is a word, "the" and " 3" are not.
 
         A word that is repeated once must give its text twice, and the tokenizer must cut this text into the same two
         tokens. Then a text of any words is cut into these words, if the tokenizer first cuts text at spaces.
         """
         is_word = np.zeros(self.rows, np.bool_)
-        for id_ in self._library.get_vocab(with_added_tokens=False).values():
+        for id_ in self.library.get_vocab(with_added_tokens=False).values():
             first, _, second = (text := self.decode([id_, id_])).removeprefix(" ").partition(" ")
             is_word[id_] = first.isalpha() and first == second and self.encode(text) == [id_, id_]
         is_word[list(self.special.values())] = False
@@ -124,34 +116,19 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the model's ids of a text, without special tokens around them."""
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.library.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of the model's ids."""
-        return str(self._library.decode([*map(int, ids)], skip_special_tokens=False))
+        return str(self.library.decode([*map(int, ids)], skip_special_tokens=False))
 
     def token(self, id_: int) -> str:
-        """Return the tokenizer's spelling of a token, such as ``Ġthe``; for a row without a token, its number.
+        """Return the tokenizer's spelling of a token, such as ``Ġthe``, escaped as in JSON, or its row's number."""
+        return json.dumps(self.library.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
 
-        White space and quotes are escaped as in JSON.
-        """
-        return json.dumps(self._library.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
-
-    def id_of(self, token: str) -> int | None:
-        """Return the model's id of a token in the tokenizer's spelling; None if there is no such token."""
-        found: int | None = self._library.token_to_id(token)
-        return found
-
-    def table(self, counts: NDArray[np.int64]) -> tuple[Layout, NDArray[np.int64]]:
-        """Return the ids of a corpus: its layout, with records of one token, and the model's ids, int64 [V].
-
-        Args:
-            counts: int64 [rows], how often each token occurs; ids of words and of pieces are in descending order.
-
-        Raises:
-            InputError: no token is a word.
-        """
+    def table(self, counts: Ints) -> tuple[Layout, Ints]:
+        """Return the layout of a corpus and the model's ids [V], of words and of pieces by descending counts [rows]."""
         special = self.special
         if not self.is_word.any():
             raise InputError(
@@ -180,14 +157,7 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
-    """Train a byte-level BPE tokenizer, and write it into an existing folder.
-
-    The tokens are the four special tokens, the 256 bytes, and merges of bytes within words, as in GPT-2. The tokenizer
-    depends only on the texts and the number of tokens.
-
-    Raises:
-        InputError: the text has too few different words for so many tokens.
-    """
+    """Write a byte-level BPE tokenizer: four special tokens, 256 bytes, and merges within words, as in GPT-2."""
     library = _imported()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forks of this process would warn about its threads
     tokenizer = library.Tokenizer(library.models.BPE())
@@ -203,8 +173,8 @@ def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
             f"the text is enough for {tokens:,} tokens, fewer than {size:,}; set --train-tokenizer {tokens}"
         )
     tokenizer.save(str(folder / FILE))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **TRAINED}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2))
+    description = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **TRAINED}
+    (folder / "tokenizer_config.json").write_text(json.dumps(description, indent=2))
 
 
 def _imported() -> Any:
@@ -242,24 +212,17 @@ def _described(folder: Path, name: str) -> dict[str, Any]:
 class TokenMap:
     """The correspondence of the token ids of a corpus and the ids of a model, which are rows of its embedding.
 
-    Attributes:
-        layout: the layout of the corpus' token ids; its name is `TOKENIZER`.
-        ids: int64 [V], the model's id of each id of the corpus. Every row of the model occurs at least once. Several
-            special ids can have the same row, if a tokenizer has no padding, or one token for begin and end.
-        folder: the folder of the tokenizer, as `transformers.AutoTokenizer.from_pretrained` reads it.
+    Every row of the model occurs at least once in `ids` [V]. Several special ids can have the same row, if a tokenizer
+    has no padding, or one token for begin and end. `transformers.AutoTokenizer.from_pretrained` reads the folder.
     """
 
     layout: Layout
-    ids: NDArray[np.int64]
+    ids: Ints
     folder: Path
 
     @classmethod
     def open(cls, corpus: Path, layout: Layout) -> "TokenMap | None":
-        """Return the map of a corpus' folder; None if the corpus was made without a tokenizer.
-
-        Raises:
-            InputError: the table does not fit the layout, or a file is missing.
-        """
+        """Return the map of a corpus' folder, or None if it was made without a tokenizer; InputError if it is unfit."""
         if layout.name != TOKENIZER:
             return None
         path = corpus / TABLE
@@ -290,11 +253,8 @@ class TokenMap:
         return int(self.ids.max()) + 1
 
     @cached_property
-    def from_model(self) -> NDArray[np.int64]:
-        """Return the corpus' id of each of the model's ids, as the tokenizer uses them, int64 [rows].
-
-        An unknown token is OOV, even if it shares its row with EOS.
-        """
+    def from_model(self) -> Ints:
+        """The corpus' id of each of the model's ids [rows]; an unknown token is OOV, even in the row of EOS."""
         ids = np.full(self.rows, self.layout.oov)
         for id_ in (self.layout.pad, self.layout.bos, self.layout.eos, self.layout.oov):
             ids[self.ids[id_]] = id_
@@ -325,7 +285,7 @@ class TokenVocabulary(Vocabulary):
 
     def symbol(self, character: str) -> int | None:
         """Return the token id of one character; None if the tokenizer has no token for it."""
-        id_ = self.map.tokenizer.id_of(character)
+        id_ = self.map.tokenizer.library.token_to_id(character)
         return None if id_ is None else int(self.map.from_model[id_])
 
     def encode_text(self, text: str) -> list[int]:

@@ -22,9 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError, at_least_one
 
 By = Literal["words", "characters", "tokens"]  # the units of text that have token ids
@@ -47,21 +45,13 @@ def token_type_of(vocabulary_size: int) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """The assignment of token ids to words and special tokens, and the maximal length of a record.
+    """The assignment of token ids to words and special tokens, and the maximal length of a record."""
 
-    Attributes:
-        vocabulary_size: number of token ids, including the four special tokens.
-        record_words: a record has at most this many words; see `ends_with_eos`.
-        name: a key of `LAYOUTS`, or `TOKENIZER`.
-        pieces: number of token ids of layout `TOKENIZER` that are neither words nor special.
-        prompts: whether records can begin with a prompt, which models read and are not trained to write.
-    """
-
-    vocabulary_size: int
-    record_words: int = 20
-    name: str = "tff"
-    pieces: int = 0
-    prompts: bool = False
+    vocabulary_size: int  # number of token ids, including the four special tokens
+    record_words: int = 20  # a record has at most this many words; see `ends_with_eos`
+    name: str = "tff"  # a key of `LAYOUTS`, or `TOKENIZER`
+    pieces: int = 0  # number of token ids of layout `TOKENIZER` that are neither words nor special
+    prompts: bool = False  # whether records can begin with a prompt, which models read and are not trained to write
 
     pad = 0
 
@@ -117,8 +107,8 @@ class Layout:
     @overload
     def ends_with_eos(self, words: int) -> bool: ...
     @overload
-    def ends_with_eos(self, words: NDArray[np.int64]) -> NDArray[np.bool_]: ...
-    def ends_with_eos(self, words: int | NDArray[np.int64]) -> bool | NDArray[np.bool_]:
+    def ends_with_eos(self, words: Ints) -> Flags: ...
+    def ends_with_eos(self, words: int | Ints) -> bool | Flags:
         """Return whether EOS follows the words of a record.
 
         A record with `record_words` words can have been cut, so its end is unknown.
@@ -132,11 +122,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The most frequent words of a corpus with their counts, most frequent first.
-
-    Attributes:
-        by: whether these are words, single characters, or the tokens of a tokenizer, words before pieces.
-    """
+    """The most frequent words (single characters, tokens) of a corpus with their counts, most frequent first."""
 
     words: tuple[str, ...]
     counts: tuple[int, ...]
@@ -145,15 +131,7 @@ class Vocabulary:
 
     @classmethod
     def most_frequent(cls, counts: Mapping[str, int], size: int, layout: str = "tff", by: By = "words") -> "Vocabulary":
-        """Return the vocabulary of the `size` - 4 most frequent words; ties are in alphabetical order.
-
-        Args:
-            size: number of token ids, including the four special tokens.
-            by: whether the words are single characters.
-
-        Raises:
-            InputError: the corpus has fewer different words.
-        """
+        """Return the vocabulary of the `size` - 4 most frequent words; ties are in alphabetical order."""
         most = Layout(size, name=layout).words
         if most > len(counts):
             raise InputError(
@@ -165,11 +143,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path, layout: str = "tff", by: By = "words") -> "Vocabulary":
-        """Read a vocabulary that `write` wrote.
-
-        Raises:
-            InputError: the file is not a vocabulary.
-        """
+        """Read a vocabulary that `write` wrote."""
         try:
             rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
             return cls(tuple(word for word, _ in rows), tuple(int(count) for _, count in rows), layout, by)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.corpus import Split
@@ -27,19 +28,15 @@ Shadow = Literal["user", "record"]
 
 @dataclass(frozen=True, eq=False)
 class PartialSplit(Split):
-    """Some records of a split, in their order; users without remaining records are omitted.
+    """Some records of a split, at ascending positions; users without remaining records are omitted.
 
     Tokens, `record_offsets` and `prompts` are those of the complete split. Everything else, including positions of
     records, refers only to the remaining records.
-
-    Attributes:
-        positions: integer [records], ascending: which records of the split a run trains on.
-        users: int64 [users], which users of the split have such records.
     """
 
     whole: Split = field(kw_only=True)
     positions: NDArray[np.integer[Any]] = field(kw_only=True)
-    users: NDArray[np.int64] = field(kw_only=True)
+    users: Ints = field(kw_only=True)
 
     @classmethod
     def select(cls, whole: Split, positions: NDArray[np.integer[Any]]) -> "PartialSplit":
@@ -72,7 +69,7 @@ class PartialSplit(Split):
         return [names[user] for user in self.users]
 
 
-def record_words(split: Split) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def record_words(split: Split) -> Iterator[tuple[int, Ints]]:
     """Yield the numbers of words of consecutive records, each piece with the position of its first record."""
     first = 0
     for start, offsets in windows(split.record_offsets, overlap=1):
@@ -85,49 +82,29 @@ def record_words(split: Split) -> Iterator[tuple[int, NDArray[np.int64]]]:
         first = end
 
 
-def in_whole(split: Split, positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+def in_whole(split: Split, positions: NDArray[np.integer[Any]]) -> Ints:
     """Return positions among the records of a split as positions in the corpus, int64 [n]."""
     return (split.positions[positions] if isinstance(split, PartialSplit) else positions).astype(np.int64)
 
 
-def held_out(records: int, user: int, share: float) -> NDArray[np.int64]:
-    """Draw the records of a user that no run trains on, int64 [n], ascending.
-
-    They are a function of the user only, so runs of all seeds and both partitions exclude the same records.
-
-    Args:
-        share: share of records to draw, rounded to the nearest number; at least one record is not drawn.
-    """
+def held_out(records: int, user: int, share: float) -> Ints:
+    """Draw the records of a user that no run trains on, the same for all seeds and partitions, at most all but one."""
     count = min(int(share * records + 0.5), records - 1)
     if count <= 0:
         return np.empty(0, np.int64)
     return np.sort(stream(0, "user holdout", user).choice(records, count, replace=False))
 
 
-def included(records: int, user: int, shadow: Shadow, seed: int) -> NDArray[np.bool_]:
+def included(records: int, user: int, shadow: Shadow, seed: int) -> Flags:
     """Draw the coins of a user's records, bool [records]: one coin for all records, or one for each."""
     tosses = stream(seed, "shadow", user).random(1 if shadow == "user" else records) < 0.5
     return np.broadcast_to(tosses, records)
 
 
-def beyond_cap(records: NDArray[np.int64], user: int, cap: int) -> NDArray[np.int64]:
-    """Draw all but `cap` of a user's records, int64 [n], which no run trains on; see `held_out`."""
-    return stream(0, "record cap", user).permutation(records)[cap:]
-
-
 def without_withheld(
     split: Split, user_holdout: float, shadow: Shadow | None, seed: int, max_records: int | None = None
 ) -> Split:
-    """Return the records that a run trains on: the complete split, or a part of it.
-
-    Args:
-        user_holdout: share of each user's records to exclude, see `held_out`.
-        shadow: whether coins of the seed exclude users or records; None for no coins.
-        max_records: the most records of a user, see `beyond_cap`; None for all.
-
-    Raises:
-        InputError: no record remains.
-    """
+    """Return the records that a run trains on: the complete split, or a part of it; InputError if none remains."""
     if not user_holdout and shadow is None and max_records is None:
         return split
     is_trained_on = np.ones(split.records, np.bool_)
@@ -136,7 +113,7 @@ def without_withheld(
         is_trained_on[first + held_out(last - first, user, user_holdout)] = False
         if max_records is not None:
             others = first + np.flatnonzero(is_trained_on[first:last])
-            is_trained_on[beyond_cap(others, user, max_records)] = False
+            is_trained_on[stream(0, "record cap", user).permutation(others)[max_records:]] = False
         if shadow is not None:
             is_trained_on[first:last] &= included(last - first, user, shadow, seed)
     if not is_trained_on.any():

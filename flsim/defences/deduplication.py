@@ -14,6 +14,7 @@ import numpy as np
 from datasketch import MinHash, MinHashLSH
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.progress import progress
 from flsim.base.rng import stream
 from flsim.base.settings import Count, Probability, settings
@@ -33,20 +34,13 @@ _GRAM = np.uint64(0x9E3779B97F4A7C15)  # odd; mixes the words of an n-gram
 Grams = frozenset[tuple[int, ...]]
 
 
-def first_of_near(split: Split, chosen: NDArray[np.bool_], near: float, ngram: int, by_user: bool) -> NDArray[np.bool_]:
-    """Return whether a chosen record is similar to no earlier kept record, bool [records].
+def first_of_near(split: Split, chosen: Flags, near: float, ngram: int, by_user: bool) -> Flags:
+    """Return whether a chosen record [records] is similar to no earlier kept record; others are dropped [records].
 
-    This is a Python loop over some thousands of records per second, and needs about 6 kB of memory for each kept
-    record.
-
-    Args:
-        split: the users.
-        chosen: bool [records], the records to compare; other records are dropped.
-        near: smallest Jaccard similarity at which two records count as equal.
-        ngram: number of words in an n-gram; a record of fewer words is one n-gram.
-        by_user: whether to compare only records of the same user.
+    `near` is the smallest Jaccard similarity of equal records. This is a Python loop over some thousands of records per
+    second, and needs about 6 kB of memory for each kept record.
     """
-    kept = chosen.copy()
+    is_first = chosen.copy()
     empty, bands = MinHash(PERMUTATIONS, hashfunc=int), bands_for(near)
     index = MinHashLSH(num_perm=PERMUTATIONS, params=bands)
     user_offsets = np.asarray(split.user_offsets)
@@ -61,13 +55,14 @@ def first_of_near(split: Split, chosen: NDArray[np.bool_], near: float, ngram: i
                 sketch.update_batch(_hashed(words, ngram).tolist())
                 candidates = index.query(sketch)
                 grams = grams_of(words, ngram) if candidates else frozenset()
-                if any(jaccard(grams, grams_of(_words(split, other), ngram)) >= near for other in candidates):
-                    kept[record] = False
+                of_others = (grams_of(_words(split, other), ngram) for other in candidates)
+                if any(len(grams & other) / len(grams | other) >= near for other in of_others):
+                    is_first[record] = False
                 else:
                     index.insert(record, sketch, check_duplication=False)
                 advance(record)
             advance(end)
-    return kept
+    return is_first
 
 
 def bands_for(near: float) -> tuple[int, int]:
@@ -85,10 +80,6 @@ def grams_of(words: Tokens, ngram: int) -> Grams:
     """Return the n-grams of a record; all its words as one n-gram if it is shorter."""
     listed = words.tolist()
     return frozenset(tuple(listed[start : start + ngram]) for start in range(max(1, len(listed) - ngram + 1)))
-
-
-def jaccard(one: Grams, other: Grams) -> float:
-    return len(one & other) / len(one | other)
 
 
 def _words(split: Split, record: int) -> Tokens:
@@ -132,50 +123,40 @@ class DeduplicationHParams:
 
 
 def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Corpus:
-    """Write the corpus without repeated train records.
-
-    Raises:
-        InputError: `out` exists, or there are no train records.
-    """
+    """Write the corpus without repeated train records, of which there must be any; `out` must not exist."""
     train = train_records(corpus, out)
-    kept = first_of_equal(train, hparams.within)
-    dropped = {"records_duplicated": int(np.count_nonzero(~kept))}
+    remains = first_of_equal(train, hparams.within)
+    dropped = {"records_duplicated": int(np.count_nonzero(~remains))}
     if hparams.near is not None:
-        distinct = kept
-        kept = first_of_near(train, distinct, hparams.near, hparams.ngram, hparams.within == "user")
-        dropped["records_near_duplicated"] = int(np.count_nonzero(distinct & ~kept))
-    return drop_records(corpus, out, kept, {"step": "deduplicate", "label": hparams.label, **asdict(hparams)}, dropped)
+        distinct = remains
+        remains = first_of_near(train, distinct, hparams.near, hparams.ngram, hparams.within == "user")
+        dropped["records_near_duplicated"] = int(np.count_nonzero(distinct & ~remains))
+    return drop_records(
+        corpus, out, remains, {"step": "deduplicate", "label": hparams.label, **asdict(hparams)}, dropped
+    )
 
 
-def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64) -> NDArray[np.bool_]:
+def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64) -> Flags:
     """Return whether no earlier record has the same words, bool [records].
 
     Records are grouped by a hash and then compared word by word, so collisions have no effect. This maps the corpus,
     and needs 9 bytes of memory per record plus a sixteenth of about 50 bytes.
-
-    Args:
-        split: the users.
-        within: "user" compares only records of the same user.
-        hash_bits: number of bits of the hash.
     """
     hashes = np.empty(split.records, np.uint64)
     with progress("hashing records", split.records, unit="records") as advance:
         for first, values in _hashes(split, within == "user"):
             hashes[first : first + len(values)] = values >> np.uint64(64 - hash_bits)
             advance(first + len(values))
-    kept = np.ones(split.records, bool)
+    is_first = np.ones(split.records, bool)
     with progress("comparing records", PARTS) as advance:
         for part in range(PARTS):
-            _drop_repeated(split, np.flatnonzero(hashes % PARTS == part), hashes, kept, within == "user")
+            _drop_repeated(split, np.flatnonzero(hashes % PARTS == part), hashes, is_first, within == "user")
             advance(part + 1)
-    return kept
+    return is_first
 
 
 def _hashes(split: Split, by_user: bool) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-    """Yield pieces of consecutive records: the start, and the hashes of words (with the user, if `by_user`).
-
-    The hash of words w_0, w_1, ... is the sum over k of T[w_k] P^k modulo 2^64, T random and P odd.
-    """
+    """Yield the start and hashes of consecutive records: the sum of T[w_k] P^k modulo 2^64, T random and P odd."""
     rng = stream(0, "record hash")
     table = rng.integers(0, 2**64, max(2**16, split.layout.vocabulary_size), np.uint64)
     base, salt = (2 * int(half) + 1 for half in rng.integers(0, 2**63, 2))
@@ -201,13 +182,11 @@ def _powers(base: int, count: int) -> NDArray[np.uint64]:
     return np.cumprod(factors, dtype=np.uint64)
 
 
-def _users(user_offsets: NDArray[np.int64], records: NDArray[np.int64]) -> NDArray[np.int64]:
+def _users(user_offsets: Ints, records: Ints) -> Ints:
     return np.searchsorted(user_offsets, records, side="right") - 1
 
 
-def _drop_repeated(
-    split: Split, pending: NDArray[np.int64], hashes: NDArray[np.uint64], kept: NDArray[np.bool_], by_user: bool
-) -> None:
+def _drop_repeated(split: Split, pending: Ints, hashes: NDArray[np.uint64], kept: Flags, by_user: bool) -> None:
     """Clear `kept` of pending records, int64 [n] and ascending, that repeat an earlier pending record."""
     while len(pending):
         pending = pending[np.argsort(hashes[pending], kind="stable")]
@@ -223,11 +202,11 @@ def _drop_repeated(
         pending = np.sort(later[~same])  # other texts of the same hash
 
 
-def _equal(split: Split, left: NDArray[np.int64], right: NDArray[np.int64], by_user: bool) -> NDArray[np.bool_]:
+def _equal(split: Split, left: Ints, right: Ints, by_user: bool) -> Flags:
     """Return whether pairs of records, int64 [n] each, have the same words, bool [n]."""
     one, other = split.records_at(left), split.records_at(right)
     lengths = np.diff(one.offsets)
-    same: NDArray[np.bool_] = lengths == np.diff(other.offsets)
+    same: Flags = lengths == np.diff(other.offsets)
     if by_user:
         same &= _users(split.user_offsets, left) == _users(split.user_offsets, right)
     compared = lengths[same]

@@ -27,18 +27,7 @@ def train_records(corpus: Corpus, out: Path, at_least: int = 1) -> Split:
 def drop_records(
     corpus: Corpus, out: Path, kept: NDArray[np.bool_], step: dict[str, Any], dropped: dict[str, int]
 ) -> Corpus:
-    """Write the corpus without some of its train records; with the remaining planted canaries.
-
-    Args:
-        corpus: the old corpus.
-        out: folder of the new corpus.
-        kept: bool [records], whether each record of the train split remains.
-        step: name and settings of the defence that drops records.
-        dropped: number of dropped records by reason.
-
-    Raises:
-        InputError: `out` exists, or the files of planted canaries are damaged.
-    """
+    """Write the corpus with only the `kept` train records [records], the defence as a step, and counts by reason."""
     before = Planted.read(corpus)
     if before is None:
         return rewrite_corpus(corpus, out, step, kept=kept, dropped=dropped)

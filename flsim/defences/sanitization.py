@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import Diverged, InputError
 from flsim.base.extensions import is_custom, parts, source_digest
 from flsim.base.progress import progress
@@ -55,31 +55,22 @@ class SanitizationHParams:
 def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int, device: str = "cpu") -> Corpus:
     """Write the corpus without the share of train records whose log-perplexity difference is largest.
 
-    Args:
-        corpus: the old corpus.
-        out: folder of the new corpus.
-        hparams: settings of the defence.
-        seed: seed of the halves, and of both models.
-        device: torch's name of the device.
-
-    Raises:
-        InputError: `out` exists, there are fewer than two train records, or the device is missing.
-        Diverged: the training of a model diverged.
+    Raises InputError if `out` exists, there are fewer than two train records, or the device is missing; and Diverged.
     """
     train = train_records(corpus, out, at_least=2)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but torch finds no GPU; use cpu")
     differences = log_perplexity_differences(train, hparams, seed, device)
-    kept = ~largest(differences, max(1, min(round(hparams.share * train.records), train.records - 1)))
-    dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
+    remains = ~largest(differences, max(1, min(round(hparams.share * train.records), train.records - 1)))
+    dropped = {"records_sanitized": int(np.count_nonzero(~remains))}
     step = {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}
     for setting in ("optimizer", "schedule"):
         if is_custom(name := step["training"][setting]):  # the manifest names custom code by content, not by folder
             step["training"][setting] = f"{source_digest(name)}.py:{parts(name)[1]}"
-    return drop_records(corpus, out, kept, step, dropped)
+    return drop_records(corpus, out, remains, step, dropped)
 
 
-def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def halves(records: int, seed: int) -> tuple[Ints, Ints]:
     """Draw a split of `records` positions in two halves, ascending; the second has one more if the number is odd."""
     order = stream(seed, "sanitization halves").permutation(records)
     return np.sort(order[: records // 2]), np.sort(order[records // 2 :])
@@ -87,14 +78,8 @@ def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 def log_perplexity_differences(
     source: RecordSource, hparams: SanitizationHParams, seed: int, device: str = "cpu"
-) -> NDArray[np.float64]:
-    """Return LD(x) = |L_F(x) - L_G(x)| of every record, nats, float64 [records].
-
-    F and G start from the same weights, so they differ only by the records of their training.
-
-    Raises:
-        Diverged: the training of a model diverged.
-    """
+) -> Floats:
+    """Return |L_F(x) - L_G(x)| of every record, nats [records], of models that start from the same weights."""
     first, second = (
         _trained(Subset(source, half), hparams, seed, device, f"training on half {number} of 2")
         for number, half in enumerate(halves(source.records, seed), start=1)
@@ -109,19 +94,8 @@ def log_perplexity_differences(
     return differences
 
 
-def record_log_perplexities(
-    models: tuple[TrainableModel, ...], source: RecordSource, positions: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return L(x) = -log Pr(x) after BOS, with EOS if the record has it: nats, float64 [models, n].
-
-    Args:
-        models: the models, all on one device.
-        source: the records.
-        positions: int64 [n], the positions of records in the source.
-
-    Raises:
-        Diverged: a score is not finite.
-    """
+def record_log_perplexities(models: tuple[TrainableModel, ...], source: RecordSource, positions: Ints) -> Floats:
+    """Return L(x) = -log Pr(x) after BOS, with EOS if the record has it, nats [models, n]; or raise Diverged."""
     layout, device = source.layout, models[0].device
     records = source.records_at(positions)
     order = np.argsort(-np.diff(records.offsets), kind="stable")  # records of similar length need little padding
@@ -139,10 +113,10 @@ def record_log_perplexities(
     return scores
 
 
-def largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+def largest(values: Floats, count: int) -> Flags:
     """Return whether a value is among the `count` >= 1 largest, bool [n]; among equal values, the first ones."""
     threshold = np.partition(values, len(values) - count)[len(values) - count]
-    chosen: NDArray[np.bool_] = values > threshold
+    chosen: Flags = values > threshold
     ties = np.flatnonzero(values == threshold)
     chosen[ties[: count - np.count_nonzero(chosen)]] = True
     return chosen
@@ -155,7 +129,7 @@ def _trained(half: Subset, hparams: SanitizationHParams, seed: int, device: str,
     return restore(trained.params, hparams.model, half.layout.vocabulary_size).to(device)
 
 
-def _row_sums(model: TrainableModel, part: Batch, device: torch.device, pad: int) -> NDArray[np.float64]:
+def _row_sums(model: TrainableModel, part: Batch, device: torch.device, pad: int) -> Floats:
     inputs, targets = torch.from_numpy(part.inputs).to(device), torch.from_numpy(part.targets).to(device)
     _, nats, _ = predictions(model, inputs, targets, pad)
     rows = (targets != pad).nonzero()[:, 0]

@@ -132,11 +132,7 @@ def from_forward(
 
 
 class Checked:
-    """A `LanguageModel` with checks of all outputs, and without gradients.
-
-    Raises:
-        InputError: in `start` and `step`: the model raised an error, or its answer breaks the protocol.
-    """
+    """A `LanguageModel` whose outputs are checked, without gradients; a failure raises InputError."""
 
     def __init__(self, model: LanguageModel, layout: Layout, name: str) -> None:
         for method in ("start", "step"):
@@ -197,17 +193,7 @@ class Checked:
 
 
 class SteppedModel(TrainableModel):
-    """Any model with `start` and `step`, for attacks that read all positions of records; it has no gradients.
-
-    Args:
-        model: the model.
-        layout: the token layout.
-        name: name of the model, for errors.
-        device: the device of tokens.
-
-    Raises:
-        InputError: the model breaks the protocol.
-    """
+    """Any model with `start` and `step`, for attacks that read all positions of records; it has no gradients."""
 
     def __init__(self, model: LanguageModel, layout: Layout, name: str, device: torch.device = CPU) -> None:
         super().__init__(layout.vocabulary_size, ModelSettings())
@@ -238,11 +224,8 @@ class SteppedModel(TrainableModel):
 def refuse_inconsistent(model: Checked, device: torch.device = CPU) -> None:
     """Refuse a model whose answers differ between reading three tokens at once and one after another.
 
-    The rows of the state are exchanged in between.
-
-    Raises:
-        InputError: the answers differ. The usual reasons are dropout, a state whose tensors have no row per sequence,
-            or a mask that is not causal.
+    The rows of the state are exchanged in between. The usual reasons are dropout, a state whose tensors have no row per
+    sequence, or a mask that is not causal.
     """
     layout = model.layout
     bos, first, last = layout.bos, layout.first_word, layout.last_word

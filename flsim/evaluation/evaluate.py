@@ -73,11 +73,7 @@ class EvaluationHParams:
     utility_only: bool = False
 
     def refuse_too_large(self, length: int, continuations: int) -> None:
-        """Raise InputError if references or beams exceed the memory of this machine.
-
-        Raises:
-            InputError: they exceed the memory.
-        """
+        """Raise InputError if references or beams exceed the memory of this machine."""
         refuse_too_many(self.references, length)
         width = min(self.beam_width, continuations)
         # The last step holds phrases without and with their last word, and a score and three indices of each.
@@ -97,14 +93,9 @@ def evaluate(
 ) -> list[Row]:
     """Return all measurements of one model, as a function of the arguments only, for any order of canaries.
 
-    R is one draw from the seed for all canaries, rounds and runs, so their exposures are paired.
-
-    Returns:
-        Rows of each canary, in the order of their ids, then those of the model; see `flsim.results.rows.Row`.
-
-    Raises:
-        Diverged: a parameter or a score is not finite.
-        InputError: a canary is not longer than the prefix, or the vocabularies of model and test users differ.
+    R is one draw from the seed for all canaries, rounds and runs, so their exposures are paired. Rows of canaries are
+    in the order of their ids, before those of the model. Raises Diverged if a parameter or a score is not finite, and
+    InputError if a canary is not longer than the prefix, or the vocabularies of model and test users differ.
     """
     _refuse_mismatch(model, canaries, test, hparams)
     try:
@@ -282,11 +273,7 @@ def _chosen(subject: Subject, hparams: EvaluationHParams) -> dict[str, Measure]:
 
 
 def measures(also: Iterable[str]) -> dict[str, Measure]:
-    """Return measures by the names that `also` lists, executing custom files.
-
-    Raises:
-        InputError: a name is unknown, a file fails, or it has no valid `Measure`.
-    """
+    """Return measures by the names that `also` lists, executing custom files; raise InputError if one is unfit."""
     taken = dict.fromkeys(TAKEN, "a table of results")
     taken |= {column: "flsim" for quantity in QUANTITIES.values() for column in names_of(quantity)}
     resolved = {}
@@ -319,10 +306,8 @@ def refuse_own_of_model(also: Iterable[str]) -> None:
 def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[str, float]:
     """Compute a measure's values by the names of its quantities.
 
-    Raises:
-        RunFailed: a custom measure failed, and the message names its file and line; or it changed the model or the
-            words that it read, or did not compute finite numbers for its quantities.
-        Diverged: a built-in measure met a value that is not finite.
+    Raises RunFailed, with the file and line, if a custom measure failed, changed the model or the words that it read,
+    or did not compute finite numbers; and Diverged if a built-in measure met a value that is not finite.
     """
     if not is_custom(name):
         return dict(measure.compute(probe))  # type: ignore[arg-type]
@@ -395,12 +380,7 @@ FEW = 20  # references, samples and nodes of the trial
 def refuse_failing(
     model: ModelHParams, canaries: Sequence[Canary], test: Users, hparams: EvaluationHParams, seed: int
 ) -> None:
-    """Call each of custom measures once, of an untrained model, one canary and one test user.
-
-    Raises:
-        InputError: a file failed, or has no valid `Measure`; or a measure failed, or did not compute finite numbers for
-            its quantities. The message names the file.
-    """
+    """Call each custom measure once, with an untrained model and one canary and test user; InputError if it fails."""
     measures(hparams.also)
     own = tuple(name for name in hparams.also if is_custom(name))
     if not own:
@@ -420,14 +400,7 @@ def refuse_failing(
 def write_on(
     model: TrainableModel, canaries: Sequence[Canary], layout: Layout, hparams: EvaluationHParams
 ) -> dict[str, tuple[int, ...]]:
-    """Return, by the id of each canary, its known words and the most likely continuation that a beam search finds.
-
-    A canary is extracted if these are its tokens.
-
-    Raises:
-        InputError: the prefix covers a complete canary.
-        Diverged: a log-probability is not finite.
-    """
+    """Return, by canary, its known words and the most likely continuation that a beam search finds."""
     refuse_short(canaries, hparams)
     if hparams.weight_bits is not None:
         model = quantized(model, hparams.weight_bits)

@@ -37,15 +37,9 @@ def load_other(
 ) -> Any:
     """Return a model that a factory makes, with weights from a file; see `flsim.evaluation.audit.audit`.
 
-    Args:
-        spec: see `model_of_factory`, whose code is executed.
-        arguments: arguments of the factory, by name.
-        weights: a state dict (`read_weights`), loaded into the module; None if the factory loads weights.
-        context: number of tokens that a module without `start` and `step` reads; see `from_forward`.
-        option: the beginning of messages about the factory.
-
-    Raises:
-        InputError: the factory failed, or the weights are not those of the module.
+    Without weights, the factory loads them. `context` is the number of tokens that a module without `start` and `step`
+    reads; see `from_forward`. `option` begins messages about the factory. Raises InputError if the factory failed, or
+    the weights are not those of the module.
     """
     model = model_of_factory(spec, option, arguments)
     if weights is not None:
@@ -68,10 +62,8 @@ def is_folder_of_model(path: Path) -> bool:
 def load_folder(path: Path, vocabulary_size: int, tokens: Path | None) -> HuggingFaceModel:
     """Return the model of a folder of transformers; for a folder of peft, the base with the adapter merged into it.
 
-    No code or pickle of the folder is executed, and nothing is downloaded.
-
-    Raises:
-        InputError: a package or a file is missing, or tokens and model do not fit.
+    No code or pickle is executed, and nothing is downloaded. Raises InputError if a package or a file is missing or
+    unfit.
     """
     base, adapter = path, path / ADAPTER
     if adapter.is_file():
@@ -100,9 +92,6 @@ def read_weights(path: Path, names: list[str]) -> Weights:
 
     The state dict can be the value of a key of `NESTED`. Prefixes that DistributedDataParallel or torch.compile add to
     names are removed. An .npz file of a Flower server has the arrays without names, in the order of the module.
-
-    Raises:
-        InputError: the file cannot be read, or has no state dict.
     """
     try:
         if path.suffix == ".npz":
@@ -139,13 +128,8 @@ def _unwrapped(name: str) -> str:
 def checkpoints_in(path: Path, round: int | None = None) -> list[tuple[int, Path]]:
     """Return the checkpoints of a file or a folder with the rounds in their names, in the order of rounds.
 
-    Args:
-        path: a file; or a folder of files, or of folders that have a file of `IN_FOLDER`. Names without a number, such
-            as best.pt, are omitted.
-        round: the round of one file, independent of the name.
-
-    Raises:
-        InputError: there is no such file; no name has a number; two names have the same number; or a name has several.
+    A folder has files, or folders with a file of `IN_FOLDER`; names without a number, such as best.pt, are omitted.
+    `round` is that of one file, whatever its name. Raises InputError if there is none, or a round is not unique.
     """
     if path.is_file():
         return [(_round_in(path.stem) or 0 if round is None else round, path)]
@@ -179,14 +163,8 @@ def _round_in(name: str) -> int | None:
 def model_of_factory(spec: str, option: str = "", arguments: Mapping[str, Any] | None = None) -> Any:
     """Return the result of a factory, whose code is executed; prints go to standard error.
 
-    Args:
-        spec: ``package.module:factory``, importable from the current folder or installed, or
-            ``path/to/model.py:factory``, which can import files of its folder. The factory is a function or a class.
-        option: the beginning of messages, such as "--model ".
-        arguments: arguments of the factory, by name.
-
-    Raises:
-        InputError: there is no such module or factory, or one of them failed.
+    It is ``package.module:factory``, importable from the current folder or installed, or ``path/to/model.py:factory``,
+    which can import files of its folder. Messages begin with `option`, such as "--model ".
     """
     where, _, name = spec.rpartition(":")
     if not where or not name:
@@ -206,11 +184,7 @@ def weights_digest(model: Any) -> str | None:
 
 
 def code_file(spec: str, option: str = "") -> Path:
-    """Return the file of a factory (`model_of_factory`), without executing it.
-
-    Raises:
-        InputError: there is no such file.
-    """
+    """Return the file of a factory (`model_of_factory`), without executing it."""
     where = spec.rpartition(":")[0]
     if not _is_path(where):
         sys.path.insert(0, str(Path.cwd()))
@@ -222,10 +196,7 @@ def code_file(spec: str, option: str = "") -> Path:
 
 
 def code_digests(file: Path) -> dict[str, str]:
-    """Return the digests of an executed file and of all imported files below its folder, by relative path.
-
-    Installed packages are not included.
-    """
+    """Return the digests, by relative path, of an executed file and of imported files below its folder."""
     named = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
     imported = {Path(name).resolve() for name in named if name and "site-packages" not in name}
     files = {file, *(path for path in imported if path.is_relative_to(file.parent) and path.is_file())}

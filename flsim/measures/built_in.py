@@ -313,8 +313,7 @@ def path(probe: Probe) -> dict[str, float]:
     """Return 1 if no continuation is more likely than the canary, 0 if another is as likely, none if unknown.
 
     The search ends when the most likely continuation is proven, or at the limit of nodes. A more likely answer proves
-    that the canary is not the most likely, even if the search ended early. A less likely answer proves nothing. Proofs
-    hold up to rounding: two continuations whose log-perplexities differ by less than rounding can change places.
+    that the canary is not the most likely, even if the search ended early. Proofs hold up to rounding.
     """
     from flsim.measures.memorization.shortest_path import shortest_path
 
@@ -429,9 +428,9 @@ def calibrated(probe: Probe) -> dict[str, float]:
 
     if not probe.without:
         return {}
-    own = mean_scores(probe.without, probe.prefix, probe.continuation[None])
+    canary_mean = mean_scores(probe.without, probe.prefix, probe.continuation[None])
     means = mean_scores(probe.without, probe.prefix, probe.references)
-    ranked = calibrated_rank(probe.model, probe.prefix, probe.continuation, probe.references, float(own), means)
+    ranked = calibrated_rank(probe.model, probe.prefix, probe.continuation, probe.references, float(canary_mean), means)
     return {
         CALIBRATED_SCORE.name: ranked.score,
         CALIBRATED_RANK.name: ranked.rank,

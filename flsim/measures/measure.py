@@ -68,10 +68,7 @@ class Probe:
 
 
 def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
-    """Return the space after a canary's first `known` words: the rest of its template, or words of its length.
-
-    For a card or social security number, all digits are allowed. Pieces of words are allowed if the canary has some.
-    """
+    """Return the space after a canary's first words: the rest of its template (all digits), or words or pieces."""
     from flsim.measures.memorization.template import Template
 
     if canary.template is not None:

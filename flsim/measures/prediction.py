@@ -26,12 +26,7 @@ Predict = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
 class Utility:
     """Sums over targets; `merge` is associative and commutative up to rounding, and ``Utility()`` is its identity.
 
-    Attributes:
-        cross_entropy: summed cross-entropy, nats.
-        tokens: number of targets, including EOS and OOV.
-        correct_tokens: number of targets that were the model's first choice.
-        words: number of targets that are words.
-        correct_words: number of targets that are words and were the model's first choice.
+    Tokens include EOS and OOV; correct ones were the model's first choice. The cross-entropy is in nats.
     """
 
     cross_entropy: float = 0.0
@@ -77,10 +72,7 @@ def predict_with(model: TrainableModel) -> Predict:
 
 
 def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
-    """Return a function that predicts one position after another, with any model that reads tokens on this device.
-
-    Padding after the last target is not read.
-    """
+    """Return a function that predicts one position after another, with any model that reads tokens on this device."""
 
     def predict(inputs: Tensor, targets: Tensor, pad: int) -> tuple[Tensor, Tensor, Tensor]:
         inputs, targets = inputs.to(device), targets.to(device)
@@ -103,16 +95,7 @@ def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
 
 
 def utility(model: TrainableModel | Predict, users: Users, chosen: Iterable[int] | None = None) -> Utility:
-    """Measure a model on every record of a population.
-
-    Args:
-        model: a flsim model, on any device, or the prediction function of another model (`predict_by_steps`).
-        users: the population.
-        chosen: indices of the users to measure on; None for all.
-
-    Raises:
-        Diverged: a cross-entropy is not finite.
-    """
+    """Measure a model, or its prediction function, on every record of a population, or of chosen users."""
     predict = predict_with(model) if isinstance(model, TrainableModel) else model
     total = Utility()
     for part in _batches(users, range(len(users)) if chosen is None else chosen):

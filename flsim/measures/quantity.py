@@ -98,10 +98,7 @@ class Quantity:
 
     @property
     def is_listed(self) -> bool:
-        """Return whether a list of canaries has a column for it.
-
-        Built-in quantities without place or text have none.
-        """
+        """Whether a list of canaries has a column for it; built-in quantities without place or text have none."""
         return bool(self.is_standard or self.places or self.about)
 
     @property
@@ -151,8 +148,8 @@ def interval_of(quantity: Quantity) -> tuple[Quantity, Quantity]:
 
 def select_for(quantities: Iterable[Quantity], place: Place) -> list[Quantity]:
     """Return the quantities of a place: flags, then numbers of canaries, then numbers of the model."""
-    kept = [quantity for quantity in quantities if place in quantity.places and not quantity.is_partial]
-    return sorted(kept, key=lambda quantity: (not quantity.of_canaries, not quantity.is_flag))
+    shown = [quantity for quantity in quantities if place in quantity.places and not quantity.is_partial]
+    return sorted(shown, key=lambda quantity: (not quantity.of_canaries, not quantity.is_flag))
 
 
 def panels_first(quantities: Iterable[Quantity]) -> list[Quantity]:
@@ -181,32 +178,24 @@ def to_json(quantity: Quantity) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> Quantity:
-    """Return the description that `to_json` wrote, with all checks for untrusted data.
-
-    Raises:
-        InputError: the values are not a description.
-    """
+    """Return the description that `to_json` wrote; raise InputError if it fails the checks for untrusted data."""
     try:
         kinds = {field.name: field.type for field in fields(Quantity)}
-        kept = {name: value for name, value in values.items() if name in kinds}
-        for name, value in kept.items():
+        checked = {name: value for name, value in values.items() if name in kinds}
+        for name, value in checked.items():
             if name == "places":
-                kept[name] = tuple(value)
+                checked[name] = tuple(value)
             elif kinds[name] is bool and not isinstance(value, bool):
                 raise TypeError(f"{name} must be true or false")
             elif kinds[name] is not bool and not isinstance(value, str | None):
                 raise TypeError(f"{name} must be a text")
-        return refuse_unfit(Quantity(**kept))
+        return refuse_unfit(Quantity(**checked))
     except (TypeError, AttributeError) as error:
         raise InputError(f"not the description of a quantity: {error}") from error
 
 
 def refuse_unfit(quantity: Quantity) -> Quantity:
-    """Return a custom description unchanged, after its checks.
-
-    Raises:
-        InputError: it cannot be stored or shown, or uses fields of built-in quantities.
-    """
+    """Return a custom description unchanged, or raise InputError if it cannot be stored or shown."""
     name = quantity.name
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InputError(f"a quantity's name must be lower-case letters, digits and _, at most 40, found {name!r:.60}")

@@ -151,14 +151,8 @@ def measure(
     """Return the times of each configuration, by `cost_key`, and how short runs were measured.
 
     They are trained in a temporary folder, which is removed in any case. There are at least as many short runs as the
-    sweep trains at the same time, so that the times include the competition between runs.
-
-    Args:
-        whole_cluster: whether runs are trained one after another.
-
-    Raises:
-        RunFailed: a short run failed.
-        InputError: see `train_all`.
+    sweep trains at the same time, so that the times include the competition between runs. With `whole_cluster`, runs
+    are trained one after another. Raises RunFailed if a short run failed.
     """
     configs = {cost_key(run.config): run.config for run in planned}
     slots = 1 if whole_cluster else max(machine.runs_at_once(config, at_once) for config in configs.values())
@@ -201,11 +195,7 @@ def scratch() -> Iterator[Path]:
 
 
 def cost_of(run: Path, seconds: float) -> Cost:
-    """Return the times of a short run, whose process took so many seconds, from the logs in its folder.
-
-    Raises:
-        RunFailed: the logs lack rounds or evaluations.
-    """
+    """Return the times of a short run of so many seconds from its logs; raise RunFailed if these lack any."""
     lines = roundlog.read(run)
     stored = [attempt for attempt in read_evaluations(run) if attempt.outcome == "stored"]
     if len(lines) != PARTS or len(stored) != EVALUATIONS:

@@ -1,7 +1,7 @@
 """A plan: what can be computed or measured about runs before they are trained, and its page."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from flsim.data.stores import located
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.measures.built_in import MEMORIZED
 from flsim.models.architectures import weights_of
-from flsim.planning.language_models import Finetuning, finetuning_of, finetuning_table
 from flsim.planning.measure import Cost, Machine, Measurement, RunTime, Time, time_of, times_of
 from flsim.planning.scale import (
     Scale,
@@ -27,6 +26,7 @@ from flsim.planning.scale import (
     cell,
     checkpoints_of,
     columns,
+    duration,
     evaluations_of,
     number,
     published_scale,
@@ -53,6 +53,7 @@ from flsim.runs.sweeps import definition
 from flsim.runs.sweeps.definition import Planned
 from flsim.runs.sweeps.folder import corpus_of, corpus_or_its_settings, open_corpus, refuse_impossible_runs
 from flsim.show.table import Column, markdown, note
+from flsim.training.footprint import OPERATIONS
 
 # Measured on runs of experiments/table1.toml, tier smoke; small in comparison with checkpoints.
 CHECKPOINT_HEADER = 900
@@ -66,10 +67,7 @@ KEPT = 2  # states of a user that a resume may need, on average
 
 @dataclass(frozen=True)
 class Disk:
-    """Disk space of runs, in bytes.
-
-    `meanwhile` is the newest two checkpoints of runs that train, and one more while it is written.
-    """
+    """Disk space of runs, in bytes; `meanwhile` is for three checkpoints of runs that train, one being written."""
 
     total: int = cell("Disk after training", size)
     checkpoints: int = cell("Disk of checkpoints", size)
@@ -81,11 +79,7 @@ class Disk:
 
 
 def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) -> Disk:
-    """Return the disk space of all runs.
-
-    Args:
-        corpus: bytes of the corpus, if the sweep makes it; 0 otherwise.
-    """
+    """Return the disk space of all runs; `corpus` is the size of the corpus if the sweep makes it, else 0."""
     disks = [run_disk(run.config, trained_on(run.config, train)) for run in runs]
     meanwhile = sum(sorted((disk.meanwhile for disk in disks), reverse=True)[:at_once])
     checkpoints, kept = sum(disk.checkpoints for disk in disks), sum(disk.kept for disk in disks)
@@ -163,10 +157,7 @@ class Provable:
 
 
 def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...]:
-    """Return what each row can prove in each partition, once for all seeds and for equal rows.
-
-    Rows without ranked canaries are omitted.
-    """
+    """Return what each row with ranked canaries can prove in each partition, once for all seeds and equal rows."""
     named: dict[str, Provable] = {}
     for run in planned:
         name = " ".join(filter(None, (row_name(run), str(run.axes.get(PARTITION, "")))))
@@ -208,10 +199,7 @@ def _provable(config: Config, train: Split) -> Provable:
 
 
 def groups_of(config: Config, users: Users) -> list[int]:
-    """Return the expected number of units that share each canary, at least 1, counted as an audit counts them.
-
-    In an IID twin about as many synthetic users hold the copies of a canary.
-    """
+    """Return the expected number of units that share each canary, at least 1, counted as an audit counts them."""
     groups = []
     for one in configurations(config.canaries):
         insertions = one.p_u * one.p_e * users.records if one.copies is None else float(one.copies)
@@ -231,6 +219,53 @@ def proof_table(rows: Sequence[Provable]) -> str:
     return table(rows, "".join(map(note, filter(None, notes))))
 
 
+REQUEST, REPLY = 4, 8  # bytes of a trained weight: float32 to a client, and sums in float64 back
+FINETUNING = (
+    "By arithmetic, without weights. Memory: of one process that trains: the base, and for each of the users that "
+    "train at once trained weights, activations and logits of a batch of the longest records. No layer is computed "
+    "again to save memory. The machine's memory also holds the base for each process. Sent: to and from all clients in "
+    f"a round. FLOP and time: of a round, or of a step; time on GPUs that compute {OPERATIONS / 1e12:.0f} TFLOP/s, as "
+    "an H100 in large products; small models take longer."
+)
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """What equal rows of Hugging Face models need; None for values that do not apply."""
+
+    name: str = cell("Row, first of", is_number=False)
+    rows: int = cell("rows", number)
+    trained: int = cell("trained", number)
+    base: int = cell("base", size)
+    user: int = cell("each user", size)
+    at_once: int = cell("users", number)
+    memory: int = cell("memory", size)
+    clients: int = cell("clients", number)
+    sent: int | None = cell("sent", size)
+    operations: float = cell("FLOP", "{:.1e}".format)
+    seconds: float | None = cell("time", duration)
+
+
+def finetuning_of(planned: Iterable[Planned], train: Split) -> tuple[Finetuning, ...]:
+    """Return what each row of Hugging Face models needs, once for equal rows."""
+    equal: dict[Finetuning, list[str]] = {}
+    for run in planned:
+        if run.config.model.architecture == "hf":
+            names = equal.setdefault(_finetuning(run.config, train), [])
+            names += [row_name(run)] * (row_name(run) not in names)
+    return tuple(replace(needs, name=names[0], rows=len(names)) for needs, names in equal.items())
+
+
+def _finetuning(config: Config, train: Split) -> Finetuning:
+    needs, users = config.footprint(train.layout), Users.counted(trained_on(config, train))
+    sent = config.clients * needs.trained * (REQUEST + REPLY) or None
+    records = config.records_of_round(users.records // users.users)
+    operations = needs.operations * records * (users.words / users.records + 1)
+    seconds = None if needs.gpu is None else operations / (OPERATIONS * max(1, config.clients))
+    sizes = needs.trained, needs.base, needs.user, needs.at_once, needs.memory
+    return Finetuning("", 1, *sizes, config.clients, sent, operations, seconds)
+
+
 MORE = f"> {power.MOST:,}"
 FOUND = (
     f"Found: with 80% power by a t test on exposure or by McNemar's test over canaries on {MEMORIZED.heading}. The t "
@@ -245,11 +280,8 @@ RECORDS = "Sound: sensitivity S under add-or-remove-one of a record, with Poisso
 class Request:
     """The input of a plan.
 
-    Attributes:
-        tier: the tier of a sweep; None for a run.
-        is_there: whether the corpus exists; otherwise the plan assumes the published number of users, all equal.
-        makes: bytes of the corpus that the sweep makes; 0 if it exists.
-        whole_cluster: whether runs are trained one after another.
+    `tier` is that of a sweep. Without a corpus (`is_there`), the plan assumes the published number of users, all equal.
+    `makes` is the size of a corpus that the sweep makes. With `whole_cluster`, runs are trained one after another.
     """
 
     name: str
@@ -320,17 +352,11 @@ def read_request(
     corpus: Path | str | None = None,
     overrides: Sequence[str] = (),
 ) -> Request:
-    """Read the input of a plan.
+    """Read the input of a plan from the file of a run, or of a sweep, which has grids; see `Request`.
 
-    Args:
-        file: the file of a run, or of a sweep, which has grids.
-        folder: the folder for a synthetic corpus, which is made to be measured.
-        only: grids of the sweep to plan; all if empty.
-        corpus: the corpus to train on, instead of the file's.
-
-    Raises:
-        InputError: the file is wrong, an option does not apply to it, no run could have its settings, or the corpus
-            does not exist and its users are not known.
+    A synthetic corpus, which is made to be measured, goes to `folder`. Raises InputError if the file is wrong, an
+    option does not apply to it, or no run could have its settings. It is also raised if the corpus does not exist and
+    its users are not known.
     """
     if "grids" not in toml.read(file):
         for option, value in (("--tier", tier), ("--seeds", seeds), ("--only", only)):
@@ -445,14 +471,10 @@ def power_of(
     tests: int = 1,
     spread: power.Spread = power.DEMO,
 ) -> Power | None:
-    """Return the power of a comparison, by `flsim.results.power`; None without canaries.
+    """Return the power of one of `tests` comparisons, by `flsim.results.power`; None without canaries.
 
     Of k comparisons Holm's correction finds each one whose p is at most alpha / k, whatever the others are. Therefore
     the power is the least that the comparison has in the table.
-
-    Args:
-        canaries, seeds: number of canaries of a run, and number of seeds.
-        tests: k.
     """
     if not canaries:
         return None
@@ -485,7 +507,7 @@ def page(plan: Plan) -> str:
             *filter(None, (plan.time, plan.measurement, plan.disk))
         ),
         "Time of a run": table(plan.times) if plan.times else "",
-        "Training of Hugging Face models": finetuning_table(plan.finetuning) if plan.finetuning else "",
+        "Training of Hugging Face models": table(plan.finetuning, FINETUNING) if plan.finetuning else "",
         "Scale and amount of training": scale_tables(plan.scale, plan.published, plan.source),
         "Epsilon": _epsilons(plan.privacy) if plan.privacy else "",
         "Largest provable epsilon": proof_table(plan.provable) if plan.provable else "",

@@ -46,13 +46,7 @@ def cell(heading: str, text: Text = str, note: str = "", is_number: bool = True)
 
 
 def columns(rows: Sequence[Any], names: str = "", head: str = "") -> list[Column]:
-    """Return the columns of rows of one class that are not empty.
-
-    Args:
-        rows: at least one row.
-        names: fields to show, divided by spaces; all if empty.
-        head: text before the first heading.
-    """
+    """Return the columns of rows of one class that are not empty, by default all; `head` begins the first heading."""
     filled = list[Column]()
     for item in fields(rows[0]):
         values = [getattr(row, item.name) for row in rows]
@@ -146,12 +140,7 @@ class Users:
         return cls(len(users), users.records, users.words, users.layout.vocabulary_size)
 
     def split(self) -> Split:
-        """Return as many equal users, from which a configuration can compute how long it trains.
-
-        They have no records to read.
-
-        Offsets are views of a single number, so their memory does not grow with their length.
-        """
+        """Return as many equal users, without records and their memory, to compute how long a run trains."""
         return Split(
             Layout(self.vocabulary, 20),
             np.broadcast_to(np.uint16(0), self.words),
@@ -162,10 +151,7 @@ class Users:
 
 
 def trained_on(config: Config, train: Split) -> Split:
-    """Return the users that a run trains on, without the records that settings of `data` exclude.
-
-    If records are excluded, the result is only for counting: it has no records to read, like `Users.split`.
-    """
+    """Return the users that a run trains on, without the records that settings of `data` exclude, for counting."""
     return _trained_on(config.data, train, config.seed)
 
 
@@ -241,10 +227,7 @@ class Canaries:
 class Scale:
     """The size of an experiment.
 
-    Attributes:
-        users: the corpus' training users, of whose records a row may leave some out.
-        share: expected share of all records that are canaries, in the run with the most of them.
-        number: number of canaries, in the run with the most of them.
+    `share` is the expected share of all records that are canaries, and `number` that of canaries, in the run with most.
     """
 
     users: Users
@@ -260,12 +243,10 @@ def scale_of(
     utility: Mapping[str, Mapping[str, float]],
     published: Scale | None = None,
 ) -> Scale:
-    """Return the scale of runs on these users.
+    """Return the scale of runs on these users, by row (`rows_of`).
 
-    Args:
-        rows: the runs of each row, as `rows_of` returns them.
-        utility: published perplexity by name of a row and partition.
-        published: scale of the published runs in the same rows.
+    `utility` is the published perplexity by name of a row and partition, and `published` the scale of the published
+    runs in the same rows.
     """
     configs = [runs[0].config for runs in rows.values()]
     trained = list(dict.fromkeys((config.canaries, Users.counted(trained_on(config, train))) for config in configs))
@@ -346,10 +327,7 @@ def published_scale(
 ) -> Scale | None:
     """Return the scale of the published runs, in the same rows; None if their users are not known.
 
-    Args:
-        definition: the sweep, whose base and axes are as published.
-        planned: the runs that reproduce the published ones.
-        source: the definition's file, for messages.
+    The definition's base and axes are as published; `planned` are the runs that reproduce them, `source` is its file.
     """
     tier = Tier(about="", corpus=TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(run.seed for run in planned)))
     users = published_users(definition)

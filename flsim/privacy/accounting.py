@@ -37,10 +37,10 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
-from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 from scipy.stats import binom
 
+from flsim.base.arrays import Floats
 from flsim.base.errors import InputError, first_line
 from flsim.privacy.conventions import Convention
 
@@ -55,7 +55,6 @@ from flsim.privacy.conventions import Convention
 # Sampled Gaussian Mechanism" (2019). [WBK] Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and
 # Analytical Moments Accountant" (2019).
 
-Floats = NDArray[np.float64]
 
 # The orders of dp_accounting; lower orders, for large epsilons; and some orders above 63 that it omits.
 ORDERS: Floats = np.unique([1.02, 1.05, *DEFAULT_RDP_ORDERS, *np.geomspace(64, 1024, 25).round()])
@@ -78,31 +77,22 @@ def poisson(orders: Floats, sigma: float, rate: float) -> Floats:
     The moment A is E[(1 + u)^order] with u = rate (e^((2 x - 1) / (2 sigma^2)) - 1) and x ~ N(0, sigma^2). As the mean
     of u is 0, A - 1 is the mean of (1 + u)^order - 1 - order u, which is never negative. Its sums and integrals
     therefore lose no digits, even for small A - 1. Relative errors are below 1e-9.
-
-    Args:
-        orders: above 1.
-        sigma: noise multiplier, above 0.
-        rate: probability by which a user takes part, from 0 to 1.
     """
     if rate == 0:
         return np.zeros_like(orders)
     if rate == 1:
         return gaussian(orders, sigma)
-    return np.array([_per_order(order, _excess_of_poisson(order, sigma, rate)) for order in orders.tolist()])
+    log_excesses = [_excess_of_poisson(order, sigma, rate) for order in orders.tolist()]
+    return np.array([float(np.logaddexp(0.0, excess)) for excess in log_excesses]) / (orders - 1)
 
 
 def without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
-    """Return the RDP if a cohort of a fixed size is drawn, for replacing the data of one user.
+    """Return the RDP of drawing a cohort of a fixed size, rate cohort / population, for replacing one user's data.
 
     The result is the smaller of two upper bounds. The first is [WBK], Theorem 27, between integer orders with Corollary
     10. The second is the RDP without sampling, because outputs are mixtures over cohorts, and Renyi divergence is
     jointly quasi-convex (van Erven and Harremoes, "Renyi Divergence and Kullback-Leibler Divergence", 2014, Theorem
     13).
-
-    Args:
-        orders: above 1.
-        sigma: noise multiplier, above 0.
-        rate: cohort / population, from 0 to 1.
     """
     if rate == 0:
         return np.zeros_like(orders)
@@ -116,9 +106,8 @@ def without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
 class SkellamDpEvent(DpEvent):  # type: ignore[misc]
     """Skellam noise on a sum of integers.
 
-    Attributes:
-        noise_multiplier: standard deviation of the noise divided by the distance by which one user moves the sum.
-        steps: this distance, an L2 norm, or a smaller number.
+    The multiplier is the noise's standard deviation divided by `steps` or more, the L2 norm by which a user moves the
+    sum.
     """
 
     noise_multiplier: float
@@ -152,17 +141,12 @@ def mixture(orders: Floats, sigma: float, distances: Floats, probabilities: Floa
     return np.array([log_moment(a) / (a - 1) if a in ORDERS_OF_MIXTURE else math.inf for a in orders.tolist()])
 
 
-def _per_order(order: float, log_excess: float) -> float:
-    """Return log A / (order - 1) from log(A - 1)."""
-    return float(np.logaddexp(0.0, log_excess)) / (order - 1)
-
-
 def _excess_of_poisson(order: float, sigma: float, rate: float) -> float:
     """Return log(A - 1) of `poisson`: at integer orders by the binomial sum, otherwise by an integral."""
     if order.is_integer():
-        drawn = np.arange(2.0, order + 1)
-        log_weights = _log_binomial(order, drawn) + drawn * math.log(rate) + (order - drawn) * math.log1p(-rate)
-        return float(logsumexp(log_weights + _log_abs_expm1(_log_moment(drawn, sigma))))
+        numbers = np.arange(2.0, order + 1)
+        log_weights = _log_binomial(order, numbers) + numbers * math.log(rate) + (order - numbers) * math.log1p(-rate)
+        return float(logsumexp(log_weights + _log_abs_expm1(_log_moment(numbers, sigma))))
     if sigma < SEPARATE:
         log_drawn = order * math.log(rate) + float(_log_moment(np.array(order), sigma))
         if log_drawn > 40:
@@ -179,17 +163,17 @@ def _excess_of_poisson(order: float, sigma: float, rate: float) -> float:
 
 def _log_moments_without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
     """Return the logarithm of the bound of [WBK], Theorem 27, on A at integer orders from 1 on."""
-    drawn = np.arange(2.0, orders.max() + 1)
-    log_terms = math.log(2) + _log_moment(drawn, sigma)
+    numbers = np.arange(2.0, orders.max() + 1)
+    log_terms = math.log(2) + _log_moment(numbers, sigma)
     pair = math.log(4) + float(_log_abs_expm1(_log_moment(np.array(2.0), sigma)))
     log_terms[0] = min(log_terms[0], pair)
     if sigma >= DIFFERENCES:  # below, differences are nearly the moments, and 4 times these is more than twice
-        differences = _log_differences(drawn, sigma)
+        differences = _log_differences(numbers, sigma)
         log_terms = np.minimum(log_terms, math.log(4) + differences)
-    log_terms += drawn * math.log(rate)
+    log_terms += numbers * math.log(rate)
     moments = []
     for order in orders.tolist():
-        few = drawn[drawn <= order]
+        few = numbers[numbers <= order]
         log_excess = logsumexp(_log_binomial(order, few) + log_terms[: len(few)]) if len(few) else -math.inf
         moments.append(np.logaddexp(0.0, log_excess))
     return np.array(moments)
@@ -266,12 +250,7 @@ PRV_ERROR = 0.01  # largest error of epsilon of Opacus, which returns an upper b
 
 @dataclass(frozen=True)
 class RenyiDP:
-    """The Renyi DP of an event.
-
-    Attributes:
-        orders: float64 [orders], each above 1.
-        rdp: float64 [orders], the Renyi divergence at each order in nats; possibly infinite.
-    """
+    """The Renyi DP of an event: float64 [orders], each above 1, and the divergence in nats, possibly infinite."""
 
     orders: Floats
     rdp: Floats
@@ -306,20 +285,16 @@ def check_delta(delta: float) -> None:
 
 
 def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
-    """Return the epsilon of an event under a convention's relation, accountant and conversion.
-
-    The result can be infinite.
-
-    Raises:
-        InputError: delta is out of range, or this convention does not support the event; the message has the reason.
-    """
+    """Return the epsilon of an event under a convention, possibly infinite; InputError if it is not supported."""
     check_delta(delta)
     if convention.records is not None:
         event = of_users(event, convention.records)
     with np.errstate(all="ignore"):  # extreme noise overflows in between; the result is checked instead
         match convention.accountant:
             case "rdp":
-                result = _rdp(event, delta, convention)
+                spent = rdp_of(event, convention)
+                is_tight = convention.conversion == "tight"
+                result = spent.epsilon(delta) if is_tight else spent.epsilon_of_mironov(delta)
             case "pld":
                 result = _pld(event, delta, convention)
             case "rdp-opacus" | "prv-opacus":
@@ -356,11 +331,7 @@ def of_users(event: DpEvent, records: int) -> DpEvent:
 
 
 def delta_of(event: DpEvent, epsilons: Floats, convention: Convention) -> Floats:
-    """Return delta of an event at each epsilon, from Renyi DP or privacy loss distributions.
-
-    Raises:
-        InputError: the convention cannot account for the event.
-    """
+    """Return delta of an event at each epsilon, from Renyi DP or privacy loss distributions."""
     if convention.accountant == "pld":
         spent = _compose(PLDAccountant(_relation(convention)), event, convention).get_delta(epsilons)
         return np.broadcast_to(np.asarray(spent, np.float64), epsilons.shape)
@@ -369,11 +340,7 @@ def delta_of(event: DpEvent, epsilons: Floats, convention: Convention) -> Floats
 
 
 def rdp_of(event: DpEvent, convention: Convention) -> RenyiDP:
-    """Return the Renyi DP of an event, at the orders of `flsim.privacy.accounting`.
-
-    Raises:
-        InputError: dp_accounting does not support the event under this relation.
-    """
+    """Return the Renyi DP of an event at `ORDERS`; raise InputError if dp_accounting does not support it."""
     return RenyiDP(ORDERS, _rdp_of(event, convention))
 
 
@@ -423,11 +390,6 @@ def _noise_multiplier(event: DpEvent) -> float | None:
         case ComposedDpEvent(events=events) if events and all(noises := [_noise_multiplier(part) for part in events]):
             return 1 / math.hypot(*(1 / noise for noise in noises if noise))
     return None
-
-
-def _rdp(event: DpEvent, delta: float, convention: Convention) -> float:
-    spent = rdp_of(event, convention)
-    return spent.epsilon(delta) if convention.conversion == "tight" else spent.epsilon_of_mironov(delta)
 
 
 def _pld(event: DpEvent, delta: float, convention: Convention) -> float:

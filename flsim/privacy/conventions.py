@@ -22,29 +22,23 @@ Conversion = Literal["mironov-proposition-3", "tight"]
 
 @dataclass(frozen=True)
 class Convention:
-    """A convention by which an epsilon is computed.
+    """A convention by which an epsilon is computed."""
 
-    Attributes:
-        sampler: how cohorts are drawn; for a custom sampler, its NAME with its options.
-        relation: what neighbours differ in: one user's data ("replace-one", the number of users is public), the
-            presence of one user ("add-or-remove-one"), or whether one user's updates are zero ("zero-out", the users of
-            each round are public).
-        sensitivity: the largest difference of the sum of clipped updates between neighbours; S is the clip norm.
-        accountant: Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV.
-        conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None if the accountant computes
-            the loss distribution.
-        name: short name.
-        records: for DP-SGD, the most records of a user, each of which is sampled independently: neighbours then differ
-            in a user, who moves the sum by up to `records` S ([C], section 3); None for neighbours that differ in one
-            of the units that are sampled.
-    """
-
-    sampler: str
+    sampler: str  # how cohorts are drawn; for a custom sampler, its NAME with its options
+    # what neighbours differ in: one user's data ("replace-one", the number of users is public), the presence of
+    # one user ("add-or-remove-one"), or whether one user's updates are zero ("zero-out", the users of each round
+    # are public)
     relation: Relation
+    # the largest difference of the sum of clipped updates between neighbours; S is the clip norm
     sensitivity: Sensitivity
-    accountant: Accountant
+    accountant: Accountant  # Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV
+    # from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None if the accountant computes the loss
+    # distribution
     conversion: Conversion | None
-    name: str
+    name: str  # short name
+    # for DP-SGD, the most records of a user, each of which is sampled independently: neighbours then differ in a
+    # user, who moves the sum by up to `records` S ([C], section 3); None for neighbours that differ in one of the
+    # units that are sampled
     records: int | None = None
 
     def __post_init__(self) -> None:
@@ -109,13 +103,7 @@ REFUSED = (  # also used with the accountants, which give the reason
 
 
 def conventions_of(sampler: str) -> tuple[Convention, ...]:
-    """Return the conventions for a sampler; for a custom sampler, those of the relation that it declares.
-
-    Runs report, and audits test, the first sound convention.
-
-    Raises:
-        InputError: a custom sampler failed.
-    """
+    """Return the conventions for a sampler, or the relation of a custom one; runs report the first sound one."""
     if is_custom(sampler):
         return _of_own(sampler, sampler_class(sampler).relation)
     return tuple(one for one in (*CONVENTIONS, *REFUSED) if one.sampler == without_options(sampler))
@@ -127,11 +115,7 @@ def sampler_in_conventions(sampler: str) -> str:
 
 
 def sound_convention(sampler: str) -> Convention:
-    """Return the convention that runs with a sampler report: the first whose sensitivity covers its relation.
-
-    Raises:
-        InputError: no convention of the sampler is sound.
-    """
+    """Return the first convention of a sampler whose sensitivity covers its relation; raise InputError without one."""
     sound = next((one for one in conventions_of(sampler) if one.is_sound), None)
     if sound is None:
         raise InputError(f"{sampler}: there is no sound convention for this sampler, and its epsilon cannot be audited")
@@ -139,10 +123,7 @@ def sound_convention(sampler: str) -> Convention:
 
 
 def possible_conventions(sampler: str) -> tuple[Convention, ...]:
-    """Return the possible conventions for a sampler, without executing custom code.
-
-    For a custom sampler, these are the conventions of both relations, one of which it declares.
-    """
+    """Return the possible conventions for a sampler, without executing a custom one: those of all relations."""
     if not is_custom(sampler):
         return conventions_of(sampler)
     return tuple(convention for relation in SENSITIVITY for convention in _of_own(sampler, relation))

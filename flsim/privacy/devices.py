@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError, first_line
 from flsim.base.files import file_digest
 from flsim.base.rng import stream
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 Thing = TypeVar("Thing")
 LAWS = ("half-normal", "exponential", "constant")
 COLUMNS = {"user": np.int64, "from": np.float64, "to": np.float64}  # of a trace
@@ -30,13 +27,11 @@ COLUMNS = {"user": np.int64, "from": np.float64, "to": np.float64}  # of a trace
 
 @dataclass(frozen=True)
 class Durations:
-    """The law of the durations of users' training.
+    """The law of the durations of users' training, whose mean is 1.
 
-    Attributes:
-        law: "half-normal", which fits the devices of Nguyen et al. (2022); "exponential", whose longest durations are
-            longer; or "constant". The mean is 1.
-        spread: standard deviation of the logarithm of a factor that each user has in all rounds. The factors are
-            lognormal, and their mean is 1; with 0, all users are equally fast.
+    "half-normal" fits the devices of Nguyen et al. (2022); "exponential" has longer ones; the third is "constant".
+    `spread` is the standard deviation of the logarithm of a factor that each user has in all rounds. The factors are
+    lognormal, and their mean is 1; with 0, all users are equally fast.
     """
 
     law: str = "half-normal"
@@ -93,10 +88,8 @@ class Prefix(Generic[Thing]):
 class Buffer:
     """The answers of a step of asynchronous training.
 
-    Attributes:
-        users: int64 [n], different users in ascending order.
-        started: int64 [n], the round, from 0, whose model each user trained.
-        pending: the rounds whose models other users still train when the buffer is full, ascending.
+    `users` [n] are different and ascending, and `started` [n] the rounds, from 0, whose models they trained. `pending`
+    are the rounds, ascending, whose models other users still train when the buffer is full.
     """
 
     users: Ints
@@ -115,17 +108,10 @@ def simulated_buffers(
 ) -> Iterator[Buffer]:
     """Simulate FedBuff, and yield the buffer of each round.
 
-    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022), Algorithm 1. Whenever users have
-    answered, as many other users begin to train the newest model. They are uniformly random among the users who neither
-    train nor have an answer in the buffer, so that a user is in a buffer at most once. Users whose durations end at the
-    same time answer before others begin.
-
-    Args:
-        seed: the experiment's seed.
-        population: number of users, at least size + concurrency - 1.
-        size: K, the number of answers in a full buffer.
-        concurrency: number of users who train at the same time.
-        durations: the law of durations.
+    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022), Algorithm 1, with K = `size`
+    answers in a full buffer. Whenever users have answered, as many other users begin to train the newest model. They
+    are uniformly random among the users who neither train nor have an answer in the buffer, so that a user is in a
+    buffer at most once. Users whose durations end at the same time answer before others begin.
     """
     factors = durations.factors(seed, population)
     clock, is_busy = 0.0, np.zeros(population, bool)
@@ -158,14 +144,9 @@ def simulated_buffers(
 class Days:
     """Availability of users by the time of day.
 
-    User u is available in round r with probability mean (1 + cos(2 pi (r / day - phase_u))), independently. The phases
-    are uniform between 0 and `zones`.
-
-    Attributes:
-        mean: mean probability, at most 0.5.
-        day: rounds in a day, at least 1.
-        zones: part of the day over which the phases of users are spread. With 1, equally many users are available at
-            all times; with 0, all users sleep at the same time.
+    User u is available in round r with probability mean (1 + cos(2 pi (r / day - phase_u))), independently. The mean is
+    at most 0.5. The phases are uniform between 0 and `zones`: with 1, equally many users are available at all times;
+    with 0, all users sleep at the same time.
     """
 
     mean: float
@@ -193,22 +174,14 @@ class Trace:
     """Availability of users from a CSV or Parquet file with a row for each time in which a user is available.
 
     The columns are "user", a number from 0, "from" and "to": the user is available in rounds from <= round < to, which
-    are counted from 0.
-
-    Attributes:
-        file: the path of the file.
-        digest: sha256 of the file, in hexadecimal, by which a change of the file is noticed.
+    are counted from 0. The digest is the sha256 of the file, in hexadecimal, by which a change of the file is noticed.
     """
 
     file: str
     digest: str
 
     def available(self, seed: int, round_: int, population: int) -> Flags:  # noqa: ARG002 (nothing is drawn)
-        """Return whether each user is available in a round, bool [population].
-
-        Raises:
-            InputError: the file cannot be read, has changed, or has other columns or users.
-        """
+        """Return whether each user is available in a round [population]; raise InputError for an unfit file."""
         users, begin, end = _rows_of(self)
         if (most := int(users.max(initial=0))) >= population:
             raise InputError(f"{self.file}: user {most} is not one of the {population:,} users; users count from 0")
@@ -241,10 +214,7 @@ def _rows_of(trace: Trace) -> tuple[Ints, Floats, Floats]:
 def cohorts_of_available(
     seed: int, population: int, size: int, separation: int, availability: Days | Trace
 ) -> Prefix[Ints]:
-    """Return the cohorts of all rounds: `size` uniformly random users, or all if there are fewer.
-
-    They are drawn from the available users whose last round is at least `separation` rounds ago.
-    """
+    """Return all rounds' cohorts of `size` random available users, or all, with `separation` rounds between theirs."""
 
     def cohorts() -> Iterator[Ints]:
         last = np.full(population, -separation)

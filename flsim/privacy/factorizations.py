@@ -15,11 +15,9 @@ prefix sum, in units of the variance of Z.
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Floats
 from flsim.privacy.sampling import Participation
-
-Floats = NDArray[np.float64]
 
 DIGITS = 6  # of optimized numbers; further digits differ between versions of scipy
 
@@ -99,12 +97,9 @@ def sensitivity_of_tree(rounds: int, participation: Participation) -> float:
 def optimal_bands(rounds: int, bands: int) -> tuple[float, ...]:
     """Return the coefficients of a banded Toeplitz C of least error times squared sensitivity; the first is 1.
 
-    If rounds of a user are at least `bands` apart, the columns of C for these rounds do not overlap. The squared
-    sensitivity is therefore k times the squared norm of the coefficients ([CKMRT], Theorem 2).
-
-    Args:
-        rounds: number of rounds n, at whose end the error is taken.
-        bands: number of coefficients.
+    The error is taken at the end of the rounds. If rounds of a user are at least `bands` apart, the columns of C for
+    these rounds do not overlap. The squared sensitivity is therefore k times the squared norm of the coefficients
+    ([CKMRT], Theorem 2).
     """
     import scipy  # not at the top, because training needs only torch and numpy
 
@@ -123,8 +118,8 @@ def optimal_bands(rounds: int, bands: int) -> tuple[float, ...]:
         slopes = np.array([-2 * prefix[m:] @ twice[: rounds - m] for m in range(1, bands)])
         return float(np.log(error) + np.log(norm)), slopes / error + 2 * free / norm
 
-    found = scipy.optimize.minimize(log_loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 1_000})
-    return (1.0, *(float(np.format_float_positional(value, DIGITS)) for value in found.x))
+    optimum = scipy.optimize.minimize(log_loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 1_000})
+    return (1.0, *(float(np.format_float_positional(value, DIGITS)) for value in optimum.x))
 
 
 @lru_cache(maxsize=32)
@@ -150,8 +145,8 @@ def optimal_blt(rounds: int, buffers: int, times: int, separation: int) -> tuple
     decays = np.exp(-1 / lives)
     scales = 0.5 * np.sqrt(1 - decays) / np.sqrt(1 - decays).sum()
     start = np.concatenate([np.log(scales), scipy.special.logit(decays)])
-    found = scipy.optimize.minimize(log_loss, start, method="L-BFGS-B", jac="3-point", options={"maxiter": 500})
-    scales, complements = np.exp(found.x[:buffers]), scipy.special.expit(-found.x[buffers:])
+    optimum = scipy.optimize.minimize(log_loss, start, method="L-BFGS-B", jac="3-point", options={"maxiter": 500})
+    scales, complements = np.exp(optimum.x[:buffers]), scipy.special.expit(-optimum.x[buffers:])
     rounded = [[float(f"{value:.{DIGITS}g}") for value in values] for values in (scales, complements)]
     return tuple(rounded[0]), tuple(1 - value for value in rounded[1])
 

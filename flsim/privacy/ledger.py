@@ -36,28 +36,16 @@ Unit = Literal["user", "record"]  # difference of neighbouring data sets; a reco
 
 @dataclass(frozen=True)
 class Entry:
-    """Rounds of one kind: a sampled cohort's clipped updates are summed, and noise is added to the sum.
+    """Rounds of one kind: a sampled cohort's clipped updates are summed, and noise is added to the sum."""
 
-    Attributes:
-        sampler: how the cohort is drawn, see `flsim.privacy.sampling`; a custom sampler is named by content.
-        population: number of users to draw from.
-        cohort: number of users drawn; under Poisson sampling, their expected number.
-        noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. If a
-            round releases more than the sum (adaptive clipping: a count), the equivalent for everything that is
-            released.
-        rounds: number of such rounds.
-        noise: the process of the noise, see `flsim.privacy.noise`; custom noise is named by content.
-
-    Raises:
-        InputError: a value is out of range.
-    """
-
-    sampler: str
+    sampler: str  # how the cohort is drawn, see `flsim.privacy.sampling`; a custom sampler is named by content
     population: int
-    cohort: int
+    cohort: int  # number of users drawn; under Poisson sampling, their expected number
+    # standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. If a round releases
+    # more than the sum (adaptive clipping: a count), the equivalent for everything that is released
     noise_multiplier: float
     rounds: int
-    noise: str = "independent"
+    noise: str = "independent"  # the process of the noise, see `flsim.privacy.noise`; custom noise is named by content
 
     def __post_init__(self) -> None:
         if not (isinstance(self.sampler, str) and isinstance(self.noise, str)):
@@ -84,11 +72,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The rounds that were released so far, in order.
-
-    Attributes:
-        entries: rounds by kind; adjacent entries differ in more than their number of rounds.
-    """
+    """The rounds that were released so far, in order; adjacent entries differ in more than their number of rounds."""
 
     entries: tuple[Entry, ...] = ()
 
@@ -129,11 +113,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Return the ledger that `to_json` wrote, bit for bit.
-
-        Raises:
-            InputError: the text is not what `to_json` writes.
-        """
+        """Return the ledger that `to_json` wrote, bit for bit; raise InputError for another text."""
         try:
             return cls(tuple(Entry(**fields) for fields in from_json(text)))
         except (TypeError, ValueError) as error:
@@ -141,12 +121,7 @@ class Ledger:
 
 
 def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
-    """Return epsilon of (epsilon, delta)-DP for users, under a convention; infinite if a round had no noise.
-
-    Raises:
-        InputError: delta is not between 0 and 1, the convention is for another sampler, or it cannot account for the
-            rounds; the message has the reason.
-    """
+    """Return epsilon of a ledger for users, infinite if a round had no noise; InputError if it cannot be accounted."""
     from flsim.privacy.accounting import epsilon_of
 
     others = {sampler_in_conventions(entry.sampler) for entry in ledger.entries} - {convention.sampler}
@@ -181,11 +156,7 @@ def spent(ledger: Ledger, sampler: str, delta: float) -> dict[str, float]:
 
 
 def epsilons(ledger: Ledger, sampler: str, delta: float, names: Iterable[str] | None = None) -> dict[str, float]:
-    """Return epsilon by the name of each convention that is named; of each reported convention if `names` is None.
-
-    Raises:
-        InputError: there is no such convention for the sampler; see also `flsim.privacy.ledger.epsilon`.
-    """
+    """Return epsilon by the name of each convention in `names`, or of each reported one if None."""
     if names is None:
         return spent(ledger, sampler, delta)
     known = {convention.name: convention for convention in conventions_of(sampler)}
@@ -228,17 +199,7 @@ def foresee(plan: Entry, sampler: str, delta: float, population: int, unit: Unit
 
 
 def affordable_rounds(planned: Callable[[int], Entry], rounds: int, max_epsilon: float, delta: float) -> int:
-    """Return the most rounds, up to `rounds`, whose reported epsilon is at most `max_epsilon`.
-
-    Args:
-        planned: returns the ledger's entry for a number of rounds.
-        rounds: number of rounds in the settings.
-        max_epsilon: the largest epsilon, under the sound convention that runs report.
-        delta: delta of (epsilon, delta)-DP.
-
-    Raises:
-        InputError: one round exceeds `max_epsilon`, or the rounds cannot be accounted for.
-    """
+    """Return the most rounds, up to `rounds`, of an epsilon up to `max_epsilon`; InputError if there is none."""
 
     def spends(number: int) -> float:
         entry = planned(number)
@@ -267,11 +228,7 @@ EPSILONS = np.concatenate([np.linspace(0, 10, 201), np.linspace(10, 60, 101)[1:]
 
 
 def delta_curve(ledger: Ledger, convention: Convention) -> NDArray[np.float64]:
-    """Return delta at each of `EPSILONS` that a ledger proves under a convention; 1 if it proves nothing.
-
-    Raises:
-        InputError: the convention cannot account for the ledger's rounds.
-    """
+    """Return delta at each of `EPSILONS` that a ledger proves under a convention; 1 if it proves nothing."""
     from flsim.privacy.accounting import delta_of  # loads dp_accounting and scipy.stats, which takes a second
 
     return delta_of(ledger.event(convention.sensitivity), EPSILONS, convention)

@@ -139,15 +139,10 @@ class PrivacyHParams:
 
 
 def noisy_mean(total: Params, clip: float, hparams: PrivacyHParams, cohort: int, noise: Params | None = None) -> Params:
-    """Return (sum of clipped updates + noise) / qN, in float64.
+    """Return (sum of clipped updates + noise at unit scale x z S) / qN, in float64.
 
-    Args:
-        total: the sum over the users of the cohort, each of norm at most `clip`.
-        clip: S of this round.
-        hparams: the mechanism, "clip" or "dp".
-        cohort: qN, the expected number of users. The denominator is fixed, because with the actual number, the presence
-            of a user would change the weight of all others.
-        noise: noise at unit scale, float64 by parameter; None for none.
+    The denominator is the expected number of users, because with the actual number, the presence of a user would change
+    the weight of all others.
     """
     deviation = hparams.update_noise_multiplier(cohort) * clip
     return {
@@ -161,15 +156,7 @@ def next_clip(
     """Return the clip of the next round, C exp(-eta_C (b - gamma)), with b a noisy share of users within the clip C.
 
     Each user counts 1/2 within the clip and -1/2 beyond, and 1/2 is added to the mean afterwards: adding or removing a
-    user then moves the count by 1/2 and not by 1.
-
-    Args:
-        clip: C of this round.
-        within: number of users whose update's norm is at most C.
-        users: number of users in the cohort.
-        hparams: settings with gamma, eta_C and sigma_b; without gamma the clip does not change.
-        cohort: qN, the expected number of users.
-        seed, round_: the experiment's seed, and the round from 0.
+    user then moves the count by 1/2 and not by 1. Without gamma the clip does not change.
     """
     if hparams.target_quantile is None:
         return clip

@@ -137,11 +137,7 @@ class Correlated(Noise):
 
     @abstractmethod
     def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return the largest distance by which one user moves the first rows of C G, in clip norms.
-
-        Raises:
-            InputError: the matrix does not allow this participation.
-        """
+        """Return the largest distance by which one user moves the first rows of C G, in clips, or raise InputError."""
 
     def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
         """Return the total cost of the first `rounds` rounds: one Gaussian mechanism, without amplification.
@@ -404,11 +400,7 @@ NOISES: dict[str, type[Noise]] = {
 
 
 def noise_class(name: str) -> type[Noise]:
-    """Return a built-in process, or the one at ``path/to/file.py:NAME``.
-
-    Raises:
-        InputError: there is no process of this name, or the file failed.
-    """
+    """Return a built-in process, or the one at ``path/to/file.py:NAME``."""
     return resolve_class(name, NOISES, "noise", Noise)  # type: ignore[type-abstract]
 
 
@@ -462,11 +454,7 @@ def settled(name: str, sampling: Sampling, rounds: int) -> str:
 
 
 def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
-    """Return the total cost of rounds with a process's noise; for the arguments, see `Noise.event`.
-
-    Raises:
-        InputError: a custom process failed, or has no event.
-    """
+    """Return the total cost of rounds with a process's noise; for the arguments, see `Noise.event`."""
     kind = noise_class(name)
     written = name_in_settings(name)
     if integers := skellam_of(name):
@@ -488,13 +476,7 @@ def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: i
 def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str, Params]":
     """Return a process's state before the first round, with slots named as in a state of training.
 
-    Args:
-        name: a key of `NOISES`, or a custom process.
-        seed: the experiment's seed.
-        like: tensors of the parameters' names and shapes.
-
-    Raises:
-        InputError: a custom process failed, or its state has other names or shapes.
+    Raises InputError if a custom process fails, or its state has other names or shapes than the parameters `like`.
     """
     shapes, kind = _shapes(like), noise_class(name)
     with custom_call_errors(name, "init()", InputError):
@@ -513,14 +495,7 @@ def step(
 ) -> "tuple[Params, dict[str, Params]]":
     """Return the noise of a round (from 0) at unit scale, float64 by parameter, and the process's slots after it.
 
-    Args:
-        name, seed, like: see `init`.
-        moments: slots of a state of training; other slots are ignored.
-        round_: the round, from 0.
-        failure: the type of the error if a custom process fails; InputError before training.
-
-    Raises:
-        RunFailed: a custom process failed, or its noise has other names or shapes.
+    Other slots of the moments are ignored. A custom process that fails raises the `failure`.
     """
     shapes, kind = _shapes(like), noise_class(name)
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}

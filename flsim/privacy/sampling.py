@@ -39,12 +39,7 @@ Relation = Literal["replace-one", "add-or-remove-one", "zero-out"]
 
 @dataclass(frozen=True)
 class Participation:
-    """A limit of the rounds in which one user takes part.
-
-    Attributes:
-        times: k, the most rounds.
-        separation: b, the least number of rounds from one of them to the next; 1 is no limit.
-    """
+    """A user's limit: k, the most rounds, and b, the least number of rounds from one to the next (1 is no limit)."""
 
     times: int
     separation: int
@@ -482,11 +477,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
 
 
 def sampler_class(name: str) -> type[Sampler]:
-    """Return a built-in sampler, or the one at ``path/to/file.py:NAME``.
-
-    Raises:
-        InputError: there is no sampler of this name, or the file failed.
-    """
+    """Return a built-in sampler, or the one at ``path/to/file.py:NAME``."""
     return resolve_class(name, SAMPLERS, "sampler", Sampler)  # type: ignore[type-abstract]
 
 
@@ -508,19 +499,10 @@ def draw_cohort(
     sampler: str,
     failure: type[InputError] | type[RunFailed] = RunFailed,
 ) -> NDArray[np.int64]:
-    """Draw the users of a round, in ascending order: int64 [users].
+    """Draw the users of a round (from 0), in ascending order: int64 [users]; `size` is expected if cohorts differ.
 
-    Args:
-        seed: the experiment's seed.
-        round_: the round, from 0.
-        population: number of users to draw from.
-        size: users per round; the expected number, if cohorts differ in size.
-        sampler: a key of `SAMPLERS`, or a custom sampler.
-        failure: the type of the error if a custom sampler fails; InputError before training.
-
-    Raises:
-        InputError: the cohort is larger than the population, or empty; or the sampler does not exist.
-        RunFailed: a custom sampler failed, or drew a cohort whose size is outside `sizes`.
+    Raises InputError if the cohort is larger than the population, or empty, or there is no such sampler; and the
+    `failure` if a custom sampler fails, or draws a cohort whose size is outside `sizes`.
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
@@ -561,11 +543,7 @@ def _are_users(cohort: object, population: int, has_repeats: bool) -> bool:
 
 
 def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent") -> "DpEvent":
-    """Return the cost of a round that applies `mechanism` to the sum over the users of `draw_cohort`.
-
-    Raises:
-        InputError: see `draw_cohort`; or a custom sampler failed, or has no event.
-    """
+    """Return the cost of a round that applies `mechanism` to the sum over the users of `draw_cohort`."""
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
     written = name_in_settings(sampler)
@@ -584,13 +562,7 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
 
 @dataclass(frozen=True)
 class Sampling:
-    """The privacy of a sampler on a population: a call with a mechanism is `cohort_event`.
-
-    Attributes:
-        sampler: a key of `SAMPLERS`, or a custom sampler, with options.
-        population: number of users to draw from.
-        cohort: users per round; the expected number, if cohorts differ in size.
-    """
+    """The privacy of a sampler on a population: a call with a mechanism is `cohort_event`."""
 
     sampler: str
     population: int

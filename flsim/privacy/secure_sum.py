@@ -26,12 +26,9 @@ from flsim.models.language_model import Params
 def largest_norm(steps: int, dimension: int) -> float:
     """Return the norm of scaled updates that random rounding keeps within `steps`, in integer units.
 
-    Rounding is repeated until the norm is at most `steps`. This is the bound of [KLS] on rounding, for beta =
-    e^(-1/2): the attempt succeeds with probability 1 - beta or more if c^2 + d / 4 + c + sqrt(d) / 2 <= steps^2. A norm
-    of c + sqrt(d) is never exceeded.
-
-    Raises:
-        InputError: `steps` is too small for the number of parameters.
+    Rounding is repeated until the norm is at most `steps`. This is the bound of [KLS] on rounding, for beta = e^(-1/2):
+    the attempt succeeds with probability 1 - beta or more if c^2 + d / 4 + c + sqrt(d) / 2 <= steps^2. A norm of c +
+    sqrt(d) is never exceeded. Raises InputError if `steps` is too small for the number of parameters.
     """
     root = math.sqrt(dimension)
     rest = steps**2 - dimension / 4 - root / 2
@@ -45,14 +42,7 @@ def largest_norm(steps: int, dimension: int) -> float:
 
 
 def rounded(update: Params, clip: float, steps: int, seed: int, round_: int, user: int) -> Params:
-    """Return a clipped update as integers, float64 by parameter, with an L2 norm of at most `steps`.
-
-    Args:
-        update: float64 by parameter, with an L2 norm of at most `clip`.
-        clip: S, which corresponds to `steps`.
-        steps: the largest norm in integer units.
-        seed, round_, user: the random rounding is a function of them.
-    """
+    """Return an update clipped at S as integers, float64 by parameter, with an L2 norm of at most `steps`."""
     flat = np.concatenate([value.numpy().ravel() for value in update.values()]) * (steps / clip)
     most, norm = largest_norm(steps, len(flat)), float(np.linalg.norm(flat))
     scaled = flat * min(1.0, most / norm) if norm else flat
@@ -70,16 +60,8 @@ def released(
 ) -> tuple[Params, int]:
     """Return what the server decodes: the sum + noise modulo 2^bits, in units of updates, and the number of wraps.
 
-    Args:
-        total: the sum of `rounded` updates, by parameter.
-        clip: S.
-        steps: see `rounded`.
-        bits: number of bits of a value; values are from -2^(bits - 1) to 2^(bits - 1) - 1.
-        noise_multiplier: z; the noise has the variance (z steps)^2 in integer units.
-        seed, round_: the noise is a function of them.
-
-    Returns:
-        The noisy sum, float64 by parameter, and the number of its values that exceeded the range.
+    The sum is of `rounded` updates; values are from -2^(bits - 1) to 2^(bits - 1) - 1, and the noise has the variance
+    (z steps)^2 in integer units. Wraps are values that exceeded the range.
     """
     decoded, wraps, half = {}, 0, 2.0 ** (bits - 1)
     for name, value in total.items():

@@ -30,19 +30,7 @@ def check_target(target: float) -> None:
 
 
 def calibrate(planned: Entry, target: float, delta: float, convention: Convention, guess: float = 1.0) -> float:
-    """Return a noise multiplier whose epsilon is at most `target`, and at most 0.1% above the smallest such multiplier.
-
-    Args:
-        planned: the planned rounds; their noise multiplier is ignored.
-        target: the largest epsilon.
-        delta: delta of (epsilon, delta)-DP.
-        convention: the convention by which epsilon is accounted.
-        guess: the noise multiplier at which the search begins; a close guess saves time.
-
-    Raises:
-        InputError: the target is not above 0, no noise multiplier reaches it, or the convention cannot account for the
-            planned rounds.
-    """
+    """Return a noise multiplier whose epsilon is at most `target`, at most 0.1% above the smallest such multiplier."""
     check_target(target)
 
     @cache
@@ -88,11 +76,8 @@ STAR = "* the paper's own (Thakkar et al., 2020), which takes S under replace-on
 class Line:
     """The result under one convention.
 
-    Attributes:
-        convention: the convention.
-        epsilon: the epsilon so far, or the target; can be infinite; None if it cannot be computed.
-        noise_multiplier: noise multiplier for the target; None if epsilon was requested, or if it cannot be computed.
-        note: the reason why a value is missing or infinite.
+    The epsilon is that so far, or the target; it can be infinite, or None if it cannot be computed. The multiplier is
+    that for the target, if asked. The note is the reason why a value is missing or infinite.
     """
 
     convention: Convention
@@ -115,16 +100,7 @@ class Line:
 
 
 def report(ledger: Ledger, delta: float, records: int | None = None) -> list[Line]:
-    """Return the epsilon so far, under every convention for the ledger's sampler.
-
-    Args:
-        ledger: the rounds.
-        delta: delta of (epsilon, delta)-DP.
-        records: for DP-SGD, the most records of a user, which adds the user-level epsilon; None for no such epsilon.
-
-    Raises:
-        InputError: delta is not between 0 and 1, or no round is completed.
-    """
+    """Return the epsilon so far by every convention for the sampler, and of users of so many records for DP-SGD."""
     check_delta(delta)
     if not ledger.entries:
         raise InputError("no round is completed, so there is no epsilon to report; train at least one round")
@@ -141,11 +117,7 @@ def report(ledger: Ledger, delta: float, records: int | None = None) -> list[Lin
 
 
 def calibrated(planned: Entry, target: float, delta: float, records: int | None = None) -> list[Line]:
-    """Return the noise multipliers that keep planned rounds within a target epsilon, for the conventions of `report`.
-
-    Raises:
-        InputError: delta is not between 0 and 1, or the target is not above 0.
-    """
+    """Return the noise multipliers that keep planned rounds within a target epsilon, by the conventions of `report`."""
     check_delta(delta)
     check_target(target)
     lines, guess = [], 1.0
@@ -165,10 +137,7 @@ def _about(ledger: Ledger, records: int | None) -> list[Convention]:
 
 
 def to_text(lines: list[Line], calibration: bool = False) -> str:
-    """Return a table within 80 columns, with notes on soundness and on missing values.
-
-    If every value is infinite because there is no noise, return one line that states this.
-    """
+    """Return a table within 80 columns, with notes on soundness and on missing values."""
     if lines and all(line.note == NO_NOISE for line in lines):
         return f"{NO_NOISE}, under every convention\n"
     result = "noise" if calibration else "epsilon"

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.base.settings import Natural, settings
@@ -70,31 +70,21 @@ class AuditHParams:
             "utility as noise does"
         )
 
-    def present(self, seed: int) -> NDArray[np.bool_]:
+    def present(self, seed: int) -> Flags:
         """Return which canary users take part in training, bool [K]: all, or those whose coin lands heads."""
         numbers = range(self.update_canaries)
         return np.array([not self.canary_coins or toss(seed, number) for number in numbers], dtype=np.bool_)
 
-    def drawn(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> NDArray[np.int64]:
-        """Return the canary users of a round (from 0): int64 [n], with repeats if the sampler has repeats.
-
-        Args:
-            seed: the experiment's seed.
-            round_: the round, from 0.
-            population: N, number of the real users. If there are more than N canary users, they have several virtual
-                populations.
-            cohort: users per round of the sampler.
-            sampler: the run's sampler.
-        """
+    def cohort_of_copy(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> Ints:
+        """Return the canary users of a round (from 0) [n]; more than N users have several virtual populations."""
         present, canaries = self.present(seed), self.update_canaries
         numbers = []
         for copy, first in enumerate(range(0, canaries, population)):
             own_seed = int(stream(seed, "update canary cohorts", copy).integers(2**62))
-            drawn = draw_cohort(own_seed, round_, population, cohort, sampler) + first
-            numbers.append(drawn[drawn < canaries])
-        users: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *numbers])
-        taking_part: NDArray[np.int64] = users[present[users]]
-        return taking_part
+            cohort_of_copy = draw_cohort(own_seed, round_, population, cohort, sampler) + first
+            numbers.append(cohort_of_copy[cohort_of_copy < canaries])
+        users: Ints = np.concatenate([np.empty(0, np.int64), *numbers])
+        return np.asarray(users[present[users]])
 
 
 def toss(seed: int, canary: int) -> bool:
@@ -103,16 +93,7 @@ def toss(seed: int, canary: int) -> bool:
 
 
 def direction(seed: int, canary: int, like: Mapping[str, torch.Tensor]) -> tuple[Params, float]:
-    """Return a vector with a uniform direction, and its norm.
-
-    Args:
-        seed: the experiment's seed.
-        canary: number of the canary user.
-        like: tensors of the parameters' names and shapes; their order does not matter.
-
-    Returns:
-        Standard normal float32 tensors by parameter, and the L2 norm of all of them; the unit vector is their ratio.
-    """
+    """Return standard normal float32 tensors with the names and shapes of `like`, and the L2 norm of all of them."""
     vector = {
         name: torch.from_numpy(
             stream(seed, "update canary", canary, name).standard_normal(tuple(value.shape), np.float32)
@@ -125,19 +106,12 @@ def direction(seed: int, canary: int, like: Mapping[str, torch.Tensor]) -> tuple
 
 
 def update_of(canary: int, seed: int, clip: float, like: Mapping[str, torch.Tensor]) -> Params:
-    """Return the update of a canary user before the clip: `LENGTH` clip norms long, float64 by parameter.
-
-    Args:
-        canary: number of the canary user.
-        seed: the experiment's seed.
-        clip: S of the round.
-        like: tensors of the parameters' names and shapes.
-    """
+    """Return the update of a canary user before the clip: `LENGTH` clip norms long, float64 by parameter of `like`."""
     vector, norm = direction(seed, canary, like)
     return {name: block.double() * (LENGTH * clip / norm) for name, block in vector.items()}
 
 
-def cosines(change: Params, seed: int, canaries: range) -> NDArray[np.float64]:
+def cosines(change: Params, seed: int, canaries: range) -> Floats:
     """Return the cosine of a change of the model and each canary user's vector, float64 [n]; 0 without a change."""
     return np.fromiter(_cosines({name: value.double() for name, value in change.items()}, seed, canaries), np.float64)
 

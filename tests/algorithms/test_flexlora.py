@@ -11,8 +11,8 @@ from populations import InMemory
 from tiny_bases import GPT2
 
 from flsim.algorithms.algorithm import ServerRound
+from flsim.algorithms.built_in import factors, pairs
 from flsim.algorithms.fedavg import train_users
-from flsim.algorithms.flexlora import factors, pairs
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import RoundRequest

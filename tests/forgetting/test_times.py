@@ -73,7 +73,7 @@ def test_a_bound_near_the_truth_is_too_low_in_five_percent() -> None:
         d = 2 * norm.ppf(best)
         for _ in range(draws):
             members, others = rng.normal(d, 1, canaries), rng.normal(0, 1, canaries)
-            is_claimed = accuracy(members, others, chooses).upper <= ALPHA
+            is_claimed = accuracy(members, others, chooses)[1] <= ALPHA
             if best == ALPHA:
                 claimed += is_claimed
             else:

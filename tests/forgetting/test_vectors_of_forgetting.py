@@ -17,17 +17,14 @@ def test_accuracy_is_of_the_other_half() -> None:
     """Canaries 0, 2 and 4 choose the threshold 2.5, which is wrong about one arm of canaries 1 and 3, a score of 2."""
     members, others = np.array([3.0, 4.0, 5.0, 2.0, 6.0]), np.array([0.0, 1.0, 1.0, 0.0, 2.0])
     chooses = np.array([True, False, True, False, True])
-    found = success.accuracy(members, others, chooses)
-    assert (found.correct, found.trials, found.estimate) == (3, 4, 0.75)
-    assert found.upper == pytest.approx(beta.isf(0.05, 4, 1))
-    assert success.accuracy(members[:2], others[:2], chooses[:2]) == success.Accuracy(2, 2)
+    assert success.accuracy(members, others, chooses) == (0.75, pytest.approx(beta.isf(0.05, 4, 1)), 4)
+    assert success.accuracy(members[:2], others[:2], chooses[:2]) == (1.0, 1.0, 2)
     # A score at the threshold counts as no member: it is halfway between 2 and 4.
-    found = success.accuracy(np.array([4.0, 3.0]), np.array([2.0, 3.0]), chooses[:2])
-    assert (found.correct, found.trials) == (1, 2)
-    none = success.accuracy(members[:1], others[:1], chooses[:1])
-    assert (none.correct, none.trials) == (0, 0)
-    assert math.isnan(none.estimate)
-    assert math.isnan(none.upper)
+    estimate, _, trials = success.accuracy(np.array([4.0, 3.0]), np.array([2.0, 3.0]), chooses[:2])
+    assert (estimate, trials) == (0.5, 2)
+    *undefined, trials = success.accuracy(members[:1], others[:1], chooses[:1])
+    assert np.isnan(undefined).all()
+    assert trials == 0
 
 
 def test_best_thresholds_lie_halfway() -> None:

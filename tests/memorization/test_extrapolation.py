@@ -71,7 +71,7 @@ def test_more_references_bring_exposures_nearer_to_their_limit_on_an_enumerated_
     rng, errors = stream(0, "fits of a space"), {}
     for size in (500, 20_000):
         samples = [torch.from_numpy(rng.choice(scores, size)) for _ in range(8)]
-        bits = [fit(*_binned(_numbers(sample, 20))).log_cdf(at) / -math.log(2) for sample in samples]
+        bits = [fit(*_binned(_numbers(sample))).log_cdf(at) / -math.log(2) for sample in samples]
         errors[size] = np.array(bits) - exact
     assert errors[20_000].std(axis=0).max() < errors[500].std(axis=0).min() / 2
     assert abs(errors[20_000].mean(axis=0)).max() < 0.1

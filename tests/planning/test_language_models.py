@@ -19,8 +19,8 @@ from flsim.models.hf import HuggingFaceModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import loss_sum
 from flsim.models.lora import LoraHParams
-from flsim.planning.language_models import finetuning_of, finetuning_table
-from flsim.planning.plan import read_request
+from flsim.planning.plan import FINETUNING, finetuning_of, read_request
+from flsim.planning.scale import table
 from flsim.runs.config import load
 from flsim.runs.foresight import refuse_impossible_in
 from flsim.training.footprint import H100, OPERATIONS, bytes_of_user, footprint_of
@@ -119,7 +119,7 @@ def test_a_plan_is_a_sum_by_hand(llama: Experiment, monkeypatch: pytest.MonkeyPa
     tokens = 6 * (users.records // len(users)) * (users.words / users.records + 1)
     assert row.operations == pytest.approx(tokens * (4 * (base + row.trained) + 2 * row.trained))
     assert row.seconds == pytest.approx(row.operations / (2 * OPERATIONS))
-    assert "TFLOP/s" in finetuning_table((row,))
+    assert "TFLOP/s" in table((row,), FINETUNING)
     refused = load(llama.config, [f"system.gpus_per_client={0.9 * (row.base + row.user) / H100}"])
     with pytest.raises(InputError, match=r"training of llama LoRA r=3 with records of .* its share of a GPU has 0 GB"):
         refuse_impossible_in(refused, Corpus.open(llama.folder / "corpus"))

@@ -154,15 +154,8 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
         participation, noise    whether the rounds refute the sampler or the noise that the ledger states
         epsilon, controls    planted canaries against never-planted ones, at one threshold
 
-    ``detected`` counts canaries found, or right guesses, among ``trials``.
-
-    Args:
-        subject: the run.
-        threshold: largest rank at which a canary counts as found, fixed before ranks are known; by default
-            `flsim.attacks.audit.guesses.default_threshold`.
-
-    Raises:
-        InputError: the threshold is above R.
+    ``detected`` counts canaries found, or right guesses, among ``trials``. The largest rank that counts as found is
+    fixed before ranks are known. Raises InputError for a threshold above R.
     """
     has_ranks = len(subject.ranks) > 0
     fixed = guesses.default_threshold(subject.references) if threshold is None else threshold
@@ -255,10 +248,7 @@ def audit_simulation(
 
 
 def _refuse_other_roster(planted: Planted) -> None:
-    """Raise InputError unless the roster, the canaries and the users belong to one planting.
-
-    Bounds need the coins of the trained canaries, and the number of users who share each canary.
-    """
+    """Raise InputError unless roster, canaries and users belong to one planting: bounds need its coins and sharers."""
     roster, users, canaries = planted.roster, planted.users, planted.canaries
     sharers, insertions = counts_of(users.overlay, users.user_offsets, len(users.phrases))
     planting = {
@@ -295,36 +285,18 @@ def _refuse_other_canaries(rows: pd.DataFrame, planted: Planted) -> None:
 
 
 def ceiling(groups: Sequence[int], references: int) -> float:
-    """Return the largest lower bound on epsilon, replace-one, that ranks can prove, if all canaries are found.
-
-    Args:
-        groups: number of units that share each planted canary, [m]; at least 1.
-        references: R.
-    """
+    """Return the largest lower bound on epsilon, replace-one, of ranks, from the units of each canary [m]."""
     return guesses.epsilon_of_ranks(len(groups), guesses.default_threshold(references), references, groups)
 
 
 def ceiling_of_coins(groups: Sequence[int], delta: float) -> float | None:
-    """Return the largest lower bound on epsilon, replace-one, that guesses of coins can prove, if all are right.
-
-    Args:
-        groups: number of units that each canary moves, or would have moved, [m]; at least 1.
-        delta: delta of one unit.
-
-    Returns:
-        The bound; None if there are too few canaries for guesses.
-    """
+    """Return the largest lower bound on epsilon, replace-one, of coins; None for too few units of canaries [m]."""
     guessed = 2 * _of_each_kind(len(groups))
     return coins.epsilon_of_coins(len(groups), guessed, guessed, delta, users=max(groups)) if guessed else None
 
 
 def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
-    """Return the first of `NUMBERS` of canaries at which the best outcome would refute a claim; None if none does.
-
-    Args:
-        row: the row of a test of the claim, of the method "trade-off" or "trade-off, ...", whose design is used.
-        claim: the claim of the ledger.
-    """
+    """Return the first of `NUMBERS` of canaries whose best outcome, in the test of a row, would refute a claim."""
     neighbours = 1 if row["neighbours"] == "zero-out" else int(row["group"]) * claim.steps
     for canaries in NUMBERS:
         if row["method"] == "trade-off":
@@ -344,15 +316,8 @@ class Pooled:
 
     Each run has its own canaries, references and randomness. If training is epsilon-DP in every run, the arguments of
     `flsim.attacks.audit.guesses` and `flsim.attacks.audit.coins` hold for all canaries in sequence, because each is in
-    one run.
-
-    Attributes:
-        runs: number of runs.
-        detection: canaries with a rank of at most the threshold.
-        low: lower bound on epsilon of one unit, replace-one, at delta 0.
-        claim: the claim of the first run; None for runs without noise.
-        allowed: the largest true-positive rate that the claim allows an attacker; None without a claim.
-        verdict: whether the claim is refuted, and the largest refutable epsilon; None without a claim.
+    one run. `low` is of one unit, replace-one, at delta 0; without noise, `claim`, `allowed` (the largest true-positive
+    rate of an attacker) and `verdict` are None.
     """
 
     runs: int
@@ -364,12 +329,7 @@ class Pooled:
 
 
 def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
-    """Return the combined bounds of the runs of one setting, at least one.
-
-    Args:
-        subjects: the runs.
-        threshold: see `audit_subject`.
-    """
+    """Return the combined bounds of the runs of one setting, at least one."""
     references = min(subject.references for subject in subjects)
     threshold = guesses.default_threshold(references) if threshold is None else threshold
     ranks = np.concatenate([subject.ranks for subject in subjects])

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Floats
 from flsim.base.errors import InputError
 from flsim.models.language_model import Params
 from flsim.privacy.update_canaries import AuditHParams, cosines
 
-Floats = NDArray[np.float64]
 BEYOND = 1e-3  # largest probability of a normal cosine beyond 1, per delta
 
 
@@ -26,17 +25,13 @@ BEYOND = 1e-3  # largest probability of a normal cosine beyond 1, per delta
 class CanaryUsers:
     """The canary users of a training after a round.
 
-    Attributes:
-        cosines: float64 [K], cosine of the vector of each canary user and the change of the model.
-        present: bool [K], whether the canary user took part in training.
-        unseen: float64 [K], cosines of the same number of other vectors, which nobody sent; [0] if coins exclude users.
-        has_coins: whether independent fair coins decided who takes part.
-        dimension: d, number of the model's parameters.
-        delta: delta of the estimate, and of the bound of a run with noise.
+    `cosines` [K] are of each canary user's vector and the change of the model, and `present` [K] marks those who took
+    part. `unseen` [K] are cosines of other vectors, which nobody sent, and empty if coins exclude users. The estimate
+    is at `delta`.
     """
 
     cosines: Floats
-    present: NDArray[np.bool_]
+    present: Flags
     unseen: Floats
     has_coins: bool
     dimension: int
@@ -77,15 +72,7 @@ class CanaryUsers:
 
 
 def canary_users_of(settings: AuditHParams, seed: int, first: Params, last: Params, delta: float) -> CanaryUsers | None:
-    """Return the canary users of a training; None if there are none.
-
-    Args:
-        settings: the settings of canary users.
-        seed: the experiment's seed.
-        first: the model's parameters before training.
-        last: its parameters after training.
-        delta: delta of the estimate.
-    """
+    """Return the canary users of a training from the parameters before and after it; None if there are none."""
     if not (number := settings.update_canaries):
         return None
     change = {name: value.double() - first[name].double() for name, value in last.items()}
@@ -99,16 +86,9 @@ def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: flo
     """Return the epsilon, at a delta, of distinguishing normal cosines from those of a uniform direction.
 
     It is the smallest epsilon with P[S] <= e^epsilon Q[S] + delta for all sets S and both orders of the two
-    distributions.
-
-    Args:
-        mean, deviation: of the cosines of canary users that took part; deviation above 0.
-        dimension: d, above 3.
-        delta: above 0.
-
-    Raises:
-        InputError: the normal distribution has too much probability beyond 1 for this delta. The uniform direction has
-            none, so the smallest epsilon would belong to impossible cosines, or be infinite.
+    distributions. The deviation and delta are above 0, the dimension above 3. Raises InputError if the normal
+    distribution has too much probability beyond 1 for this delta: the uniform direction has none, so the smallest
+    epsilon would belong to impossible cosines, or be infinite.
 
     >>> round(epsilon_of_cosines(2000**-0.5, 2000**-0.5, 2000, 0.01), 3)
     2.318

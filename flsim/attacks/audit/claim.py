@@ -12,13 +12,7 @@ from flsim.results.store import RunResults
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim of the ledger of a run at an evaluated round.
-
-    Attributes:
-        convention: the sound convention of the claim.
-        epsilon, delta: the claim as a point.
-        curve: the claim as a curve.
-    """
+    """The claim of a ledger at an evaluated round: a sound convention, a point (epsilon, delta) and a curve."""
 
     convention: Convention
     epsilon: float
@@ -27,16 +21,7 @@ class Claim:
 
     @classmethod
     def of_ledger(cls, ledger: Ledger, sampler: str, delta: float) -> "Claim":
-        """Return the claim of a ledger at a delta. This executes a custom sampler or noise.
-
-        Args:
-            ledger: the ledger.
-            sampler: the sampler of its rounds, a key of `flsim.privacy.sampling.SAMPLERS` or a custom sampler.
-            delta: delta of the point.
-
-        Raises:
-            InputError: the sampler has no sound convention, or the ledger cannot be accounted for.
-        """
+        """Return the claim of a ledger at a delta, or raise InputError. This executes a custom sampler or noise."""
         convention = sound_convention(sampler)
         curve = Allowed(EPSILONS, delta_curve(ledger, convention))
         return cls(convention, epsilon(ledger, delta, convention), delta, curve)
@@ -45,22 +30,10 @@ class Claim:
     def of_rows(
         cls, results: RunResults, round_: int, sampler: str, unit: Unit, delta: float | None = None
     ) -> "Claim | None":
-        """Return the claim that an evaluation stored, without executing a custom sampler or noise.
+        """Return the claim that an evaluation stored, if any, without executing a custom sampler or noise.
 
-        The curve of the claim is the stored point: an attacker can do what (epsilon, delta)-DP allows.
-
-        Args:
-            results: results of the run.
-            round_: the evaluated round.
-            sampler: the sampler of the run.
-            unit: the unit that the ledger protects.
-            delta: delta of the claim; the stored one if not given.
-
-        Returns:
-            The claim; None if the evaluation stored no epsilon.
-
-        Raises:
-            InputError: `delta` is below the stored delta, the only delta with a known epsilon.
+        The curve is the stored point: an attacker can do what (epsilon, delta)-DP allows. Raises InputError if `delta`
+        is below the stored delta, the only delta with a known epsilon.
         """
         spent, stored = stored_epsilons(results, round_, sampler, unit)
         convention = next((one for one in spent if one.is_sound), None)
@@ -78,10 +51,7 @@ class Claim:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps, between neighbouring data sets, that change one unit's data.
-
-        Replacing a unit takes two steps: removal and addition.
-        """
+        """Number of steps between neighbouring data sets that change one unit's data: a replacement takes two."""
         return 1 if self.convention.relation == "replace-one" else 2
 
     def least_of_group(self, units: int) -> LeastProbability:

@@ -21,14 +21,7 @@ LARGEST_MU = 30.0
 
 
 def correct_guesses(scores: NDArray[np.float64], planted: NDArray[np.bool_], guesses_each: int) -> int:
-    """Return the number of right guesses if the highest scores are guessed as planted and the lowest as not.
-
-    Args:
-        scores: float [m], larger if a canary looks planted; ties are ordered by position, which is independent of
-            coins.
-        planted: bool [m], the coins.
-        guesses_each: number of guesses of each kind, at most m / 2.
-    """
+    """Return the number of right guesses of the highest scores as planted and the lowest as not, in stable order."""
     order = np.argsort(scores, kind="stable")
     return int(planted[order[len(order) - guesses_each :]].sum() + (~planted[order[:guesses_each]]).sum())
 
@@ -50,18 +43,10 @@ def p_value(epsilon: float, delta: float, canaries: int, guesses: int, right: in
 def epsilon_of_coins(
     canaries: int, guesses: int, right: int, delta: float, significance: float = SIGNIFICANCE, users: int = 1
 ) -> float:
-    """Return the lower bound on epsilon at a delta that this number of right guesses proves, by [S].
+    """Return the lower bound on epsilon of one user at its delta that the right guesses prove, by [S], or 0.
 
-    0 if there is none.
-
-    Args:
-        canaries: m, including canaries without a guess.
-        guesses: r.
-        right: v.
-        delta: delta of one user.
-        significance: probability of a bound above the true epsilon.
-        users: largest number of users of a canary: g users have g epsilon and delta (e^(g epsilon) - 1) / (e^epsilon -
-            1) (Vadhan, 2017, Lemma 2.2).
+    A canary of g users has g epsilon and delta (e^(g epsilon) - 1) / (e^epsilon - 1) (Vadhan, 2017, Lemma 2.2); `users`
+    is the largest g.
     """
 
     def probability(epsilon: float) -> float:
@@ -77,10 +62,7 @@ def _delta_of_group(delta: float, epsilon: float, users: int) -> float:
 
 
 def of_one(least: LeastProbability, alternatives: float = 2.0) -> LeastProbability:
-    """Return the smallest probability of a wrong guess as a function of that of a right guess, for k values.
-
-    It is (k - 1) T ([M] Theorem 3.2). Coins have two values.
-    """
+    """Return (k - 1) T, the smallest probability of a wrong guess among k values ([M] Theorem 3.2); coins have two."""
     return lambda right: (alternatives - 1) * least(right)
 
 
@@ -99,15 +81,7 @@ def of_set(least: LeastProbability, share: float) -> LeastProbability:
 def is_refuted(
     wrong: LeastProbability, canaries: int, guesses: int, right: int, significance: float = SIGNIFICANCE
 ) -> bool:
-    """Return whether this number of right guesses refutes a mechanism, by the recursion of [M] Algorithm 3.
-
-    Args:
-        wrong: smallest probability of a wrong guess as a function of that of a right guess, `of_one` or `of_set`.
-        canaries: m.
-        guesses: c', the number of guesses.
-        right: c, the number of right guesses.
-        significance: probability of refuting a mechanism with these probabilities.
-    """
+    """Return whether the right guesses refute `of_one` or `of_set`, by the recursion of [M] Algorithm 3."""
     hits = significance * right / canaries
     misses = significance * (guesses - right) / canaries
     for index in range(right - 1, -1, -1):
@@ -118,11 +92,7 @@ def is_refuted(
 
 
 def mu_refuted(refuted: Callable[[LeastProbability], bool]) -> float:
-    """Return the largest mu whose Gaussian trade-off function is refuted; 0 if there is none.
-
-    `flsim.attacks.audit.trade_off.epsilon_of_gaussian` converts it to an epsilon, which is a bound for Gaussian
-    mechanisms, and an estimate for all others.
-    """
+    """Return the largest mu whose Gaussian trade-off function is refuted, or 0; a bound for Gaussian mechanisms."""
     return _largest_refuted(lambda mu: refuted(gaussian(mu)), LARGEST_MU)
 
 

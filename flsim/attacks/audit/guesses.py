@@ -32,38 +32,22 @@ HIGHEST = 60.0  # largest epsilon of a bound
 
 
 def share_of_references(threshold: int, references: int, canaries: int, significance: float = OF_SHARES) -> float:
-    """Return f, an upper bound of the shares of all sets with probability at least 1 - significance.
-
-    Args:
-        threshold: t, the largest rank that is a hit.
-        references: R.
-        canaries: m.
-        significance: probability that a share is larger.
-    """
+    """Return f, an upper bound of the shares of all sets with probability at least 1 - significance."""
     return float(scipy.special.betaincinv(threshold, references - threshold + 1, 1 - significance / canaries))
 
 
 def hit_probability(epsilon: float, share: float) -> float:
-    """Return q(epsilon, f), the largest probability under epsilon-DP.
-
-    >>> hit_probability(0.0, 0.25)
-    0.25
-    """
+    """Return q(epsilon, f), the largest probability under epsilon-DP; f before any training."""
     if share >= 1:
         return 1.0
     return float(scipy.special.expit(epsilon + math.log(share) - math.log1p(-share)))
 
 
 def epsilon_of_hits(hits: int, share: float, groups: Sequence[int], significance: float = SIGNIFICANCE) -> float:
-    """Return the lower bound on epsilon of one user that this number of hits proves under pure DP; 0 if there is none.
+    """Return the lower bound on epsilon of one user that this number of hits proves under pure DP, or 0.
 
-    Any training with a smaller epsilon has this number of hits with probability at most `significance`.
-
-    Args:
-        hits: number of canaries in their sets.
-        share: f, the share of a set before training.
-        groups: number of users that share each canary, [m]; at least 1.
-        significance: probability of a bound above the true epsilon.
+    Any training with a smaller epsilon has this number of hits with probability at most `significance`; `groups` are
+    the numbers of users that share each canary [m].
     """
     sizes = np.asarray(groups, dtype=np.float64)
 
@@ -82,12 +66,8 @@ def epsilon_of_ranks(
 ) -> float:
     """Return the lower bound on epsilon of one user from ranks among shared references, in two stages.
 
-    Args:
-        hits: number of canaries whose rank is at most `threshold`.
-        threshold: t, fixed before ranks are known.
-        references: R, shared by all canaries.
-        groups: number of users that share each canary, [m].
-        significance: probability of a bound above the true epsilon; `OF_SHARES` of it is for the shares.
+    A hit is a rank of at most `threshold`, which is fixed before ranks are known; `OF_SHARES` of the significance is
+    for the shares.
     """
     share = share_of_references(threshold, references, len(groups))
     return epsilon_of_hits(hits, share, groups, significance - OF_SHARES)

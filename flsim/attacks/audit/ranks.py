@@ -11,45 +11,30 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Floats
 from flsim.base.statistics import share_interval
 
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # false-positive rates
 
 
-def ranks_among(scores: NDArray[np.float64], references: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 + the number of references that score at least as high, for each score: float64 [n], from 1 to R + 1.
-
-    >>> ranks_among(np.array([3.0, 2.0, 0.5]), np.array([1.0, 2.0])).tolist()
-    [1.0, 2.0, 3.0]
-    """
+def ranks_among(scores: Floats, references: Floats) -> Floats:
+    """Return 1 + the number of references that score at least as high: float64 [n], from 1 to R + 1."""
     below = np.searchsorted(np.sort(references), scores, side="left")
     return (1 + len(references) - below).astype(np.float64)
 
 
-def p_values(ranks: NDArray[np.float64], references: int) -> NDArray[np.float64]:
-    """Return rank / (R + 1) of each canary: the p-value for the hypothesis that training did not use it.
-
-    Ties count for the reference, so the value is conservative.
-
-    Args:
-        ranks: float64 [canaries], from 1 to R + 1.
-        references: R.
-    """
+def p_values(ranks: Floats, references: int) -> Floats:
+    """Return the p-value rank / (R + 1) of each canary [n], conservative because ties count for the reference."""
     return np.asarray(ranks, dtype=np.float64) / (references + 1)
 
 
 @dataclass(frozen=True)
 class Detection:
-    """The canaries that a test finds.
+    """The canaries that a test finds at ranks up to `threshold`.
 
-    Attributes:
-        threshold: t, the largest rank that counts.
-        fpr: t / (R + 1), the mean false-positive rate over references.
-        fpr_low, fpr_high: its 95% interval for the R references that were drawn, common to all canaries.
-        detected, canaries: number of canaries of rank at most t, and of all.
-        tpr, tpr_low, tpr_high: share of canaries with its 95% interval, which treats them as independent.
+    `fpr` is the mean false-positive rate over references, with its 95% interval for the references that were drawn; the
+    interval of `tpr`, the share of canaries found, treats them as independent.
     """
 
     threshold: int
@@ -63,7 +48,7 @@ class Detection:
     tpr_high: float
 
 
-def detection_at(ranks: NDArray[np.float64], references: int, threshold: int) -> Detection:
+def detection_at(ranks: Floats, references: int, threshold: int) -> Detection:
     """Return the canaries that the test rank <= t finds."""
     detected, canaries = int((ranks <= threshold).sum()), len(ranks)
     low, high = scipy.special.betaincinv(threshold, references - threshold + 1, [0.025, 0.975])
@@ -79,26 +64,13 @@ def detection_at(ranks: NDArray[np.float64], references: int, threshold: int) ->
     )
 
 
-def curve(ranks: NDArray[np.float64], references: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the false-positive rate and the share of canaries that are found, at each rank that occurs.
-
-    Args:
-        ranks: float64 [canaries], at least one, from 1 to R + 1.
-        references: R.
-
-    Returns:
-        Two float64 [distinct ranks], both ascending; the last share is 1.
-
-    >>> [points.tolist() for points in curve(np.array([1.0, 3, 3, 10]), 9)]
-    [[0.1, 0.3, 1.0], [0.25, 0.75, 1.0]]
-    """
+def curve(ranks: Floats, references: int) -> tuple[Floats, Floats]:
+    """Return the false-positive rate and the share of canaries found, at each rank that occurs, both ascending."""
     distinct, counts = np.unique(ranks, return_counts=True)
     return distinct / (references + 1), counts.cumsum() / len(ranks)
 
 
-def detections_by_level(
-    ranks: NDArray[np.float64], references: int, levels: Sequence[float] = LEVELS
-) -> dict[float, Detection]:
+def detections_by_level(ranks: Floats, references: int, levels: Sequence[float] = LEVELS) -> dict[float, Detection]:
     """Return the detections at each false-positive rate; rates below 1 / (R + 1) are omitted."""
     thresholds = {level: math.floor(level * (references + 1)) for level in levels}
     return {level: detection_at(ranks, references, threshold) for level, threshold in thresholds.items() if threshold}

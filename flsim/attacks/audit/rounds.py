@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
+from flsim.base.arrays import Floats, Ints
 from flsim.base.extensions import is_custom, made
 from flsim.models.language_model import Params
 from flsim.privacy import noise
@@ -30,13 +30,7 @@ CORRELATED_VALUES = 10**6  # values of correlated noise per round; the values of
 
 @dataclass(frozen=True)
 class RoundTest:
-    """A test of rounds against the ledger.
-
-    Attributes:
-        rounds: number of rounds that were recomputed, from the first round.
-        p_value: probability of such rounds, or less likely rounds, if the ledger is right.
-        stated: the claim of the ledger, as text.
-    """
+    """A test of rounds, from the first one, against the claim of the ledger, which `stated` has as text."""
 
     rounds: int
     p_value: float
@@ -48,16 +42,8 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
 
     Two sums of squared deviations are tested: of the users' numbers of rounds, and of the sizes of cohorts, with
     Bonferroni's correction. A user who is drawn twice in one round refutes the claim immediately, and so does a cohort
-    whose size differs from a fixed size.
-
-    Args:
-        ledger: the ledger of the rounds.
-        seed: the experiment's seed.
-        executes_code: whether a custom sampler can be executed.
-
-    Returns:
-        The test; None if settings changed between rounds, the sampler must not be executed, or its event is not
-        sampling.
+    whose size differs from a fixed size. None if settings changed between rounds, a custom sampler must not be
+    executed, or the sampler's event is not sampling.
     """
     first = _only(ledger)
     if first is None or (is_custom(first.sampler) and not executes_code):
@@ -71,13 +57,13 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
     times, sizes, most = np.zeros(first.population, np.int64), np.zeros(rounds, np.int64), 0
     last, least_gap = np.full(first.population, -rounds), rounds
     for round_ in range(rounds):
-        drawn = np.bincount(
+        occurrences = np.bincount(
             draw_cohort(seed, round_, first.population, first.cohort, first.sampler), minlength=first.population
         )
-        times, sizes[round_], most = times + drawn, drawn.sum(), max(most, int(drawn.max()))
+        times, sizes[round_], most = times + occurrences, occurrences.sum(), max(most, int(occurrences.max()))
         if limit is not None:
-            least_gap = min(least_gap, int((round_ - last[drawn > 0]).min(initial=rounds)))
-            last[drawn > 0] = round_
+            least_gap = min(least_gap, int((round_ - last[occurrences > 0]).min(initial=rounds)))
+            last[occurrences > 0] = round_
     if limit is not None:
         is_kept = most <= 1 and int(times.max()) <= limit.times and least_gap >= min(limit.separation, rounds)
         return RoundTest(rounds, 1.0 if is_kept else 0.0, _in_words(limit))
@@ -99,14 +85,8 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
     """Test the size of the noise of rounds, and its independence of the noise of the previous round.
 
     The squares of standard normal noise have a chi-squared sum. Given a vector, its product with an independent vector
-    of such noise is normal, with the length of the given vector as its deviation.
-
-    Args:
-        ledger, seed, executes_code: see `participation`.
-        like: tensors of the parameters' names and shapes.
-
-    Returns:
-        The test; None without noise, or if the ledger does not have independent noise with one multiplier.
+    of such noise is normal, with the length of the given vector as its deviation. None without noise, or if the ledger
+    does not have independent noise with one multiplier.
     """
     first = _only(ledger)
     if first is None or not first.noise_multiplier or (is_custom(first.noise) and not executes_code):
@@ -116,29 +96,25 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
     rounds = min(ledger.rounds, NOISE_ROUNDS)
     kind = noise.noise_class(first.noise)
     if issubclass(kind, noise.Correlated):
-        whitened = made(first.noise, kind, seed, {}).matrix(rounds) @ _drawn(first, seed, like, rounds)
+        values = [flat[:CORRELATED_VALUES] for flat in _rounds(first, seed, like, rounds)]
+        whitened = made(first.noise, kind, seed, {}).matrix(rounds) @ np.stack(values)
         return RoundTest(rounds, _of_noise(iter(whitened)), "correlated standard normal noise")
     if is_custom(first.noise) and not _is_stated_independent(first, ledger.rounds):
         return None
     return RoundTest(rounds, _of_noise(_rounds(first, seed, like, rounds)), "independent standard normal noise")
 
 
-def _rounds(entry: Entry, seed: int, like: Params, rounds: int) -> Iterator[NDArray[np.float64]]:
+def _rounds(entry: Entry, seed: int, like: Params, rounds: int) -> Iterator[Floats]:
     """Yield the noise of each round as a vector."""
     slots = noise.init(entry.noise, seed, like)
     for round_ in range(rounds):
-        drawn, slots = noise.step(entry.noise, seed, like, slots, round_)
-        yield np.concatenate([drawn[name].numpy().ravel() for name in sorted(drawn)])
+        values, slots = noise.step(entry.noise, seed, like, slots, round_)
+        yield np.concatenate([values[name].numpy().ravel() for name in sorted(values)])
 
 
-def _drawn(entry: Entry, seed: int, like: Params, rounds: int) -> NDArray[np.float64]:
-    """Return the first values of the noise of all rounds, float64 [rounds, values]."""
-    return np.stack([flat[:CORRELATED_VALUES] for flat in _rounds(entry, seed, like, rounds)])
-
-
-def _of_noise(rounds: Iterator[NDArray[np.float64]]) -> float:
+def _of_noise(rounds: Iterator[Floats]) -> float:
     """Return the p-value of rounds of independent standard normal values."""
-    before: NDArray[np.float64] | None = None
+    before: Floats | None = None
     squares, product, variance, values = 0.0, 0.0, 0.0, 0
     for flat in rounds:
         if before is not None:
@@ -182,7 +158,7 @@ def _is_stated_independent(entry: Entry, rounds: int) -> bool:
     return bool(event == SelfComposedDpEvent(mechanism, rounds if limit is None else limit.times))
 
 
-def _of_users(times: NDArray[np.int64], entry: Entry, rounds: int) -> float:
+def _of_users(times: Ints, entry: Entry, rounds: int) -> float:
     """Return the p-value of the users' numbers of rounds, if cohorts have a fixed size."""
     users, cohort = entry.population, entry.cohort
     # The squares of one round sum to a constant, and products of two rounds are overlaps, which are hypergeometric.
@@ -191,7 +167,7 @@ def _of_users(times: NDArray[np.int64], entry: Entry, rounds: int) -> float:
     return _gamma(float(((times - rounds * cohort / users) ** 2).sum()), mean, 2 * rounds * (rounds - 1) * overlap)
 
 
-def _of_squares(counts: NDArray[np.int64], trials: int, rate: float, number: int) -> float:
+def _of_squares(counts: Ints, trials: int, rate: float, number: int) -> float:
     """Return the p-value of the squared deviations of independent binomial counts."""
     variance = trials * rate * (1 - rate)
     fourth = variance + 3 * variance**2 - 6 * variance**2 / trials

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from flsim.attacks.audit.canary_users import CanaryUsers, canary_users_of
 from flsim.attacks.audit.claim import Claim, needs_custom_code
 from flsim.attacks.audit.rounds import RoundTest, independence, participation
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom, restrict_custom_code, short_name
 from flsim.canaries.population import Population
@@ -28,53 +28,29 @@ from flsim.training.state import State
 
 @dataclass(frozen=True)
 class Coins:
-    """Canaries that were planted by independent coins.
+    """Canaries planted by independent coins: ranks, coins, and the most units that each could affect, all [m]."""
 
-    Attributes:
-        ranks: float64 [m], their ranks among R random phrases.
-        planted: bool [m], the coins.
-        groups: int64 [m], largest number of units that each canary affects, or would have affected.
-    """
-
-    ranks: NDArray[np.float64]
-    planted: NDArray[np.bool_]
-    groups: NDArray[np.int64]
+    ranks: Floats
+    planted: Flags
+    groups: Ints
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A run at an evaluated round.
-
-    Attributes:
-        results: results of the run.
-        round: the evaluated round.
-        unit: the unit that the ledger protects, and that the bounds are about.
-        ranks: float64 [canaries], ranks of the planted canaries among `references` random phrases.
-        groups: int64 [canaries], number of units that share each canary, at least 1.
-        is_exact: whether `groups` are exact; otherwise they are numbers of copies, which are at least as large.
-        references: R; 0 if no canary was ranked.
-        control_ranks: float64 [controls], ranks of canaries that were never planted.
-        coins: canaries with coins; None if there are none.
-        claim: the claim of the ledger; None for a run without noise, or if the claim does not cover holders of
-            canaries.
-        canary_users: canary users with random updates; None if there are none.
-        participation: the test of who took part in the rounds; None if there is none.
-        noise: the test of the noise of the rounds; None if there is none.
-        note: the users whom an epsilon of the run does not cover; empty if it covers all users.
-    """
+    """A run at an evaluated round."""
 
     results: RunResults
     round: int
-    unit: Unit
-    ranks: NDArray[np.float64]
-    groups: NDArray[np.int64]
-    is_exact: bool
-    references: int
-    control_ranks: NDArray[np.float64]
+    unit: Unit  # the unit that the ledger protects, and that the bounds are about
+    ranks: Floats  # float64 [canaries], ranks of the planted canaries among `references` random phrases
+    groups: Ints  # int64 [canaries], number of units that share each canary, at least 1
+    is_exact: bool  # whether `groups` are exact; otherwise they are numbers of copies, which are at least as large
+    references: int  # R; 0 if no canary was ranked
+    control_ranks: Floats  # float64 [controls], ranks of canaries that were never planted
     coins: Coins | None
-    claim: Claim | None
+    claim: Claim | None  # None for a run without noise, or if the claim does not cover holders of canaries
     canary_users: CanaryUsers | None = None
-    note: str = ""
+    note: str = ""  # the users whom an epsilon of the run does not cover; empty if it covers all users
     participation: RoundTest | None = None
     noise: RoundTest | None = None
 
@@ -100,20 +76,12 @@ def subject_with(
     """Return the subject of an audit of a training.
 
     Args:
-        results: results of the training.
-        round_: the round to audit.
-        state: the state after that round; None if canary users and a ledger do not need it.
+        state: the state after the round; None if canary users and a ledger do not need it.
         delta: delta of the claim and of estimates; the reported delta if not given.
-        unit: the unit that the ledger protects.
-        sampler: the sampler of these units, as in a ledger.
-        privacy: clip and noise.
         protected: number of units that the ledger protects.
-        canary_users: settings of canary users.
-        seed: the experiment's seed.
         canaries: the canaries, in the order in which an overlay numbers them.
         users: returns the training users; it raises InputError if their corpus is not there.
         first: returns the model's parameters before training.
-        note: the users whom an epsilon of the training does not cover; empty if it covers all users.
         executes_code: whether a custom sampler and noise can be executed to account for the ledger. Otherwise the claim
             is read from the rows.
     """
@@ -158,19 +126,10 @@ def subject_with(
 
 @restrict_custom_code()
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
-    """Read the data of a run for an audit; the run can lack canaries and canary users.
+    """Read the data of a run for an audit, without executing code of the run.
 
-    No code of the run is executed.
-
-    Args:
-        path: the run folder.
-        round: the evaluated round; the last round if `round` and `epoch` are not given.
-        epoch: the evaluation after this number of epochs.
-        delta: delta of the claim; that of the run if not given.
-
-    Raises:
-        InputError: `path` is not a run, or was not evaluated at this point; or the checkpoint of the round, which a
-            claim and canary users need, is missing; or the run has canary users and a custom model.
+    Canaries and canary users can be missing. Raises InputError if `path` is no run, was not evaluated at this point, or
+    lacks the checkpoint that a claim and canary users need; or if the run has canary users and a custom model.
     """
     results = read_run(path)
     if results.is_elsewhere:
@@ -204,11 +163,7 @@ NO_LAW = (
 
 
 def _of_measurements(path: Path, results: RunResults, round_: int) -> Subject:
-    """Return the subject of an audit of a model that was trained elsewhere, of which there is no ledger.
-
-    Raises:
-        InputError: nothing is known of how its canaries were drawn, or they are not those of their law.
-    """
+    """Return the subject of a model trained elsewhere, which has no ledger; InputError if its canaries have no law."""
     if results.settings.get("canaries.source") not in ("words", "template"):
         raise InputError(f"run {results.name}: has nothing that proves anything. {NO_LAW}")
     planted, unit = results.planted, canaries_of(path).unit
@@ -230,14 +185,10 @@ def _of_measurements(path: Path, results: RunResults, round_: int) -> Subject:
 
 def _groups(
     results: RunResults, unit: Unit, users: Callable[[], Population], canaries: Sequence[Canary]
-) -> tuple[NDArray[np.int64], bool]:
-    """Return the number of units that share each planted canary, and whether the numbers are exact.
-
-    The users of an IID partition are synthetic and known only with the corpus. Without it, the number of copies
-    replaces that of users.
-    """
+) -> tuple[Ints, bool]:
+    """Return the number of units that share each planted canary; without a needed corpus, copies, and False."""
     planted = results.planted
-    copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
+    copies: Ints = planted["insertions"].to_numpy("int64")
     if unit == "record":
         return copies.clip(1), True
     if results.partition != "iid" or "pseudo_users" in planted:
@@ -254,29 +205,25 @@ def _groups(
 
 
 def _coins(unit: Unit, results: RunResults, round_: int) -> Coins | None:
-    """Return the canaries with coins, without those for which no record was drawn, for any coin.
-
-    The users that a canary would have affected with the other coin are known only in the order of the corpus. In an IID
-    partition, there is at most one user for each copy.
-    """
+    """Return the canaries with coins for which a record was drawn; of an IID partition, users count as copies."""
     roster, ranks = results.roster, results.of_canaries("rank", round_)
     if "coin" not in roster or ranks is None or not roster["coin"].notna().any():
         return None
-    drawn = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]
-    is_user = unit == "user" and results.partition != "iid" and drawn["p_u"].notna().all()
-    groups = drawn["planned_sharers" if is_user else "planned_insertions"]
+    tossed = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]
+    is_user = unit == "user" and results.partition != "iid" and tossed["p_u"].notna().all()
+    groups = tossed["planned_sharers" if is_user else "planned_insertions"]
     return Coins(
-        np.asarray(ranks.loc[drawn["canary"]], dtype=np.float64),
-        np.asarray(drawn["coin"], dtype=np.bool_),
+        np.asarray(ranks.loc[tossed["canary"]], dtype=np.float64),
+        np.asarray(tossed["coin"], dtype=np.bool_),
         np.asarray(groups, dtype=np.int64).clip(1),
     )
 
 
 def _state(run: Run, round_: int) -> State:
-    kept = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"
-    if not kept.exists():
-        raise InputError(f"{kept}: no such checkpoint, which has the ledger of this round; audit another --round")
-    return run.load(kept, executes_code=False)
+    path = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"
+    if not path.exists():
+        raise InputError(f"{path}: no such checkpoint, which has the ledger of this round; audit another --round")
+    return run.load(path, executes_code=False)
 
 
 def _first_params(run: Run) -> Params:
@@ -291,9 +238,9 @@ def _first_params(run: Run) -> Params:
 
 
 def claim_of(run: Run, state: State, delta: float | None = None) -> Claim | None:
-    """Return the claim of a state's ledger, at the run's delta by default.
+    """Return the claim of a state's ledger, at the run's delta by default, or None without noise.
 
-    It is None without noise, or if only code of the run can account for the ledger and no evaluation stored the claim.
+    It is also None if only code of the run can account for the ledger and no evaluation stored the claim.
     """
     config = run.config
     if config.privacy.mechanism != "dp":

@@ -28,16 +28,10 @@ UNKNOWN = ""  # in place of a number that was not measured
 
 
 def detected_canaries(subject: Subject) -> pd.DataFrame:
-    """Return a row for each canary: ``copies``, ``p_value`` (corrected), ``detected`` and ``extracted``.
+    """Return ``copies``, ``p_value`` (corrected), ``detected`` and ``extracted`` of each canary of the roster.
 
-    Args:
-        subject: the audited model; controls and canaries that a coin left out have 0 copies.
-
-    Returns:
-        Rows in the order of the roster; extracted is NaN if no beam search was measured.
-
-    Raises:
-        InputError: no canary was ranked, or there are too few references to detect rank 1.
+    Controls and canaries that a coin left out have 0 copies; ``extracted`` is NaN without a beam search. Raises
+    InputError if no canary was ranked, or there are too few references to detect rank 1.
     """
     results = subject.results
     ranks = results.of_canaries("rank", subject.round)
@@ -63,30 +57,26 @@ def detected_canaries(subject: Subject) -> pd.DataFrame:
 
 
 def summary(subject: Subject) -> str:
-    """Return the summary of a model as text, at most 80 characters wide.
-
-    Raises:
-        InputError: see `detected_canaries`.
-    """
-    found, results = detected_canaries(subject), subject.results
+    """Return the summary of a model as text, at most 80 characters wide."""
+    canaries, results = detected_canaries(subject), subject.results
     blocks = [
         f"What the model memorized: {results.setting} ({results.name}), after round {subject.round:,}",
-        *("TESTED", " ".join(_tested(subject, found))),
-        *("FOUND", markdown(*_by_copies(found)).rstrip(), " ".join(_found(subject, found))),
-        *("WHAT FOLLOWS", *(f"- {sentence}" for sentence in _follows(subject, found))),
-        *("WHAT DOES NOT FOLLOW", *(f"- {sentence}" for sentence in _open(subject, found))),
+        *("TESTED", " ".join(_tested(subject, canaries))),
+        *("FOUND", markdown(*_by_copies(canaries)).rstrip(), " ".join(_found(subject, canaries))),
+        *("WHAT FOLLOWS", *(f"- {sentence}" for sentence in _follows(subject, canaries))),
+        *("WHAT DOES NOT FOLLOW", *(f"- {sentence}" for sentence in _open(subject, canaries))),
     ]
     return "\n".join(block if block.startswith("|") else note(block).rstrip() for block in blocks) + "\n"
 
 
-def _tested(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
-    results, planted = subject.results, int((found["copies"] > 0).sum())
+def _tested(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
+    results, planted = subject.results, int((canaries["copies"] > 0).sum())
     length, known = results.length, results.prefix
     words = f" of {length} words" if length else ""
-    yield f"{len(found)} random phrases{words} were drawn before training."
+    yield f"{len(canaries)} random phrases{words} were drawn before training."
     coins = "coin" in results.roster and results.roster["coin"].notna().any()
     yield f"{planted} of them were in the training data{', by fair coins' if coins else ''};"
-    yield f"the other {len(found) - planted} are controls, which training never saw."
+    yield f"the other {len(canaries) - planted} are controls, which training never saw."
     beginning = "" if known is None else f" from the first {f'{known} words' if known > 1 else 'word'}"
     yield f"An attacker ranks each phrase{beginning} among {subject.references:,} random phrases, by the model's"
     yield "probabilities."
@@ -94,14 +84,14 @@ def _tested(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
         yield "The model was trained elsewhere; that its training used exactly these records is assumed."
 
 
-def _by_copies(found: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
-    numbers = found["copies"].to_numpy()
+def _by_copies(canaries: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+    numbers = canaries["copies"].to_numpy()
     if len(np.unique(numbers)) > MOST_LINES:
         lowest = np.where(numbers > 0, 2 ** np.floor(np.log2(numbers.clip(1))), 0).astype(np.int64)
     else:
         lowest = numbers
     rows: list[dict[str, Any]] = []
-    for _, group in found.groupby(lowest):
+    for _, group in canaries.groupby(lowest):
         ends = sorted({int(group["copies"].min()), int(group["copies"].max())})
         hits, count = int(group["detected"].sum()), len(group)
         low, high = share_interval(hits, count)
@@ -120,19 +110,19 @@ def _by_copies(found: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     return [names], [[Column(head, [row[key] for row in rows]) for head, key in heads.items()]]
 
 
-def _found(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
-    yield f"Detected: p-value at most {LEVEL:g}, corrected for {len(found)} phrases (Holm)."
-    yield f"Smallest p-value: {found['p_value'].min():.2g}."
+def _found(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
+    yield f"Detected: p-value at most {LEVEL:g}, corrected for {len(canaries)} phrases (Holm)."
+    yield f"Smallest p-value: {canaries['p_value'].min():.2g}."
     yield "95%: interval of the share detected; it treats phrases as independent."
-    if not found["extracted"].isna().any():
+    if not canaries["extracted"].isna().any():
         yield f"Extracted: {WRITTEN.title} writes the phrase."
     if len(subject.control_ranks):
         area = auroc(-subject.ranks, -subject.control_ranks)
         yield f"A planted phrase ranks before a control with probability {area:.2f} (area under the ROC curve)."
 
 
-def _follows(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
-    in_training, unit = found[found["copies"] > 0], subject.unit
+def _follows(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
+    in_training, unit = canaries[canaries["copies"] > 0], subject.unit
     hits, extracted = in_training[in_training["detected"]], in_training[in_training["extracted"] == 1]
     if len(hits):
         least = copies(int(hits["copies"].min()))
@@ -149,17 +139,17 @@ def _follows(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
                     f"Training does not give one {unit} differential privacy with epsilon below {row['low']:.2f} "
                     f"(delta {row['delta']:g}, 95% confidence, from {how})."
                 )
-    alarms = int(found.loc[found["copies"] == 0, "detected"].sum())
+    alarms = int(canaries.loc[canaries["copies"] == 0, "detected"].sum())
     if alarms:
         yield f"Something is wrong: {alarms} controls are detected. Was their text in the training data after all?"
 
 
-def _least(found: pd.DataFrame) -> str:
-    return copies(int(found["copies"].min()))
+def _least(canaries: pd.DataFrame) -> str:
+    return copies(int(canaries["copies"].min()))
 
 
-def _open(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
-    in_training = found[found["copies"] > 0]
+def _open(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
+    in_training = canaries[canaries["copies"] > 0]
     hits, count = int(in_training["detected"].sum()), len(in_training)
     share = upper_bound(hits, count, LEVEL)
     if hits < count:

@@ -19,17 +19,12 @@ from flsim.attacks.audit.trade_off import Allowed, LeastProbability, epsilon_of_
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a test on a ledger.
-
-    Attributes:
-        refuted: whether the ledger is refuted.
-        needed: smallest number of right guesses that refutes the ledger; None if no outcome of the test does.
-        refutable: the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism
-            or this ledger. If no outcome refutes the ledger, its epsilon is larger or equal.
-    """
+    """The verdict of a test on a ledger."""
 
     refuted: bool
-    needed: int | None
+    needed: int | None  # smallest number of right guesses that refutes the ledger; None if no outcome of the test does
+    # the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism or this
+    # ledger. If no outcome refutes the ledger, its epsilon is larger or equal
     refutable: float
 
     @property
@@ -49,12 +44,8 @@ class Verdict:
 class LedgerTest:
     """A test of a ledger by guesses, whose number is fixed before scores are known.
 
-    Attributes:
-        canaries: m, including canaries without a guess.
-        guesses: number of guesses.
-        neighbours: number of neighbouring steps of the ledger between two values of a canary, at least 1.
-        wrong: function that returns the smallest probability of a wrong guess from T of one canary.
-        significance: probability of refuting a true ledger.
+    `canaries` includes those without a guess, `neighbours` counts neighbouring steps of the ledger between two values
+    of a canary, and `wrong` maps T of one canary to the smallest probability of a wrong guess.
     """
 
     canaries: int
@@ -92,11 +83,7 @@ class LedgerTest:
         return coins.mu_refuted(lambda least: self._refutes(least, right)) / self.neighbours
 
     def largest(self, delta: float) -> float:
-        """Return the largest epsilon at a delta of a Gaussian mechanism that can be refuted, if all guesses are right.
-
-        >>> round(LedgerTest(canaries=100, guesses=20, neighbours=1).largest(1e-5), 2)
-        3.24
-        """
+        """Return the largest epsilon at a delta of a Gaussian mechanism that the best outcome refutes."""
         mu = self.mu_refuted(self.guesses)
         return epsilon_of_gaussian(mu, delta) if mu else 0.0
 

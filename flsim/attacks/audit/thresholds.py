@@ -13,15 +13,9 @@ def epsilon_of_threshold(
 ) -> float:
     """Return ln((TPR - delta) / FPR) at the ends of exact intervals, or its counterpart for misses (0 if negative).
 
-    See Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (2020), section 4.
-
-    Args:
-        detected: members above the threshold, which was fixed before scores were known.
-        members: number of members.
-        alarms: non-members above the threshold.
-        others: number of non-members.
-        delta: delta of the claim.
-        significance: for both intervals together.
+    See Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (2020), section 4. `detected` of
+    the members and `alarms` of the others are above a threshold fixed before scores were known; `significance` is that
+    of both intervals together.
     """
     tail = significance / 2
     bounds = [0.0]

@@ -24,12 +24,7 @@ LeastProbability = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Allowed:
-    """A claim, as a curve of (epsilon, delta).
-
-    Attributes:
-        epsilons: float64 [n], at least 0.
-        deltas: float64 [n], delta of each epsilon.
-    """
+    """A claim, as a curve of (epsilon, delta): float64 [n] each."""
 
     epsilons: NDArray[np.float64]
     deltas: NDArray[np.float64]
@@ -40,11 +35,7 @@ class Allowed:
         return cls(np.array([epsilon]), np.array([delta]))
 
     def tpr(self, fpr: float) -> float:
-        """Return the largest true-positive rate of any attacker with this false-positive rate.
-
-        >>> [round(Allowed.point(epsilon, 1e-6).tpr(0.01), 4) for epsilon in (0.5, 1, 2, 5, 8)]
-        [0.0165, 0.0272, 0.0739, 0.9933, 0.9997]
-        """
+        """Return the largest true-positive rate of any attacker with this false-positive rate."""
         with np.errstate(over="ignore"):
             few = np.exp(self.epsilons) * fpr + self.deltas
         many = 1 - np.exp(-self.epsilons) * (1 - self.deltas - fpr)
@@ -76,11 +67,7 @@ def of_group(least: LeastProbability, users: int) -> LeastProbability:
 
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:
-    """Return epsilon of mu-GDP at a delta (Balle and Wang, 2018, Theorem 8; Dong, Roth and Su, 2022, Corollary 1).
-
-    >>> round(epsilon_of_gaussian(1.2255, 1e-5), 2)
-    5.55
-    """
+    """Return epsilon of mu-GDP at a delta (Balle and Wang, 2018, Theorem 8; Dong, Roth and Su, 2022, Corollary 1)."""
     if delta_of_gaussian(mu, 0.0) <= delta:
         return 0.0
     high = 1.0

@@ -31,14 +31,10 @@ Flags = NDArray[np.bool_]
 
 @settings
 class Scheme:
-    """A sampling scheme: from the model's distribution to the sampling distribution.
+    """A sampling scheme: from the model's distribution to the sampling distribution, by steps in the fields' order.
 
-    The steps are applied in the order of the fields.
-
-    Attributes:
-        temperature: divisor of log-probs; 1 leaves the model unchanged, and smaller values are greedier.
-        top_k: number of the most likely tokens to draw from, ties to the lower id; 0 for all.
-        top_p: share of probability: the most likely tokens with this share are used (nucleus sampling).
+    Log-probs are divided by the temperature; of the `top_k` most likely tokens (0 for all; ties to the lower id), those
+    with the share `top_p` of probability are used (nucleus sampling).
     """
 
     temperature: Positive = 1.0
@@ -49,20 +45,11 @@ class Scheme:
 def discover(
     model: TrainableModel, strings: Records, prefix: int, scheme: Scheme, layout: Layout
 ) -> tuple[Flags, Floats]:
-    """Return whether greedy decoding continues prefixes with suffixes, and log p_z of the suffixes.
+    """Return whether greedy decoding continues prefixes with suffixes [N], and log p_z of the suffixes [N], nats.
 
-    Args:
-        model: the model, on its device.
-        strings: N strings of more than `prefix` words, each at the beginning of a sequence.
-        prefix: number of words that are known.
-        scheme: the sampling scheme.
-        layout: the corpus' token layout. All tokens can be drawn, including tokens that are not words.
-
-    Returns:
-        bool [N], and float64 [N] in nats; -inf if the scheme never draws a word of the suffix.
-
-    Raises:
-        Diverged: a log-probability is not finite.
+    The N strings have more than `prefix` words, each at the beginning of a sequence. All tokens can be drawn, including
+    tokens that are not words; log p_z is -inf if the scheme never draws a word of the suffix. Raises Diverged if a
+    log-probability is not finite.
     """
     is_greedy, log_probs = np.ones(len(strings), np.bool_), np.zeros(len(strings))
     words: NDArray[np.int64] = np.diff(strings.offsets)
@@ -81,12 +68,9 @@ def discover(
 
 
 def next_words(logits: Tensor, words: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Return whether words are the most likely words, bool [N], and their log-probabilities by a scheme, float64 [N].
+    """Return whether words [N] are the most likely by logits [N, V], and their log-probabilities by a scheme, float64.
 
-    Args:
-        logits: [N, V].
-        words: int64 [N].
-        scheme: the sampling scheme; for ties, the lower id is first.
+    For ties, the lower id is first.
     """
     costs, columns = cheapest(nats(logits.log_softmax(-1)) / scheme.temperature, scheme.top_k or logits.shape[1])
     if scheme.top_p < 1:
@@ -98,23 +82,14 @@ def next_words(logits: Tensor, words: Tensor, scheme: Scheme) -> tuple[Tensor, T
 
 
 def probability_within(tries: float, log_probs: Floats) -> Floats:
-    """Return the probability that one of n samples is the suffix, 1 - (1 - p_z)^n, float64 [N].
-
-    Args:
-        tries: n.
-        log_probs: log p_z, float64 [N].
-    """
+    """Return the probability that one of n samples is the suffix, 1 - (1 - p_z)^n, from log p_z, float64 [N]."""
     with np.errstate(divide="ignore"):  # if p_z is 1
         within: Floats = -np.expm1(tries * np.log1p(-np.exp(log_probs)))
     return within
 
 
 def least_tries(log_probs: Floats, p: float) -> Floats:
-    """Return the smallest n for which one of n samples is the suffix with probability `p`, float64 [N]; inf for none.
-
-    >>> least_tries(np.log([0.1, 0.001]), 0.5).tolist()
-    [7.0, 693.0]
-    """
+    """Return the smallest n for which one of n samples is the suffix with probability `p`, or infinity [N]."""
     with np.errstate(divide="ignore"):  # if p_z is 0 or 1
         least: Floats = np.ceil(np.log1p(-p) / np.log1p(-np.exp(log_probs)))
     return least.clip(1)

@@ -54,11 +54,7 @@ WRONG = 1  # number of words that can differ in a near-verbatim suffix
 
 
 def one_word_continuations(model: LanguageModel, length: int, layout: Layout, device: torch.device) -> Ints:
-    """Return the output of greedy decoding after each word of the vocabulary, int64 [words, length].
-
-    Raises:
-        Diverged: a log-probability is not finite.
-    """
+    """Return the output of greedy decoding after each word of the vocabulary, int64 [words, length]."""
     words = torch.arange(layout.first_word, layout.last_word + 1, device=device)
     prompts = torch.stack([torch.full_like(words, layout.bos), words], dim=1)
     return greedy(model, prompts, length).cpu().numpy()
@@ -81,13 +77,7 @@ def _greedy(model: LanguageModel, prompts: Tensor, length: int) -> Tensor:
 
 
 def is_elicited(continuations: Ints, strings: Records, prefix: int) -> Flags:
-    """Return whether the continuation of any prompt is the suffix of each string, bool [N].
-
-    Args:
-        continuations: int64 [prompts, words], with the number of words of the longest suffix.
-        strings: N strings.
-        prefix: number of words before a suffix.
-    """
+    """Return whether the continuation [prompts, words] of any prompt is the suffix of each string, bool [N]."""
     suffixes = [tuple(string[prefix:].tolist()) for string in strings]
     written = {size: set(map(tuple, continuations[:, :size].tolist())) for size in set(map(len, suffixes))}
     return np.array([suffix in written[len(suffix)] for suffix in suffixes], np.bool_)
@@ -96,22 +86,11 @@ def is_elicited(continuations: Ints, strings: Records, prefix: int) -> Flags:
 def near_verbatim(
     model: LanguageModel, strings: Records, prefix: int, width: int, layout: Layout, device: torch.device
 ) -> tuple[Flags, Ints, Floats]:
-    """Return how near a beam search continues each prefix to the suffix.
+    """Return how near a beam search, with 1 beam greedy among tokens of text, continues each prefix to the suffix.
 
-    Args:
-        model: the model.
-        strings: N strings.
-        prefix: number of words before a suffix.
-        width: number of beams; 1 is greedy decoding among tokens of text.
-        layout: the corpus' token layout.
-        device: the model's device.
-
-    Returns:
-        Whether at most `WRONG` words of a continuation differ (Hamming distance), bool [N]; a suffix of one word must
-        be exact. Edit distance, int64 [N], and BLEU, float64 [N], of the most similar continuation.
-
-    Raises:
-        Diverged: a log-probability is not finite.
+    Of the most similar continuation: whether at most `WRONG` words differ (Hamming distance), bool [N], where a suffix
+    of one word must be exact; the edit distance, int64 [N]; and BLEU, float64 [N]. Raises Diverged if a log-probability
+    is not finite.
     """
     lengths: Ints = np.diff(strings.offsets) - prefix
     is_near, edits, scores = np.zeros(len(strings), np.bool_), lengths.copy(), np.zeros(len(strings))
@@ -185,11 +164,8 @@ class NGrams:
 def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
     """Return the numbers of records and of users whose text contains each string, int64 [N] each.
 
-    All records are read once, piece by piece. A string that occurs twice in a record counts once.
-
-    Args:
-        users: the training users; see `in_place`.
-        strings: N strings of at least one word.
+    All records are read once, piece by piece. A string that occurs twice in a record counts once. Users are those of
+    `in_place`.
     """
     index = NGrams(strings)
     offsets = np.concatenate([np.asarray(users.user_offsets), users.records + users.extra.offsets[1:]])
@@ -208,13 +184,7 @@ def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
 
 
 def in_place(users: Population, canaries: tuple[Canary, ...], rounds: int) -> Population:
-    """Return training users with all canaries that were planted in one of the first rounds.
-
-    Args:
-        users: the users of a run.
-        canaries: its canaries.
-        rounds: number of completed rounds.
-    """
+    """Return training users with all canaries that were planted in one of the first rounds."""
     placed = tuple(
         replace(canary, is_planted=_is_planted(canary, rounds), first_round=None, last_round=None)
         for canary in canaries
@@ -239,19 +209,7 @@ PREFIXES = (1, 3, 5, 10)
 
 @settings
 class ExtractionHParams:
-    """Settings of an extraction.
-
-    Attributes:
-        prefixes: numbers of words that the attacker knows; if empty, those of `PREFIXES` that are shorter than strings.
-        suffix: largest number of words after the prefix of a record; for canaries, all words.
-        count: largest number of training records, and of held-out records.
-        scheme: how words are sampled.
-        edits: largest edit distance of near-verbatim suffixes; if None, these and BLEU have no rates.
-        round: round of the checkpoint; the newest of each run if `round` and `epoch` are not set.
-        epoch: the evaluated checkpoint after this number of epochs.
-        device: torch device, such as "cuda".
-        elsewhere: settings for a model that was trained elsewhere.
-    """
+    """Settings of an extraction; see `extract`. `count` is its `records`."""
 
     prefixes: Annotated[tuple[Count, ...], DIFFERENT] = ()
     suffix: Count = 5
@@ -355,11 +313,7 @@ def extract(
 
 @restrict_custom_code("architecture")
 def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Return the tables of `Extraction` of one run.
-
-    Raises:
-        InputError, Diverged: see `extract`.
-    """
+    """Return the tables of `Extraction` of one run."""
     is_elsewhere = (path / MEASUREMENTS).is_file()
     with threads_of_torch(1):
         attacked = _of_measurements(path, hparams) if is_elsewhere else _of_run(path, hparams)
@@ -372,22 +326,14 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """A model with the strings of an extraction.
+    """A model with the strings of an extraction."""
 
-    Attributes:
-        model: the model.
-        layout: the token layout.
-        groups: the strings.
-        beam_width: number of beams.
-        about: setting, series, seed and round.
-        counts: returns the numbers of training records and of users that contain each string, int64 [N] each.
-    """
-
-    model: TrainableModel
-    layout: Layout
-    groups: Sequence[Strings]
-    beam_width: int
-    about: dict[str, Any]
+    model: TrainableModel  # the model
+    layout: Layout  # the token layout
+    groups: Sequence[Strings]  # the strings
+    beam_width: int  # number of beams
+    about: dict[str, Any]  # setting, series, seed and round
+    # returns the numbers of training records and of users that contain each string, int64 [N] each
     counts: Callable[[], tuple[Ints, Ints]]
 
 

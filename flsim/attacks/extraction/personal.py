@@ -56,22 +56,14 @@ LABELS = (Field("Class", "class"), Field("Reach", "reach"), Field("Data", "strin
 
 
 def passes_luhn(digits: str) -> bool:
-    """Return whether the last digit is the check digit of the others (Luhn; ISO/IEC 7812-1, annex B).
-
-    >>> passes_luhn("4111111111111111"), passes_luhn("4111111111111112")
-    (True, False)
-    """
+    """Return whether the last digit is the check digit of the others (Luhn; ISO/IEC 7812-1, annex B)."""
     doubled = [2 * int(digit) if place % 2 else int(digit) for place, digit in enumerate(reversed(digits))]
     return sum(value - 9 * (value > 9) for value in doubled) % 10 == 0
 
 
 @dataclass(frozen=True)
 class Finder:
-    """A search for personal data in text.
-
-    Attributes:
-        names: a pattern of names; None to find no names.
-    """
+    """A search for personal data in text; without a pattern of names, it finds no names."""
 
     names: re.Pattern[str] | None = None
 
@@ -109,14 +101,7 @@ class Finder:
 
 @dataclass(frozen=True)
 class Occurrence:
-    """Personal data in a record of a user.
-
-    Attributes:
-        user: the user.
-        datum: class and normalized value.
-        prompt: the tokens of the record before the data.
-        length: number of tokens of the data.
-    """
+    """Personal data, by class and normalized value, in a record of a user, and the tokens before them."""
 
     user: str
     datum: Datum
@@ -164,19 +149,12 @@ def coverage_of(
     chosen: tuple[Sequence[Occurrence], Sequence[Occurrence]],
     generated: tuple[set[tuple[str, Datum]], set[tuple[str, Datum]]],
 ) -> pd.DataFrame:
-    """Return the share of personal data that prompts elicit, by class and reach.
+    """Return the share of personal data that prompts elicit, a row per class and reach with the columns of `rates_of`.
 
-    Args:
-        train: all personal data of training users.
-        others: all personal data of held-out users.
-        chosen: those with a prompt that was tried, of both.
-        generated: the result of `elicited` for both.
-
-    Returns:
-        A row per class and reach, with the columns of `flsim.attacks.extraction.rates.rates_of`. Within: of the data of
-        prompted users, those that prompts of the same user elicit. Across: of all data of training users, those that
-        prompts of a user without them elicit. Controls are data of held-out users that no training user has: within by
-        their own prompts, across by those of training users.
+    Within: of the data of prompted users, those that prompts of the same user elicit. Across: of all data of training
+    users, those that prompts of a user without them elicit. Controls are data of held-out users that no training user
+    has: within by their own prompts, across by those of training users. `chosen` are the data with a prompt that was
+    tried, and `generated` the results of `elicited`, of both sides.
     """
     holders = defaultdict[Datum, set[str]](set)
     for one in train:
@@ -201,21 +179,12 @@ def coverage_of(
 def extract_personal_data(
     path: Path, names: Path | None = None, records: int = 1_000, round: int | None = None, device: str = "cpu"
 ) -> Result:
-    """Measure which personal data of a run's users its model generates.
+    """Measure which personal data of a run's users its model generates: the rows of `coverage_of`.
 
-    Args:
-        path: the run folder.
-        names: file with a name on each line; without it, names are not searched.
-        records: largest number of prompts of training users, and of held-out users.
-        round: round of the checkpoint; the newest if not given.
-        device: torch device, such as "cuda".
-
-    Returns:
-        The rows of `coverage_of`, with the columns run, setting, series, seed and round.
-
-    Raises:
-        InputError: there is no such run or checkpoint, no author is held out of training, the file has no names, or no
-            record that training read has personal data.
+    A file of `names` has a name on each line; without it, names are not searched. `records` is the largest number of
+    prompts of training users, and of held-out users. Raises InputError if there is no such run or checkpoint, or no
+    author is held out of training. It is also raised if the file has no names, or no record that training read has
+    personal data.
     """
     refuse_missing_device(device)
     finder, run = Finder.open(names), Run.open(path)

@@ -22,22 +22,15 @@ LINE = "One of n samples is the suffix with probability {:g}\nBand: 95% interval
 
 
 def plot(measured: Extraction, path: Path, over_seeds: bool) -> None:
-    """Write the figure of `draw`, atomically.
-
-    Raises:
-        InputError: the path has another suffix, or its folder does not exist.
-    """
+    """Write the figure of `draw`, atomically."""
     write_figure(lambda: draw(measured, over_seeds), path)
 
 
 def draw(measured: Extraction, over_seeds: bool) -> Figure:
     """Return a figure with a column for each run, or setting, and a row for each kind of strings.
 
-    A line is the rate among trained strings of a prefix, and a dotted line the rate among their controls.
-
-    Args:
-        measured: the result of an extraction.
-        over_seeds: whether lines are means over the seeds of a setting, with intervals by Student's t.
+    A line is the rate among trained strings of a prefix, and a dotted line the rate among their controls. With
+    `over_seeds`, lines are means over the seeds of a setting, with intervals by Student's t.
     """
     rates, key = (measured.over_seeds, "series") if over_seeds else (measured.rates, "run")
     rates = rates[(rates["attack"] == SAMPLING) & (rates["p"] == SHOWN_P)]

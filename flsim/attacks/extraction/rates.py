@@ -21,14 +21,10 @@ KEY = ("kind", "prefix", "attack", "n", "p")
 def rates_of(strings: pd.DataFrame, edits: int | None = None) -> pd.DataFrame:
     """Return the rate of each attack among trained strings and among controls, and the excess.
 
-    Args:
-        strings: rows of `flsim.attacks.extraction.extract.Extraction.strings` of one run.
-        edits: largest edit distance, for rows of similar suffixes; see `_attacks`.
-
-    Returns:
-        A row per kind, prefix, attack and, of sampling, n and p. Columns strings, extracted, rate, low and high are for
-        trained strings, and the same with ``control_`` for controls; intervals are those of Clopper and Pearson (1934).
-        ``excess`` is the difference of the rates, with the interval of Newcombe (1998). A rate among no strings is NaN.
+    There is a row per kind, prefix, attack and, of sampling, n and p; with `edits`, also of similar suffixes. Columns
+    strings, extracted, rate, low and high are for trained strings, and the same with ``control_`` for controls;
+    intervals are those of Clopper and Pearson (1934). ``excess`` is the difference of the rates, with the interval of
+    Newcombe (1998). A rate among no strings is NaN.
     """
     rows = []
     for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
@@ -40,17 +36,11 @@ def rates_of(strings: pd.DataFrame, edits: int | None = None) -> pd.DataFrame:
 
 
 def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
-    """Return the numbers of extracted strings that at most k users hold, with controls.
+    """Return the numbers of extracted strings that at most k users hold, with controls, in columns as of `rates_of`.
 
     A trained string of k users has k - 1 further users besides its owner. A control has no owner among training users,
-    so it is compared if at most k - 1 training users hold it.
-
-    Args:
-        strings: see `rates_of`.
-
-    Returns:
-        A row per kind, prefix, attack (greedy decoding, and sampling at the largest n and p = 0.5) and ``k_users``, of
-        `USERS`, with columns as `rates_of`.
+    so it is compared if at most k - 1 training users hold it. Rows are for greedy decoding, and for sampling at the
+    largest n and p = 0.5.
     """
     rows = []
     for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
@@ -68,8 +58,7 @@ def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
 def _attacks(strings: pd.DataFrame, edits: int | None = None) -> Iterator[tuple[str, float, float, Flags]]:
     """Yield each attack, with n and p of sampling, and which strings it extracts.
 
-    With `edits`, these include suffixes with at most this number of edited words, of which one must be right, and
-    suffixes with a score above `BLEU`.
+    With `edits`, these include suffixes with at most this number of edited words, of which one must be right.
     """
     yield GREEDY, np.nan, np.nan, strings["is_greedy"].to_numpy(bool)
     for tries in TRIES:

@@ -12,18 +12,7 @@ ORDER = 4  # length of the longest n-grams in BLEU
 
 
 def edit_distances(written: Ints, wanted: Ints) -> Ints:
-    """Return the least number of insertions, deletions and replacements of tokens between texts (Levenshtein, 1966).
-
-    Args:
-        written: int64 [..., L].
-        wanted: int64 [..., M], whose first dimensions can be broadcast.
-
-    Returns:
-        int64 [...].
-
-    >>> edit_distances(np.array([[1, 2, 3, 4], [9, 1, 2, 3]]), np.array([1, 2, 3, 4])).tolist()
-    [0, 2]
-    """
+    """Return the edit distances (Levenshtein, 1966) of texts [..., L] and [..., M] of tokens, int64 [...]."""
     before = list(range(wanted.shape[-1] + 1))  # distances of each beginning of `wanted` from that of `written`
     for length in range(1, written.shape[-1] + 1):
         after = [length]
@@ -39,10 +28,6 @@ def bleu(written: Sequence[int], wanted: Sequence[int]) -> float:
 
     Words are token ids, so there is no further tokenization. The score has n-grams of up to `ORDER` tokens, or of all
     tokens of a shorter text, with equal weights, and no smoothing: it is 0 if no n-gram of some length matches.
-
-    Args:
-        written: at least one token.
-        wanted: at least one token.
 
     >>> round(bleu([1, 2, 3, 4, 9], [1, 2, 3, 4, 5]), 3)
     0.669

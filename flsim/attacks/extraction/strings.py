@@ -22,14 +22,10 @@ RECORD = "record"
 
 @dataclass(frozen=True, eq=False)
 class Strings:
-    """Strings of one kind with one length of prefix.
+    """N strings of one kind; after `prefix` words, which the attacker knows, follows the suffix.
 
-    Attributes:
-        kind: `CANARY` or `RECORD`, whose first words form a string.
-        prefix: number of words that the attacker knows; the others are the suffix.
-        texts: N strings.
-        names: N names, such as ``"c07"`` or ``"heldout:17"``.
-        is_trained: bool [N], whether training read the string; the others are controls.
+    `names` are such as ``"c07"`` or ``"heldout:17"``. Strings that training did not read (`is_trained` [N]) are
+    controls.
     """
 
     kind: str
@@ -43,28 +39,14 @@ class Strings:
 
 
 def canary_strings(canaries: Sequence[Canary], prefix: int, copies: Ints) -> Strings:
-    """Return the canaries of more than `prefix` words, complete; canaries without a copy are controls.
-
-    Args:
-        canaries: the canaries.
-        prefix: number of words that are known.
-        copies: int64 [canaries], number of training records that contain each.
-    """
+    """Return the canaries of more than `prefix` words, complete; canaries without a copy are controls."""
     longer = [index for index, canary in enumerate(canaries) if len(canary.tokens) > prefix]
     texts = Records.from_lists([list(canaries[index].tokens) for index in longer])
     return Strings(CANARY, prefix, texts, [canaries[index].id for index in longer], copies[longer] > 0)
 
 
 def records_of(run: Run, rounds: int) -> tuple[Places, Places]:
-    """Return the records that training read and that no canary replaces, and those by authors outside training.
-
-    Args:
-        run: the run.
-        rounds: number of completed rounds; in central training, of steps.
-
-    Raises:
-        InputError: no author is held out of training.
-    """
+    """Return the records that training read and no canary replaces, and those by authors outside training."""
     held_out, _ = never_trained(run.corpus)  # first, because it checks the corpus before cohorts are drawn
     return [(run.corpus.split("train"), members_of(run, rounds))], held_out
 
@@ -72,18 +54,10 @@ def records_of(run: Run, rounds: int) -> tuple[Places, Places]:
 def record_strings(
     seed: int, canaries: Sequence[Canary], sides: tuple[Places, Places], prefix: int, suffix: int, count: int
 ) -> Strings:
-    """Draw beginnings of training records, and as many of held-out records, as a function of the seed.
+    """Draw at most `count` beginnings of training records, and as many of held-out records, by the seed.
 
     Held-out records with text that was planted as a canary, and strings with a word outside the vocabulary, are
     excluded. On each side, strings are distinct, and both sides have equal numbers of strings of each length.
-
-    Args:
-        seed: the experiment's seed.
-        canaries: the canaries.
-        sides: the records of both sides, from `records_of`.
-        prefix: number of words that are known.
-        suffix: largest number of words after the prefix.
-        count: largest number of strings of each side.
     """
     rng = stream(seed, "extraction", prefix)
     planted = {canary.tokens for canary in canaries}

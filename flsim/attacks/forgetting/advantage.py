@@ -19,14 +19,9 @@ OF_PAIR = ["left_difference", "left_difference_low", "left_difference_high"]
 def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
     """Return the mean advantage of a group's canaries for each seed, and its remaining share.
 
-    Args:
-        observed: rows of one group, with the columns of `flsim.attacks.forgetting.measure.TYPES`.
-
-    Returns:
-        A row for each seed with evaluations of both arms after the window's end: ``advantage``, nats, at the first
-        evaluation at or after the window's end, and ``left``, the advantage at the last evaluation as a share of it.
-        ``left`` is NaN if there is no advantage, if the interval of the advantage over seeds contains 0, and if there
-        is only one such evaluation.
+    The rows are seeds with evaluations of both arms after the window's end: ``advantage``, nats, at the first such
+    evaluation, and ``left``, the advantage at the last one as a share of it. ``left`` is NaN if there is no advantage,
+    if the interval of the advantage over seeds contains 0, and if there is only one such evaluation.
     """
     known = _known(observed)
     ended = known[known["round"] >= known["last_round"].astype("float64")]

@@ -78,17 +78,7 @@ TYPES = {
 
 
 def observations(results: RunResults, twin: RunResults | None, took_part: pd.DataFrame) -> pd.DataFrame:
-    """Return the observations of a run of arm IN, and of its twin of arm OUT.
-
-    Args:
-        results: the run of arm IN.
-        twin: the run of arm OUT of the same seed; None if there is none, whose columns are then NaN.
-        took_part: the rounds in which sharers took part, with columns ``round`` and ``canary``; see
-            `flsim.runs.folder.participation`.
-
-    Returns:
-        A table with the columns of `TYPES`.
-    """
+    """Return the observations, see `TYPES`, of a run of arm IN, its twin of arm OUT if any, and sharers by round."""
     planted = _configured(results)
     used = took_part.groupby("canary")["round"]
     planted["last_use"] = used.max().reindex(planted["canary"]).to_numpy(dtype="float64", na_value=np.nan)
@@ -112,10 +102,7 @@ def _configured(results: RunResults) -> pd.DataFrame:
 def _clean(
     planted: pd.DataFrame, results: RunResults, twin: RunResults | None
 ) -> "tuple[pd.Series[float] | float, pd.Series[int] | None]":
-    """Return each canary's log-perplexity in arm OUT, with its round, at the evaluation closest to its window's end.
-
-    Any model of arm OUT is clean. Section 4.1 calibrates by the checkpoint before the injection, which arm OUT extends.
-    """
+    """Return each canary's log-perplexity in arm OUT, any of whose models is clean, close to its window's end."""
     if twin is None:
         return np.nan, None
     by_round = {round_: twin.of_canaries(LOG_PERPLEXITY.name, round_) for round_ in twin.evaluated}
@@ -155,13 +142,7 @@ def _measured(run: RunResults | None, name: str, round_: int, planted: pd.DataFr
 
 @dataclass(frozen=True, eq=False)
 class Arms:
-    """The arms of one configuration and seed.
-
-    Attributes:
-        run: the run of arm IN.
-        results: its results.
-        twin: the results of arm OUT; None if no such run was named.
-    """
+    """The run of arm IN of one configuration and seed with its results, and those of arm OUT, if that run was named."""
 
     run: Run
     results: RunResults
@@ -171,13 +152,8 @@ class Arms:
 def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
     """Return the pairs among runs, in the order of their runs of arm IN, and sentences on excluded runs.
 
-    A twin has the settings of its run except for the arm. Runs that diverged or were not evaluated are excluded.
-
-    Args:
-        paths: run folders and folders of sweeps.
-
-    Raises:
-        InputError: a path is not a run, or there is no evaluated run of arm IN.
+    A twin has the settings of its run except for the arm. Runs that diverged or were not evaluated are excluded. Raises
+    InputError if a path is not a run, or there is no evaluated run of arm IN.
     """
     members: dict[str, tuple[Run, RunResults]] = {}
     others: dict[str, RunResults] = {}
@@ -329,11 +305,7 @@ def measure(
     pool: bool = False,
     notes: Sequence[str] = (),
 ) -> Forgetting:
-    """Return the measures of observations, of one or more runs; see `measure_forgetting`.
-
-    Raises:
-        InputError: no canary was planted.
-    """
+    """Return the measures of observations, of one or more runs; see `measure_forgetting`."""
     if observed.empty:
         raise InputError("no canary was planted in these runs; set [canaries] and train again")
     observed = observed.reset_index(drop=True)
@@ -376,10 +348,7 @@ def _limits(times: pd.DataFrame, alpha: float) -> Iterator[str]:
 
 
 def _hardness(observed: pd.DataFrame) -> "pd.Series[str]":
-    """Return the third of each canary's log-perplexity in arm OUT, among the canaries of its window and seed.
-
-    Using arm IN would be circular, because memorized canaries have a low log-perplexity in it.
-    """
+    """Return the third of each canary's log-perplexity in arm OUT; in arm IN, memorized canaries have a low one."""
     among = observed.groupby(["series", "seed", "first_round", "last_round"], dropna=False)["clean"]
     share = among.rank(method="dense", pct=True)  # all rows of a canary have the same value
     names = np.array(HARDNESS, object)[np.ceil(share.fillna(1) * len(HARDNESS)).astype("int64").clip(1, None) - 1]
@@ -442,8 +411,8 @@ def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
 def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, float]]:
     """Return k, exposure and the ends of its 95% interval for a figure; empty if the arm was not measured.
 
-    Exposure is the mean over seeds of their medians, with its interval over seeds. For one seed, it is the median, with
-    its interval over canaries, which is NaN for fewer than six canaries.
+    Exposure is the mean over seeds of their medians, or the median over canaries for one seed, whose interval is NaN
+    for fewer than six canaries.
     """
     points = []
     for k, of_k in by_k(table)[0]:
@@ -463,8 +432,8 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
         row |= {f"bits_{arm}{end}": value for end, value in exposure(table, arm).items()}
     both = table.dropna(subset=["score_in", "score_out"])
     members, others = both["score_in"].to_numpy("float64"), both["score_out"].to_numpy("float64")
-    named = success.accuracy(members, others, both["chooses"].to_numpy(bool))
-    row |= {"success": named.estimate, "success_upper": named.upper, "trials": named.trials}
+    measured = success.accuracy(members, others, both["chooses"].to_numpy(bool))
+    row |= dict(zip(("success", "success_upper", "trials"), measured, strict=True))
     if (at := success.at_level(members, others)) is not None:
         precision = success.precision_at(at, len(members), len(others))
         row |= dict(zip(("precision", "precision_low", "precision_high"), precision, strict=True))
@@ -474,11 +443,7 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _tests(times: pd.DataFrame, ranks: Sequence[pd.DataFrame], advantages: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the log-rank tests (corrected by Holm) and remaining shares of pairs of groups.
-
-    Rare or late evaluations increase the times. Therefore the times of two groups use only the evaluations that both
-    have at equal numbers of rounds since their windows' ends.
-    """
+    """Return the log-rank tests, at common numbers of rounds, and remaining shares of pairs of groups."""
     rows = []
     for a, b, differs in _pairs(times):
         common = ranks[a].columns.intersection(ranks[b].columns)

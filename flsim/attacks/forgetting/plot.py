@@ -27,11 +27,7 @@ LINE = "Line: median exposure{}; band: its 95% interval over {}"
 
 
 def plot(measured: Forgetting, path: Path) -> None:
-    """Write the figure of `draw`, atomically.
-
-    Raises:
-        InputError: the path has another suffix, its folder does not exist, or no canary was used before an evaluation.
-    """
+    """Write the figure of `draw`, atomically. Raises InputError if no canary was used before an evaluation."""
     if measured.success.empty:
         raise InputError("no canary was used before an evaluation, so the plot is empty; evaluate later rounds")
     write_figure(lambda: draw(measured), path)
@@ -42,8 +38,7 @@ def draw(measured: Forgetting) -> Figure:
 
     A line is the mean over seeds of the median exposure, with Student's t interval over seeds. For one seed, it is the
     median, with its interval over canaries. The dotted line is arm OUT for all canaries of the panel. If there is an
-    arm OUT, the panel below has the advantage (`flsim.attacks.forgetting.advantage`) against rounds, with the window in
-    gray.
+    arm OUT, the panel below has the advantage against rounds, with the window in gray.
     """
     panels = measured.windows()
     several = measured.times["series"].nunique() > 1

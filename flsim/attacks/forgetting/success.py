@@ -5,59 +5,33 @@ values mean membership. All intervals treat canaries as independent, but canarie
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Floats
 from flsim.base.statistics import AtLevel, roc, share_interval, upper_bound
 
-Floats = NDArray[np.float64]
 LEVEL = 0.1  # false-positive rate of the paper's precision
 TAIL = 0.05  # level of the one-sided upper bound of a success
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """The balanced accuracy of a threshold that was chosen on other canaries.
+def accuracy(members: Floats, others: Floats, chooses: Flags) -> tuple[float, float, int]:
+    """Return the balanced accuracy of a threshold that half of the canaries choose and the rest test.
 
-    Attributes:
-        correct: number of correctly classified arms.
-        trials: number of classified arms: two for each canary of the testing half.
-    """
-
-    correct: int
-    trials: int
-
-    @property
-    def estimate(self) -> float:
-        """Share of correctly classified arms; NaN without arms."""
-        return self.correct / self.trials if self.trials else math.nan
-
-    @property
-    def upper(self) -> float:
-        """One-sided 95% upper bound (Clopper and Pearson); NaN without trials."""
-        return upper_bound(self.correct, self.trials, TAIL) if self.trials else math.nan
-
-
-def accuracy(members: Floats, others: Floats, chooses: NDArray[np.bool_]) -> Accuracy:
-    """Return the accuracy of a threshold that half of the canaries choose and the rest test.
-
-    Both arms of a canary are in the same half. The arms are not independent. However, if harder canaries score higher
-    in both arms or in neither, the variance of outcomes is at most that of independent trials with the mean accuracy.
-
-    Args:
-        members: scores in arm IN, float64 [canaries].
-        others: scores of the same canaries in arm OUT, float64 [canaries].
-        chooses: whether a canary is in the half that chooses the threshold, bool [canaries]; see `halves`.
+    Then its one-sided 95% upper bound (Clopper and Pearson), and the number of tested arms; NaN without arms. Arguments
+    are [canaries]: scores in arm IN, scores in arm OUT, and whether a canary is in the half that chooses. Both arms of
+    a canary are in the same half. The arms are not independent. However, if harder canaries score higher in both arms
+    or in neither, the variance of outcomes is at most that of independent trials with the mean accuracy.
     """
     if not chooses.any():
-        return Accuracy(0, 0)
+        return math.nan, math.nan, 0
     threshold = best_threshold(members[chooses], others[chooses])
     correct = int((members[~chooses] > threshold).sum() + (others[~chooses] <= threshold).sum())
-    return Accuracy(correct, 2 * int((~chooses).sum()))
+    trials = 2 * int((~chooses).sum())
+    return (correct / trials, upper_bound(correct, trials, TAIL), trials) if trials else (math.nan, math.nan, 0)
 
 
 def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
@@ -65,9 +39,6 @@ def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
 
     The half of a canary is the same at every k. Therefore all thresholds are independent of all canaries that test
     them, as `flsim.attacks.forgetting.times.forgetting_time` requires.
-
-    Args:
-        observed: rows of a group, with the columns ``seed``, ``run``, ``canary`` and ``last_use``.
     """
     used = observed[observed["last_use"].notna()]
     chooses = used.groupby(["seed", "run", "canary"], dropna=False).ngroup() % 2 == 0
@@ -75,15 +46,7 @@ def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def best_threshold(members: Floats, others: Floats) -> float:
-    """Return a threshold with the largest balanced accuracy, halfway between two scores.
-
-    The largest of equal thresholds.
-
-    A score above the threshold counts as a member. With infinite thresholds, all or no canaries are members.
-
-    >>> best_threshold(np.array([3.0, 5.0]), np.array([0.0, 1.0]))
-    2.0
-    """
+    """Return the largest threshold with the largest balanced accuracy, halfway between two scores or infinite."""
     distinct = np.unique(np.concatenate([members, others]))
     cuts = np.concatenate([[-np.inf], (distinct[:-1] + distinct[1:]) / 2, [np.inf]])
     missed = np.searchsorted(np.sort(members), cuts, side="right")
@@ -121,13 +84,7 @@ def _rate(at: AtLevel, others: int) -> float:
 
 
 def least_alpha(trials: int) -> float:
-    """Return the upper bound at an accuracy of one half: no smaller alpha can be shown with this number of trials.
-
-    A group of n canaries, of all seeds, has n trials: half of the canaries, in two arms.
-
-    >>> [round(least_alpha(trials), 3) for trials in (48, 100, 270)]
-    [0.626, 0.586, 0.552]
-    """
+    """Return the upper bound at an accuracy of one half, the smallest alpha that so many trials (n canaries) show."""
     return upper_bound(trials // 2, trials, TAIL) if trials else math.nan
 
 

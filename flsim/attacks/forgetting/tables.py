@@ -103,7 +103,9 @@ def to_text(measured: Forgetting) -> str:
         window=[window_text(row) for row in rows],
         planted=[planted_text(row) for row in rows],
         used=times["canaries"] - times["never_used"],
-        forgotten_by=[time_text(_first(row["time"], row["k_max"]), row["is_censored"]) for row in rows],
+        forgotten_by=[
+            time_text(row["k_max"] if pd.isna(row["time"]) else row["time"], row["is_censored"]) for row in rows
+        ],
         half_by=[time_text(row["median_time"], row["median_is_censored"]) for row in rows],
     )
     labels = [label for label in LABELS if named[label.name].nunique(dropna=False) > 1] or LABELS[1:3]
@@ -144,7 +146,3 @@ def _tests(measured: Forgetting) -> str:
     )
     tables = [table_of(printed, [Field("Group", "a"), Field("against", "b")], [TESTS])] if len(printed) else []
     return text_of("Differences between groups", tables, [note])
-
-
-def _first(value: Any, other: Any) -> Any:
-    return other if pd.isna(value) else value

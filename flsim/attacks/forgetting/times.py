@@ -11,31 +11,23 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import scipy
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from flsim.base.arrays import Floats, Ints
+
 SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as memorized: log2 20 = 4.32 bits of exposure
 
 
 def grid(longest: int) -> list[int]:
-    """Return 0, 1, 2, 5, 10, 20, 50, ... up to three quarters of `longest`, and `longest` itself.
-
-    >>> grid(30)
-    [0, 1, 2, 5, 10, 20, 30]
-    """
+    """Return 0, 1, 2, 5, 10, 20, 50, ... up to three quarters of `longest`, and `longest` itself."""
     steps = [digit * 10**power for power in range(len(str(longest))) for digit in (1, 2, 5)]
     return sorted({0, longest, *(step for step in steps if step <= 0.75 * longest)})
 
 
 def reached(since: Floats, canaries: Ints) -> int | None:
-    """Return the largest k that at least half of the canaries were evaluated at or after; None without evaluations.
+    """Return the largest k that at least half of the canaries were evaluated at or after, or None.
 
-    Beyond it, only canaries with an early last use would be measured.
-
-    Args:
-        since: rounds since last use of each evaluation, float64 [n]; NaN before it.
-        canaries: the canary of each evaluation, int64 [n].
+    Beyond it, only canaries with an early last use would be measured. `since` has the rounds since last use of each
+    evaluation [n], NaN before it, and `canaries` its canary [n].
     """
     known = np.isfinite(since)
     if not known.any():
@@ -47,15 +39,10 @@ def reached(since: Floats, canaries: Ints) -> int | None:
 
 
 def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
-    """Return the k of a grid for each evaluation, int64 [n]; -1 for unused evaluations.
+    """Return the k of an ascending grid for each evaluation, int64 [n]; -1 for unused evaluations.
 
     An evaluation counts at the first k that is not below its rounds since last use. If a canary has several evaluations
-    at one k, the last counts. Success at k is that after at most k rounds, so it is not too low.
-
-    Args:
-        since: rounds since last use of each evaluation, float64 [n]; NaN before it.
-        canaries: the canary of each evaluation, int64 [n].
-        ks: the grid, ascending.
+    at one k, the last counts. Success at k is that after at most k rounds, so it is not too low. See `reached`.
     """
     place = np.full(len(since), len(ks), np.int64)
     known = np.isfinite(since)
@@ -70,20 +57,13 @@ def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
 
 
 def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | None:
-    """Return T(alpha): the smallest k from which on all upper bounds of the success are at most alpha.
+    """Return T(alpha): the smallest k from which on all bounds of the success are at most alpha; None if censored.
 
-    None if censored.
-
-    The attack at k is the threshold that half of the canaries chose at k, and the bounds are those of its success on
-    the other half. In at most 5% of groups, the success of this attack is above alpha at some evaluated k from T(alpha)
-    on. In this case, the bound at the last such k, which depends only on the first half, is too low, with a probability
-    of at most 5%. The search over k does not increase this share. The best possible threshold, which no attacker knows,
-    has a larger success.
-
-    Args:
-        ks: evaluated k, ascending.
-        bounds: one-sided 95% upper bound of the success at each; NaN if there were no trials.
-        alpha: success that counts as forgotten.
+    The attack at k is the threshold that half of the canaries chose at k, and the one-sided 95% upper bounds are those
+    of its success on the other half, NaN without trials. In at most 5% of groups, the success of this attack is above
+    alpha at some evaluated k from T(alpha) on. In this case, the bound at the last such k, which depends only on the
+    first half, is too low, with a probability of at most 5%. The search over k does not increase this share. The best
+    possible threshold, which no attacker knows, has a larger success.
 
     >>> forgetting_time([0, 1, 2, 5], [0.9, 0.58, 0.7, 0.55], 0.6)
     5
@@ -97,12 +77,7 @@ def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | N
 
 
 class CanaryTime(NamedTuple):
-    """The time after which a canary's rank is not surprising.
-
-    Attributes:
-        rounds: rounds since the end of the canary's window; the largest evaluated number if the time is censored.
-        is_censored: whether the canary was not forgotten by then.
-    """
+    """Rounds from the window's end until a canary's rank is not surprising, or evaluated without that if censored."""
 
     rounds: int
     is_censored: bool
@@ -112,15 +87,9 @@ def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
     """Return the p-value of each used canary's rank in arm IN at each evaluation after its window.
 
     The distance from the end of the window to the next evaluation is equal for all canaries of a window, for any number
-    of copies. With the last use instead, the time before this evaluation would count as memorized.
-
-    Args:
-        observed: rows with the columns of `flsim.attacks.forgetting.measure.TYPES`.
-
-    Returns:
-        A table of float64, NaN if the rank was not measured, with a row per canary and run, and a column for each
-        number of rounds since the window's end, ascending. Canaries without a window's end or without a rank at any of
-        these evaluations are excluded.
+    of copies. With the last use instead, the time before this evaluation would count as memorized. The table has a row
+    per canary and run, and a column for each number of rounds since the window's end, ascending; NaN if the rank was
+    not measured. Canaries without a window's end or without a rank at any of these evaluations are excluded.
     """
     after = observed["round"] - observed["last_round"].astype("float64")
     known = observed.assign(after=after)[(after >= 0) & observed["last_use"].notna() & observed["p_in"].notna()]
@@ -128,14 +97,11 @@ def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
 
 
 def canary_times(p: pd.DataFrame) -> list[CanaryTime]:
-    """Return the first evaluation of each canary at which the p-value of its rank is above 0.05.
+    """Return the first evaluation of each canary (row) at which the p-value of its rank is above 0.05.
 
     The time of a canary does not depend on evaluations after it, so times in shorter and longer trainings have the same
     distribution, and are censored independently. A canary that was never memorized is forgotten at its first evaluation
     in 95% of cases.
-
-    Args:
-        p: p-values, a row per canary, see `p_after_window`.
     """
     rounds, values = p.columns.to_numpy("int64"), p.to_numpy("float64")
     times = []
@@ -152,14 +118,9 @@ def median_time(times: list[CanaryTime]) -> CanaryTime | None:
     """Return the time by which half of the canaries are forgotten (Kaplan and Meier, 1958); None without canaries."""
     if not times:
         return None
-    survival = scipy.stats.ecdf(_censored(times)).sf
+    rounds, is_censored = zip(*times, strict=True)
+    survival = scipy.stats.ecdf(scipy.stats.CensoredData.right_censored(rounds, is_censored)).sf
     below = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
     if not len(below):
-        return CanaryTime(max(time.rounds for time in times), is_censored=True)
+        return CanaryTime(max(rounds), is_censored=True)
     return CanaryTime(int(survival.quantiles[below[0]]), is_censored=False)
-
-
-def _censored(times: list[CanaryTime]) -> "scipy.stats.CensoredData":
-    return scipy.stats.CensoredData.right_censored(
-        [time.rounds for time in times], [time.is_censored for time in times]
-    )

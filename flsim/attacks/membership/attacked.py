@@ -34,13 +34,10 @@ CONFOUNDED = 0.55  # area of the control above which members differ from non-mem
 
 @settings
 class ElsewhereHParams:
-    """Settings of an attack on a model that was trained elsewhere.
+    """Settings of an attack on a model that was trained elsewhere; without files of records, its canaries are attacked.
 
-    Attributes:
-        model: factory of the model; see `flsim.runs.elsewhere.MeasuredModel.open`.
-        members: file of records that training read, .jsonl, .csv or .parquet; without files, canaries are attacked.
-        others: file of records of the same kind that training did not read.
-        text: the column of the text in both files.
+    `model` is its factory (see `flsim.runs.elsewhere.MeasuredModel.open`). `members` and `others` are files (.jsonl,
+    .csv or .parquet) of records that training read, or did not read, with the column `text`.
     """
 
     model: str | None = None
@@ -61,16 +58,9 @@ class ElsewhereHParams:
 
 @settings
 class AttackHParams:
-    """Settings of an attack on a run, for any unit.
+    """Settings of an attack on a run, for any unit; see `flsim.infer_membership`.
 
-    Attributes:
-        count: largest number of members, and of non-members.
-        round: round of the attacked checkpoint; the newest of each run if not given.
-        reference: checkpoint of a run on another corpus with this vocabulary, or "base"; by default the reference is
-            the frequency of single words.
-        delta: delta of the claim for the rows; that of each run if not given.
-        device: torch device, such as "cuda".
-        elsewhere: settings for a model that was trained elsewhere.
+    The reference "base" is the base model.
     """
 
     count: Count = 1_000
@@ -86,14 +76,7 @@ class AttackHParams:
 
 @dataclass(frozen=True)
 class Attacked:
-    """A run whose model is attacked.
-
-    Attributes:
-        run: the run.
-        hparams: settings of the attack.
-        state: the state of its attacked checkpoint.
-        model: the model of that state, with weights rounded as in the evaluations of the run.
-    """
+    """A run whose model is attacked at a checkpoint, with weights rounded as in the run's evaluations."""
 
     run: Run
     hparams: AttackHParams
@@ -103,11 +86,7 @@ class Attacked:
 
     @classmethod
     def open(cls, path: Path, hparams: AttackHParams) -> "Attacked":
-        """Open a run.
-
-        Raises:
-            InputError: there is no such run or checkpoint, or its folder cannot be written.
-        """
+        """Open a run. Raises InputError if there is no such run or checkpoint, or its folder cannot be written."""
         run = Run.open(path)
         refuse_unwritable(path, FOLDER)  # check this now, not after minutes
         state, model = attacked_model(run, hparams.round, hparams.device)
@@ -130,16 +109,7 @@ class Attacked:
     def before_both(
         self, records: Records, keys: Sequence[str], context: Records | None = None
     ) -> tuple[Candidates, Candidates]:
-        """Return records with the attacked model, and with the same model before training.
-
-        Args:
-            records: N records.
-            keys: N names, which distinguish random streams of records.
-            context: further records that training did not read.
-
-        Raises:
-            InputError: there is no such reference, or it does not fit the corpus of the run.
-        """
+        """Return N records with N keys of random streams, with the attacked model, and with that before training."""
         run, reference, device = self.run, self.hparams.reference, self.hparams.device
         untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
         other = None if reference is None else _reference_model(run, reference, device)
@@ -185,11 +155,7 @@ def _controls(row: "pd.Series[Any]") -> Iterator[str]:
 
 
 def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, TrainableModel]:
-    """Return the state after a round and its model, with weights rounded as in evaluations; by default the newest.
-
-    Raises:
-        InputError: there is no such checkpoint.
-    """
+    """Return the state after a round (by default the newest) and its model, with weights rounded as in evaluations."""
     name = "" if round_ is None else checkpoint.checkpoint_name(round_)
     path = run.path / "checkpoints" / name if name else newest_checkpoint(run.path)
     if not path.is_file():

@@ -28,15 +28,7 @@ from flsim.models.language_model import refusing_changes
 
 
 def own_attack(name: str, attack: object) -> Attack:
-    """Return the attack at ``path/to/file.py:NAME``, whose calls raise RunFailed with its file for any failure.
-
-    Args:
-        name: the name of the custom object.
-        attack: the object, an `Attack` or a function of `Candidates`.
-
-    Raises:
-        InputError: the object is neither, for example a class.
-    """
+    """Return a custom `Attack` or function of `Candidates` as an attack whose failures are RunFailed with its file."""
     if not isinstance(attack, Attack):
         if isinstance(attack, type) or not callable(attack):
             kind = "class" if isinstance(attack, type) else type(attack).__name__
@@ -259,16 +251,11 @@ BUILT_IN: dict[str, Attack] = BY_DEFAULT | {
 
 
 def attack_named(name: str) -> Attack:
-    """Return a built-in attack, or the `Attack` or function at ``path/to/file.py:NAME``, whose file is executed.
-
-    Raises:
-        InputError: there is no such attack, the file failed, the object is not an attack, or it has the name of a
-            built-in attack, whose stored rows it would replace.
-    """
+    """Return a built-in attack, or that at ``path/to/file.py:NAME``, which must not have the name of a built-in one."""
     attack = resolve(name, BUILT_IN, "attack")
     if not is_custom(name):
         return attack
-    own = own_attack(name, attack)
-    if own.name in BUILT_IN:
-        raise InputError(f"{name}: flsim has an attack {own.name}, whose rows this attack would replace; rename it")
-    return own
+    custom = own_attack(name, attack)
+    if custom.name in BUILT_IN:
+        raise InputError(f"{name}: flsim has an attack {custom.name}, whose rows this attack would replace; rename it")
+    return custom

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import Diverged
 from flsim.base.rng import stream
 from flsim.data.records import Records, batch, batches_by_length
@@ -17,8 +18,6 @@ from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.models.language_model import Params, TrainableModel
 from flsim.training.central.record_level import record_gradients
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 FLOATS = 2**22  # largest number of values in one batch, in float64: 32 MB for each tensor of that size
 
 Learned = Callable[[Floats], Floats]
@@ -43,7 +42,7 @@ class Attack:
     score: Callable[["Candidates"], Any]
     description: str = ""
     source: str = ""
-    fit: Callable[[Floats, NDArray[np.bool_]], Learned] | None = None
+    fit: Callable[[Floats, Flags], Learned] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,14 +139,14 @@ class Candidates:
             rng = stream(self.seed, "neighbours", key)
             copies = np.tile(record, (count, 1))
             places = rng.integers(len(record), size=count)
-            own = record[places].astype(np.int64) - first
-            is_word = (own >= 0) & (own < last - first)
+            replaced = record[places].astype(np.int64) - first
+            is_word = (replaced >= 0) & (replaced < last - first)
             # A draw from all words except the word of the record, whose interval is removed from [0, 1).
-            start = np.where(is_word, below[own.clip(0, last - first - 1)], 1.0)
-            width = np.where(is_word, below[(own + 1).clip(1, last - first)] - start, 0.0)
-            drawn = rng.random(count) * (cumulative[-1] - width)
-            drawn += np.where(drawn >= start, width, 0.0)
-            copies[np.arange(count), places] = first + cumulative.searchsorted(drawn, "right").clip(
+            start = np.where(is_word, below[replaced.clip(0, last - first - 1)], 1.0)
+            width = np.where(is_word, below[(replaced + 1).clip(1, last - first)] - start, 0.0)
+            uniform = rng.random(count) * (cumulative[-1] - width)
+            uniform += np.where(uniform >= start, width, 0.0)
+            copies[np.arange(count), places] = first + cumulative.searchsorted(uniform, "right").clip(
                 max=last - first - 1
             )
             pieces.append(copies.ravel())
@@ -156,49 +155,35 @@ class Candidates:
 
 
 def log_probabilities(model: TrainableModel, records: Records, layout: Layout) -> Floats:
-    """Return the natural log-probability of each token of records, float64 [N, T]; 0 after the end of a record.
+    """Return the natural log-probability of each token, 0 after the end [N, T]; Diverged if one is not finite."""
 
-    Raises:
-        Diverged: a value is not finite.
-    """
-    values = _empty(records, layout)
-    for rows, real, targets, logits in _distributions(model, records, layout):
-        _put(values, rows, real, logits.log_softmax(-1).gather(1, targets[:, None])[:, 0])
-    return values
+    def compute(logits: Tensor, targets: Tensor) -> list[Tensor]:
+        return [logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]]
+
+    return np.asarray(_of_tokens(model, records, layout, 1, compute)[0])
 
 
-def likeliest(model: TrainableModel, records: Records, layout: Layout) -> NDArray[np.bool_]:
+def likeliest(model: TrainableModel, records: Records, layout: Layout) -> Flags:
     """Return whether each token of records is the most likely token of the model, bool [N, T]; False after the end."""
-    values = _empty(records, layout)
-    for rows, real, targets, logits in _distributions(model, records, layout):
-        _put(values, rows, real, logits.argmax(-1) == targets)
-    return values > 0
+    compare = _of_tokens(model, records, layout, 1, lambda logits, targets: [logits.argmax(-1) == targets])
+    return np.asarray(compare[0] > 0)
 
 
 def moments(model: TrainableModel, records: Records, layout: Layout) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation of log p over the vocabulary at each position, float64 [N, T] each.
+    """Return mean and standard deviation of log p over the vocabulary at each position, float64 [N, T] each."""
 
-    They are mu and sigma of `flsim.attacks.membership.scores.standardized`, computed in float64.
-
-    Raises:
-        Diverged: a value is not finite.
-    """
-    means, deviations = _empty(records, layout), _empty(records, layout)
-    for rows, real, _, logits in _distributions(model, records, layout):
+    def compute(logits: Tensor, _targets: Tensor) -> list[Tensor]:
         log_probs = logits.double().log_softmax(-1)
         probs = log_probs.exp()
         mean = (probs * log_probs).sum(-1)
-        _put(means, rows, real, mean)
-        _put(deviations, rows, real, (probs * (log_probs - mean[:, None]).square()).sum(-1).sqrt())
+        return [mean, (probs * (log_probs - mean[:, None]).square()).sum(-1).sqrt()]
+
+    means, deviations = _of_tokens(model, records, layout, 2, compute)
     return means, deviations
 
 
 def gradient_norms(model: TrainableModel, records: Records, layout: Layout) -> Floats:
-    """Return the Euclidean norm of the gradient of each record's mean loss, over all trained parameters [N].
-
-    Raises:
-        Diverged: a value is not finite.
-    """
+    """Return the Euclidean norm of the gradient of each record's mean loss, over all trained parameters [N]."""
     norms = np.zeros(len(records))
     for rows, gradients in gradients_of(model, records, layout):
         squares = sum(value.double().flatten(1).square().sum(1) for value in gradients.values())
@@ -218,31 +203,30 @@ def gradients_of(model: TrainableModel, records: Records, layout: Layout) -> Ite
 
 
 @torch.no_grad()
-def _distributions(
-    model: TrainableModel, records: Records, layout: Layout
-) -> Iterator[tuple[Ints, NDArray[np.bool_], Tensor, Tensor]]:
-    """Yield, for batches, the records, their real positions [B, T], and targets [n] and logits [n, V] there."""
+def _of_tokens(
+    model: TrainableModel,
+    records: Records,
+    layout: Layout,
+    count: int,
+    compute: Callable[[Tensor, Tensor], Sequence[Tensor]],
+) -> Floats:
+    """Return values of tokens, from logits [n, V] and targets [n]: float64 [count, N, T], 0 after the end."""
+    words = np.diff(records.offsets)
+    values = np.zeros((count, len(records), int((words + layout.ends_with_eos(words)).max(initial=0))))
     for rows in batches_by_length(records, layout, FLOATS // layout.vocabulary_size):
         read = batch(records, rows, layout)
         inputs, targets = (torch.from_numpy(side).to(model.device) for side in (read.inputs, read.targets))
         real = targets != layout.pad
-        yield rows, read.targets != layout.pad, targets[real], model.logits_at(inputs, real)
+        for each, computed in zip(values, compute(model.logits_at(inputs, real), targets[real]), strict=True):
+            block = np.zeros(real.shape)
+            block[read.targets != layout.pad] = _finite(computed)
+            each[rows, : real.shape[-1]] = block
+    return values
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     values.flags.writeable = False
     return values
-
-
-def _empty(records: Records, layout: Layout) -> Floats:
-    words = np.diff(records.offsets)
-    return np.zeros((len(records), int((words + layout.ends_with_eos(words)).max(initial=0))))
-
-
-def _put(values: Floats, rows: Ints, real: NDArray[np.bool_], computed: Tensor) -> None:
-    block = np.zeros(real.shape)
-    block[real] = _finite(computed)
-    values[rows, : real.shape[-1]] = block
 
 
 def _finite(values: Tensor) -> Floats:

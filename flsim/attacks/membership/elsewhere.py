@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flsim.attacks.membership.attacked import Attacked, AttackHParams, ElsewhereHParams, store
 from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.targets import Targets, pairs_of, unigram_over, unseen
 from flsim.attacks.result import Result
+from flsim.base.arrays import Ints
 from flsim.base.files import refuse_unwritable
 from flsim.canaries.elsewhere import CanarySet
 from flsim.canaries.preflight import read_records
@@ -24,18 +24,13 @@ from flsim.models.language_model import TrainableModel
 from flsim.results.run_file import MEASUREMENTS, read_run_file
 from flsim.runs.elsewhere import MeasuredModel, model_in
 
-Ints = NDArray[np.int64]
 WHITE_BOX = "gradient"  # attack that needs more than probabilities
 MOST_TOKENS = 128  # of a record of a file; later tokens are not read
 
 
 @dataclass(frozen=True, eq=False)
 class TextSplit(Split):
-    """Records of text, each of one user.
-
-    Attributes:
-        keys: names of the records.
-    """
+    """Records of text with their names, each of one user."""
 
     keys: tuple[str, ...] = ()
 
@@ -71,9 +66,6 @@ def sides_of(canaries: CanarySet, model: TrainableModel, files: ElsewhereHParams
 
     Canaries without a copy are non-members. They were drawn like the others, so only training can distinguish them.
     Non-members whose text is also a training record are excluded.
-
-    Raises:
-        InputError: a file cannot be read.
     """
     layout = replace(canaries.words.layout, record_words=MOST_TOKENS)
     if files.members is None or files.others is None:
@@ -112,13 +104,7 @@ def _tokens(canaries: CanarySet, text: str, model: TrainableModel) -> list[int]:
 
 @dataclass(frozen=True)
 class AttackedElsewhere:
-    """A model that was trained elsewhere and is attacked, with the interface of `Attacked`.
-
-    Attributes:
-        measured: the model, with its folder of measurements.
-        hparams: settings of the attack.
-        sides: members and non-members.
-    """
+    """A model that was trained elsewhere and is attacked, with the interface of `Attacked`."""
 
     measured: MeasuredModel
     hparams: AttackHParams
@@ -165,11 +151,7 @@ class AttackedElsewhere:
 
 
 def open_attacked(path: Path, hparams: AttackHParams) -> Attacked | AttackedElsewhere:
-    """Open a run, or a folder of measurements of a model that was trained elsewhere.
-
-    Raises:
-        InputError: see `Attacked.open` and `AttackedElsewhere.open`; or a run has options for models from elsewhere.
-    """
+    """Open a run, which has no options for models from elsewhere, or a folder of measurements of such a model."""
     if (path / MEASUREMENTS).is_file():
         return AttackedElsewhere.open(path, hparams)
     hparams.elsewhere.refuse_for(path)

@@ -22,6 +22,7 @@ from flsim.attacks.membership.elsewhere import open_attacked
 from flsim.attacks.membership.stored import LEVELS, column
 from flsim.attacks.membership.targets import Targets
 from flsim.attacks.result import Result
+from flsim.base.arrays import Flags, Floats
 from flsim.base.errors import InputError, RunFailed, as_list
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.progress import tracked
@@ -29,8 +30,6 @@ from flsim.base.rng import stream
 from flsim.base.statistics import auroc, auroc_interval, roc
 from flsim.training.local import threads as threads_of_torch
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 CONFIDENCE = 0.95
 POINTS = 60  # largest number of points of a stored curve
 
@@ -74,13 +73,7 @@ def infer_membership(
 
 @restrict_custom_code("architecture", "attack")
 def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Result:
-    """Return the rows of `infer_membership` of one run, with notes.
-
-    Raises:
-        InputError: see `infer_membership`.
-        RunFailed: a custom attack failed, or did not return a finite score for each record.
-        Diverged: a score of a built-in attack is not finite.
-    """
+    """Return the rows of `infer_membership` of one run, with notes; RunFailed or Diverged if a score is not finite."""
     with threads_of_torch(1):
         chosen, attacked = [attack_named(name) for name in attacks or BY_DEFAULT], open_attacked(path, hparams)
         for name in set(attacks) & set(attacked.excluded):
@@ -101,19 +94,11 @@ def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Re
 def row_of(
     attack: Attack, candidates: Candidates, targets: Targets, claim: Claim | None = None, protects: str = "user"
 ) -> dict[str, Any]:
-    """Return the success of an attack as the values of a row by name, without those of the run and its controls.
-
-    Args:
-        attack: the attack.
-        candidates: the records before the model.
-        targets: which of them are members.
-        claim: the claim of the ledger; None for a run without noise.
-        protects: the unit of the claim.
-    """
-    scores, kept = scores_of(attack, candidates, targets)
-    authors = np.array(targets.authors, object)[kept]
+    """Return the success of an attack as the values of a row by name, without those of the run and its controls."""
+    scores, is_measured = scores_of(attack, candidates, targets)
+    authors = np.array(targets.authors, object)[is_measured]
     allows = partial(allowed, claim, protects)
-    row = success(attack.name, "record", scores, targets.is_member[kept], authors, candidates.seed, allows)
+    row = success(attack.name, "record", scores, targets.is_member[is_measured], authors, candidates.seed, allows)
     return row | claimed(claim, protects)
 
 
@@ -139,12 +124,8 @@ def success(
     """Return how well scores distinguish members from non-members, as values of a row by name.
 
     Args:
-        name: name of the attack.
-        unit: the unit of a score.
         scores: float64 [n], where larger means membership.
-        is_member: bool [n].
         authors: n authors of the units, which the bootstrap draws.
-        seed: the experiment's seed.
         allows: function of a false-positive rate: the largest true-positive rate that the claim allows an attacker on
             one unit; None without a claim.
     """
@@ -187,14 +168,7 @@ def success(
 
 
 def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple[Floats, Flags]:
-    """Return the scores of the measured records, and the mask of these records, bool [2N].
-
-    An attack without `fit` is measured on all records. One with `fit` learns from half of the pairs, drawn at random,
-    and is measured on the others.
-
-    Raises:
-        RunFailed: the attack did not return a finite number for each record.
-    """
+    """Return the scores of the measured records, which with `fit` are one half of the pairs, and their mask [2N]."""
     computed = attack.score(candidates)
     if attack.fit is None:
         return _checked(attack, computed, len(candidates)), np.ones(len(candidates), bool)
@@ -210,10 +184,9 @@ def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple
 
 
 def allowed(claim: Claim | None, protects: str, fpr: float) -> float | None:
-    """Return the largest true-positive rate that a claim allows any attacker on a record; None without a claim.
+    """Return the largest true-positive rate that a claim, if any, allows any attacker on a record.
 
-    A ledger of records covers the presence of a record. A ledger of users covers the replacement of the data of a user,
-    of which a record is a part.
+    A ledger of users covers the replacement of the data of a user, of which a record is a part.
     """
     if claim is None:
         return None
@@ -222,8 +195,8 @@ def allowed(claim: Claim | None, protects: str, fpr: float) -> float | None:
 
 
 def _area(attack: Attack, candidates: Candidates, targets: Targets) -> float:
-    scores, kept = scores_of(attack, candidates, targets)
-    is_member = targets.is_member[kept]
+    scores, is_measured = scores_of(attack, candidates, targets)
+    is_member = targets.is_member[is_measured]
     return auroc(scores[is_member], scores[~is_member])
 
 

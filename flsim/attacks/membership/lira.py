@@ -14,10 +14,9 @@ Shapes: S shadow models, N points. Larger scores mean membership.
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+from flsim.base.arrays import Flags, Floats
+
 FEW = 64  # shadow models, below which the paper uses one variance for all points
 SMALLEST = 1e-30  # added to a standard deviation, which avoids a division by zero for equal scores
 
@@ -36,21 +35,19 @@ def online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | No
 
 
 def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
-    """Return the probability that a model which was not trained on the point scores below the target, float64 [N].
+    """Return the probability that a model without the point scores below the target, float64 [N]; see `online`.
 
-    It is one-sided: unusually low scores do not mean membership. For the arguments, see `online`; scores of models that
-    were trained on a point are not used.
+    It is one-sided: unusually low scores do not mean membership. Scores of models with the point are not used.
     """
     mean, deviation = _normal(shadows, ~is_in, fixed_variance)
-    probability: Floats = scipy.special.ndtr((phi - mean) / deviation)
-    return probability
+    return np.asarray(scipy.special.ndtr((phi - mean) / deviation))
 
 
 def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
     """Return the mean [N] and the standard deviation [N] of each point's scores by the models of one side.
 
-    A shared deviation is that of the differences of all scores from the means of their points. The mean is always that
-    of the point, and NaN if there is no model of this side.
+    A shared deviation is that of all scores from the means of their points. The mean is NaN without a model of this
+    side.
     """
     counts = side.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -64,5 +61,4 @@ def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[
 
 
 def _log_density(values: Floats, mean: Floats, deviation: Floats) -> Floats:
-    density: Floats = -(((values - mean) / deviation) ** 2) / 2 - np.log(deviation) - np.log(2 * np.pi) / 2
-    return density
+    return np.asarray(-(((values - mean) / deviation) ** 2) / 2 - np.log(deviation) - np.log(2 * np.pi) / 2)

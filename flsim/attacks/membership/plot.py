@@ -14,11 +14,7 @@ from flsim.show.figure import line_style, plain, write_figure
 
 
 def plot(attacked: Mapping[Path, Result], path: Path) -> None:
-    """Write the figure of `draw`, atomically.
-
-    Raises:
-        InputError: the path has another suffix, or its folder does not exist.
-    """
+    """Write the figure of `draw`, atomically."""
     write_figure(lambda: draw(attacked), path)
 
 
@@ -27,9 +23,6 @@ def draw(attacked: Mapping[Path, Result]) -> Figure:
 
     The band is the 95% interval of the attack with the largest area, and the dotted line is chance. For a run with
     noise, a grey line is the largest rate that the ledger allows.
-
-    Args:
-        attacked: rows of each run, by its folder; see `flsim.attacks.membership.stored.SCHEMA`.
     """
     every = pd.concat([result.frame for result in attacked.values()])
     names = list(dict.fromkeys(zip(every["attack"], every["unit"], strict=True)))

@@ -15,49 +15,25 @@ Shapes: S reference models, N points, Z points of a population that the target w
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+from flsim.base.arrays import Flags, Floats
+
 GAMMA = 1.0
 OFFLINE_A = 0.3  # to be tuned on a pair of reference models, never on the target
 
 
 def online_ratios(target: Floats, references: Floats) -> Floats:
-    """Return p(x | theta) over the mean of all reference models, of which half were trained on x, float64 [N].
-
-    Args:
-        target: float64 [N], probabilities by the target model.
-        references: float64 [S, N], probabilities by the reference models.
-    """
-    ratios: Floats = target / references.mean(axis=0)
-    return ratios
+    """Return p(x | theta) over its mean by the reference models [S, N], of which half read x: float64 [N]."""
+    return np.asarray(target / references.mean(axis=0))
 
 
 def offline_ratios(target: Floats, references: Floats, is_in: Flags, a: float = OFFLINE_A) -> Floats:
-    """Return p(x | theta) over the estimate of p(x) from the models without x, float64 [N].
-
-    Args:
-        target: float64 [N].
-        references: float64 [S, N].
-        is_in: bool [S, N], which points each reference model was trained on; each point is outside at least one model.
-        a: how close p(x) is to that of models without x; 1 uses their mean.
-
-    >>> offline_ratios(np.array([0.8, 0.5]), np.array([[0.4, 0.5]]), np.zeros((1, 2), bool)).round(4).tolist()
-    [1.3115, 0.7407]
-    """
+    """Return p(x | theta) over p(x) by the models without x, as near as `a` (1: their mean), float64 [N]."""
     out = np.where(is_in, 0.0, references).sum(axis=0) / (~is_in).sum(axis=0)
-    ratios: Floats = target / ((1 + a) / 2 * out + (1 - a) / 2)
-    return ratios
+    return np.asarray(target / ((1 + a) / 2 * out + (1 - a) / 2))
 
 
 def scores(ratios: Floats, population: Floats, gamma: float = GAMMA) -> Floats:
-    """Return the share of the population whose ratio is exceeded gamma times by that of each point, float64 [N].
-
-    Args:
-        ratios: float64 [N].
-        population: float64 [Z], ratios of points that the target was not trained on.
-        gamma: required factor between ratios.
-    """
+    """Return the share of the population [Z] whose ratio is exceeded gamma times by that of each point [N]."""
     below = np.searchsorted(np.sort(gamma * population), ratios, side="left")
     return np.asarray(below / len(population), np.float64)

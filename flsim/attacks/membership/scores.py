@@ -10,11 +10,9 @@ from zlib import compress
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from flsim.base.arrays import Flags, Floats, Ints
+
 SHARE = 0.2  # share of a record's tokens in Min-K% and Min-K%++
 ERRORS = 2  # smallest number of errors of a record for the error zone
 WINDOWS = (2, 3, 4, 6, 9, 13, 18, 25, 32, 40)  # tokens of a window
@@ -22,14 +20,10 @@ LARGEST = 0.01  # limit of a token's divergence
 
 
 def mean_log_probability(log_probs: Floats, lengths: Ints) -> Floats:
-    """Return (1/n) sum_i log p(t_i | t_<i), the negative loss of each record [N].
+    """Return (1/n) sum_i log p(t_i | t_<i), the negative loss of each record of n >= 1 tokens [N].
 
     See Yeom et al., "Privacy Risk in Machine Learning" (2018), section 3. The mean is taken because a sum ranks short
     records above long records.
-
-    Args:
-        log_probs: float64 [N, T].
-        lengths: int64 [N], tokens of each record, at least 1.
     """
     return _sums(log_probs, lengths) / lengths
 
@@ -39,11 +33,6 @@ def against_reference(log_probs: Floats, of_reference: Floats, lengths: Ints) ->
 
     See Carlini et al., "Extracting Training Data from Large Language Models" (2021), section 5.1, and the calibration
     of Watson et al., "On the Importance of Difficulty Calibration in Membership Inference Attacks" (2022), equation 2.
-
-    Args:
-        log_probs: float64 [N, T], by the model.
-        of_reference: float64 [N, T], by the reference.
-        lengths: int64 [N].
     """
     return _sums(log_probs - of_reference, lengths)
 
@@ -53,22 +42,12 @@ def per_compressed_byte(log_probs: Floats, lengths: Ints, texts: Sequence[str]) 
 
     See Carlini et al. (2021), section 5.1, "Comparing to zlib Compression". A header of 11 bytes outweighs the content
     of a text of five words.
-
-    Args:
-        log_probs: float64 [N, T].
-        lengths: int64 [N].
-        texts: N texts of the records.
     """
-    rates: Floats = _sums(log_probs, lengths) / compressed_bytes(texts)
-    return rates
+    return np.asarray(_sums(log_probs, lengths) / compressed_bytes(texts))
 
 
 def compressed_bytes(texts: Sequence[str]) -> Floats:
-    """Return the number of bytes of each text as zlib compresses it, float64 [N].
-
-    >>> compressed_bytes(["aaaaaaaaaaaaaaaaaaaa"]).tolist()
-    [12.0]
-    """
+    """Return the number of bytes of each text as zlib compresses it, float64 [N]."""
     return np.array([len(compress(text.encode())) for text in texts], np.float64)
 
 
@@ -77,84 +56,56 @@ def lowest_share(values: Floats, lengths: Ints, share: float = SHARE) -> Floats:
 
     See Shi et al., "Detecting Pretraining Data from Large Language Models" (2024), equation 2.
 
-    Args:
-        values: float64 [N, T].
-        lengths: int64 [N].
-        share: K% as a fraction, above 0 and at most 1.
-
     >>> float(lowest_share(-np.arange(1.0, 11.0)[None], np.array([10]))[0])
     -9.5
     """
     ordered = np.sort(np.where(_is_token(values, lengths), values, np.inf), axis=1)
     counts = np.maximum(1, np.floor(share * lengths + 1e-9).astype(np.int64))  # 0.2 n can round below an integer
-    means: Floats = _sums(ordered, counts) / counts
-    return means
+    return np.asarray(_sums(ordered, counts) / counts)
 
 
 def standardized(log_probs: Floats, means: Floats, deviations: Floats) -> Floats:
     """Return z_i = (log p(t_i | t_<i) - mu_i) / sigma_i [N, T], from which Min-K%++ uses the `lowest_share`.
 
-    See Zhang et al., "Min-K%++: Improved Baseline for Detecting Pre-Training Data from Large Language Models" (2025),
-    equation 3. z is 0 if sigma is 0, because all tokens are then equally likely.
-
-    Args:
-        log_probs: float64 [N, T].
-        means: float64 [N, T], mu = sum_v p_v log p_v over the vocabulary at each position.
-        deviations: float64 [N, T], sigma with sigma^2 = sum_v p_v (log p_v)^2 - mu^2.
+    mu = sum_v p_v log p_v over the vocabulary at each position, and sigma^2 = sum_v p_v (log p_v)^2 - mu^2; z is 0 if
+    sigma is 0, because all tokens are then equally likely. See Zhang et al., "Min-K%++: Improved Baseline for Detecting
+    Pre-Training Data from Large Language Models" (2025), equation 3.
     """
     is_spread = deviations > 0
-    values: Floats = np.where(is_spread, log_probs - means, 0.0) / np.where(is_spread, deviations, 1.0)
-    return values
+    return np.asarray(np.where(is_spread, log_probs - means, 0.0) / np.where(is_spread, deviations, 1.0))
 
 
 def against_neighbours(own: Floats, of_neighbours: Floats) -> Floats:
-    """Return the mean loss of each record's neighbours minus the loss of the record [N].
+    """Return the mean loss of each record's neighbours [N, neighbours] minus the loss of the record [N].
 
     See Mattern et al., "Membership Inference Attacks against Language Models via Neighbourhood Comparison" (2023),
-    equation 3.
-
-    Args:
-        own: float64 [N], negative losses of the records (`mean_log_probability`).
-        of_neighbours: float64 [N, neighbours], negative losses of texts that differ from the record in a word.
+    equation 3. Both losses are negative: `mean_log_probability`.
     """
-    difference: Floats = own - of_neighbours.mean(axis=1)
-    return difference
+    return np.asarray(own - of_neighbours.mean(axis=1))
 
 
 def error_zone(log_probs: Floats, of_reference: Floats, is_likeliest: Flags, lengths: Ints) -> Floats:
     """Return P / N of each record [N]: the sum of positive and of negative shifts in its error zone.
 
     The error zone has the tokens that are not the model's most likely ones, without the first token of the record. The
-    shift of a token is log p(t_i | t_<i) - log q(t_i | t_<i), and N is the sum of absolute values. The score is 0 with
-    fewer than two errors, or without a negative shift. See Ilic et al., "Powerful Training-Free Membership Inference
-    Against Autoregressive Language Models" (2026), and its code, github.com/JetBrains-Research/ez-mia at aa0b6b7, which
-    has these exceptions.
-
-    Args:
-        log_probs: float64 [N, T], by the model.
-        of_reference: float64 [N, T], by the reference, usually the model before training.
-        is_likeliest: bool [N, T], whether the token is the most likely one of the model.
-        lengths: int64 [N].
+    shift of a token is log p(t_i | t_<i) - log q(t_i | t_<i), for a reference q that is usually the model before
+    training, and N is the sum of absolute values. The score is 0 with fewer than two errors, or without a negative
+    shift. See Ilic et al., "Powerful Training-Free Membership Inference Against Autoregressive Language Models" (2026),
+    and its code, github.com/JetBrains-Research/ez-mia at aa0b6b7, which has these exceptions.
     """
     is_error = ~is_likeliest & (np.arange(log_probs.shape[1]) > 0) & _is_token(log_probs, lengths)
     shifts = np.where(is_error, log_probs - of_reference, 0.0)
     positive, negative = shifts.clip(min=0).sum(axis=1), -shifts.clip(max=0).sum(axis=1)
     is_known = (is_error.sum(axis=1) >= ERRORS) & (negative > 0)
-    ratios: Floats = np.where(is_known, positive, 0.0) / np.where(is_known, negative, 1.0)
-    return ratios
+    return np.asarray(np.where(is_known, positive, 0.0) / np.where(is_known, negative, 1.0))
 
 
 def windows_above(log_probs: Floats, of_reference: Floats, lengths: Ints) -> Floats:
     """Return the share of windows of a record that p finds more likely than q, averaged over `WINDOWS` [N].
 
-    A window is a number of consecutive tokens, at most all n of the record. See Chen et al., "Window-based Membership
-    Inference Attacks Against Fine-tuned Large Language Models" (2026); sizes are those of its code,
-    github.com/Stry233/WBC at 8112878.
-
-    Args:
-        log_probs: float64 [N, T], by the model.
-        of_reference: float64 [N, T], by the reference, usually the model before training.
-        lengths: int64 [N], at least 1.
+    A window is a number of consecutive tokens, at most all n >= 1 of the record; q is usually the model before
+    training. See Chen et al., "Window-based Membership Inference Attacks Against Fine-tuned Large Language Models"
+    (2026); sizes are those of its code, github.com/Stry233/WBC at 8112878.
     """
     until = np.pad((log_probs - of_reference).cumsum(axis=1), ((0, 0), (1, 0)))
     start, shares = np.arange(log_probs.shape[1]), np.zeros(len(lengths))
@@ -173,12 +124,6 @@ def divergence(log_probs: Floats, of_unigram: Floats, tokens: Ints, lengths: Int
     f is the frequency of single tokens. Of equal tokens, the first one counts. See Zhang et al., "Pretraining Data
     Detection for Large Language Models: A Divergence-based Calibration Method" (2024), and its code,
     github.com/zhang-wei-chao/DC-PDD at 8461d44, which has this limit.
-
-    Args:
-        log_probs: float64 [N, T], by the model.
-        of_unigram: float64 [N, T], log f.
-        tokens: int64 [N, T].
-        lengths: int64 [N], at least 1.
     """
     order = np.argsort(tokens, axis=1, kind="stable")
     ordered = np.take_along_axis(tokens, order, axis=1)
@@ -186,21 +131,16 @@ def divergence(log_probs: Floats, of_unigram: Floats, tokens: Ints, lengths: Int
     np.put_along_axis(is_first, order, np.diff(ordered, axis=1, prepend=ordered[:, :1] - 1) != 0, axis=1)
     is_first &= _is_token(log_probs, lengths)
     divergences = np.minimum(-np.exp(log_probs) * of_unigram, LARGEST)
-    means: Floats = np.where(is_first, divergences, 0.0).sum(axis=1) / is_first.sum(axis=1)
-    return means
+    return np.asarray(np.where(is_first, divergences, 0.0).sum(axis=1) / is_first.sum(axis=1))
 
 
 def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
-    """Return the coefficients [F + 1] of the linear quantile regression of values on features, with the constant first.
+    """Return the coefficients [F + 1] of the linear quantile regression of values [n] on features [n, F].
 
-    They minimize the mean pinball loss max(level r, (level - 1) r) of the residuals r (Koenker and Bassett, "Regression
-    Quantiles", 1978), exactly, as a linear program. Bertran et al., "Scalable Membership Inference Attacks via Quantile
-    Regression" (2023), fit scores of non-members in this way, and classify values above the fitted quantile as members.
-
-    Args:
-        features: float64 [n, F].
-        values: float64 [n].
-        level: the quantile, in (0, 1).
+    The constant is first. They minimize the mean pinball loss max(level r, (level - 1) r) of the residuals r (Koenker
+    and Bassett, "Regression Quantiles", 1978), exactly, as a linear program. Bertran et al., "Scalable Membership
+    Inference Attacks via Quantile Regression" (2023), fit scores of non-members in this way, and classify values above
+    the fitted quantile as members.
     """
     design = np.column_stack([np.ones(len(values)), features])
     count, width = design.shape
@@ -209,18 +149,13 @@ def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
     equations = scipy.sparse.hstack([scipy.sparse.csr_matrix(design), identity, -identity])  # value = fit + up - down
     bounds = [(None, None)] * width + [(0, None)] * (2 * count)
     solved = scipy.optimize.linprog(cost, A_eq=equations, b_eq=values, bounds=bounds, method="highs")
-    coefficients: Floats = solved.x[:width]
-    return coefficients
+    return np.asarray(solved.x[:width])
 
 
 def logistic_fit(features: Floats, is_member: Flags, penalty: float = 1e-3) -> Floats:
-    """Return the coefficients [F] of a logistic regression of membership, without the constant.
+    """Return the coefficients [F] of a logistic regression on standardized features [n, F], without the constant.
 
-    Args:
-        features: float64 [n, F], standardized.
-        is_member: bool [n].
-        penalty: weight of half the squared norm relative to the mean loss, which bounds coefficients of separable
-            classes.
+    The penalty weighs half the squared norm against the mean loss, and bounds coefficients of separable classes.
     """
     signs = np.where(is_member, 1.0, -1.0)
 
@@ -231,15 +166,12 @@ def logistic_fit(features: Floats, is_member: Flags, penalty: float = 1e-3) -> F
         return float(-scipy.special.log_expit(margins).mean() + penalty / 2 * weights[1:] @ weights[1:]), gradient
 
     solved = scipy.optimize.minimize(loss, np.zeros(features.shape[1] + 1), jac=True, method="BFGS")
-    coefficients: Floats = solved.x[1:]
-    return coefficients
+    return np.asarray(solved.x[1:])
 
 
 def _is_token(values: Floats, lengths: Ints) -> Flags:
-    is_token: Flags = np.arange(values.shape[1]) < lengths[:, None]
-    return is_token
+    return np.asarray(np.arange(values.shape[1]) < lengths[:, None])
 
 
 def _sums(values: Floats, lengths: Ints) -> Floats:
-    sums: Floats = np.where(_is_token(values, lengths), values, 0.0).sum(axis=1)
-    return sums
+    return np.asarray(np.where(_is_token(values, lengths), values, 0.0).sum(axis=1))

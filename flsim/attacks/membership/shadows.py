@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from flsim.attacks.membership import lira, rmia
 from flsim.attacks.membership.attacked import Attacked, AttackHParams, attacked_model
@@ -21,13 +20,14 @@ from flsim.attacks.membership.inference import success as success_of_run
 from flsim.attacks.membership.stored import FOLDER, LEVELS, column
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.attacks.membership.users import RECORDS, fresh_of
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.files import refuse_unwritable
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.statistics import RESAMPLES, auroc, roc
-from flsim.data.corpus import Corpus, Split
+from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.withheld import Shadow, held_out
 from flsim.results.seeds import named_apart
@@ -35,30 +35,19 @@ from flsim.results.sweeps import expanded, run_folders
 from flsim.runs.folder import Run
 from flsim.training.local import threads as threads_of_torch
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 LOSS = "loss"  # the attack without shadow models
 FEWEST = 4  # smallest number of runs: a target and three shadow models
 
 
 @dataclass(frozen=True, eq=False)
 class Shadows:
-    """The scores of fixed targets by all runs.
-
-    Attributes:
-        unit: the unit of targets, "user" or "record".
-        targets: N names, such as ``"train:17"``.
-        phi: float64 [S, N], mean log-likelihood per token of each target in each run.
-        is_in: bool [S, N], whether each run's training read the target.
-        population: float64 [S, Z], the same score of users or records outside the training of all runs.
-    """
+    """The scores of fixed targets by all runs."""
 
     unit: Shadow
-    targets: tuple[str, ...]
-    phi: Floats
-    is_in: Flags
-    population: Floats
+    targets: tuple[str, ...]  # N names, such as ``"train:17"``
+    phi: Floats  # float64 [S, N], mean log-likelihood per token of each target in each run
+    is_in: Flags  # bool [S, N], whether each run's training read the target
+    population: Floats  # float64 [S, Z], the same score of users or records outside the training of all runs
 
 
 @dataclass(frozen=True)
@@ -106,11 +95,7 @@ def infer_by_shadows(
 
 
 def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
-    """Yield each setting with its two tables, see `infer_by_shadows`, and store rows in the folders of its runs.
-
-    Raises:
-        InputError: see `infer_by_shadows`.
-    """
+    """Yield each setting with its two tables, see `infer_by_shadows`, and store rows in the folders of its runs."""
     names, series = named_apart(paths), dict[str, list[Path]]()
     for path in paths:
         series.setdefault(names[path]["series"], []).append(path)
@@ -127,11 +112,6 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
 
     Intervals resample targets, which have no author, because each has a separate coin. The ledger of users is not
     compared with user targets, because the presence of a user is more than the replacement of their data.
-
-    Args:
-        paths: the run folders of the scores in `shadows`, in the same order.
-        shadows: the scores, from `collect`.
-        hparams: the settings that they were collected with.
     """
     scores, targets = leave_one_out(shadows), np.array(shadows.targets, object)
     for index, path in enumerate(paths):
@@ -151,26 +131,22 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
 
 @restrict_custom_code("architecture")
 def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None, device: str = "cpu") -> Shadows:
-    """Score the same targets by the models of all runs.
+    """Score the same targets by the models of all runs, which differ only in their seeds.
 
-    Targets are drawn from the training users of the corpus, or from their records, independent of their coins. A user
-    is scored by at most 50 records: records that no run trains on if the runs have `data.user_holdout`, and otherwise
-    all records.
-
-    Args:
-        paths: run folders that differ only in their seeds.
-        count: largest number of targets, and of others, from the held-out and test users.
-        round_: round of the checkpoints; the newest of each run if not given.
-        device: torch device, such as "cuda".
-
-    Raises:
-        InputError: there are fewer than 4 runs, or they are not shadow models of each other.
+    Targets are drawn from the training users of the corpus, or from their records, independent of their coins; `count`
+    is the largest number of targets, and of others, from the held-out and test users. A user is scored by at most 50
+    records: records that no run trains on if the runs have `data.user_holdout`, and otherwise all records. Raises
+    InputError for fewer than 4 runs, or if they are not shadow models of each other.
     """
     runs = [Run.open(path) for path in paths]
     unit = _refuse_unlike(runs)
     corpus, share = runs[0].corpus, runs[0].config.data.user_holdout
     train = corpus.split("train")
-    sides = [_targets(train, unit, share, count, _candidates(train, unit, share)), _others(corpus, unit, share, count)]
+    (outside, positions), *_ = never_trained(corpus)[0]
+    if unit == "user":
+        positions = np.unique(np.searchsorted(np.asarray(outside.user_offsets), positions, side="right") - 1)
+    drawn_from = (train, _candidates(train, unit, share)), (outside, positions)
+    sides = [_targets(split, unit, share, count, candidates) for split, candidates in drawn_from]
     both = Records.joined([side.records for side in sides])
     owners = np.concatenate([sides[0].owners, len(sides[0].names) + sides[1].owners])
     words = np.diff(both.offsets)
@@ -217,10 +193,6 @@ def success(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
     """Return a row for each attack: area and true-positive rates over all pairs of a run and a target.
 
     Intervals are bootstraps over runs, because the targets of one run share its model.
-
-    Args:
-        shadows: the scores.
-        seed: seed of the resamples.
     """
     rows = []
     for name, scores in leave_one_out(shadows).items():
@@ -313,30 +285,19 @@ def _candidates(split: Split, unit: Shadow, share: float) -> Ints:
 
 def _targets(split: Split, unit: Shadow, share: float, count: int, candidates: Ints) -> _Side:
     """Draw targets of a split, the same for all runs on the corpus."""
-    drawn = stream(0, "shadow targets", unit, split.folder.name).permutation(candidates)[:count]
-    chosen = np.sort(drawn).astype(np.int64)
+    order = stream(0, "shadow targets", unit, split.folder.name).permutation(candidates)[:count]
+    chosen = np.sort(order).astype(np.int64)
     name = split.folder.name
     if unit == "record":
         owners, names = np.arange(len(chosen)), tuple(f"{name}:{position}" for position in chosen.tolist())
         return _Side(split.records_at(chosen), owners, names, chosen)
-    parts = [_records_of(split, user, share) for user in chosen.tolist()]
-    has_any = np.array([len(part) > 0 for part in parts], np.bool_)
-    chosen, kept = chosen[has_any], [part for part in parts if len(part)]
-    owners = np.repeat(np.arange(len(kept)), [len(part) for part in kept])
-    empty = split.records_at(np.empty(0, np.int64))
-    return _Side(Records.joined([empty, *kept]), owners, tuple(f"{name}:{user}" for user in chosen.tolist()), chosen)
-
-
-def _records_of(split: Split, user: int, share: float) -> Records:
     if share:
-        return fresh_of(split, user, share)
-    first, last = split.user_offsets[user : user + 2].tolist()
-    return split.records_at(np.arange(first, min(last, first + RECORDS)))
-
-
-def _others(corpus: Corpus, unit: Shadow, share: float, count: int) -> _Side:
-    """Draw users, or records, that no run was trained on."""
-    (split, positions), *_ = never_trained(corpus)[0]
-    if unit == "user":
-        positions = np.unique(np.searchsorted(np.asarray(split.user_offsets), positions, side="right") - 1)
-    return _targets(split, unit, share, count, positions)
+        parts = [fresh_of(split, user, share) for user in chosen.tolist()]
+    else:
+        ends = [split.user_offsets[user : user + 2].tolist() for user in chosen.tolist()]
+        parts = [split.records_at(np.arange(first, min(last, first + RECORDS))) for first, last in ends]
+    has_any = np.array([len(part) > 0 for part in parts], np.bool_)
+    chosen, texts = chosen[has_any], [part for part in parts if len(part)]
+    owners = np.repeat(np.arange(len(texts)), [len(part) for part in texts])
+    empty = split.records_at(np.empty(0, np.int64))
+    return _Side(Records.joined([empty, *texts]), owners, tuple(f"{name}:{user}" for user in chosen.tolist()), chosen)

@@ -29,13 +29,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Proof:
-    """The evidence about one run.
-
-    Attributes:
-        subject: the audited run; None if it cannot be audited.
-        audited: the rows and notes of its audit.
-        membership: stored rows of the newest round whose membership was attacked.
-    """
+    """The evidence about one run: its audit, without a subject if it cannot be audited, and stored rows of attacks."""
 
     subject: Subject | None
     audited: Result
@@ -43,13 +37,7 @@ class Proof:
 
     @classmethod
     def read(cls, path: Path, round: int | None = None, epoch: float | None = None) -> "Proof":
-        """Read the evidence about a run.
-
-        Args:
-            path: the run folder.
-            round: the evaluated round to audit; the last round if `round` and `epoch` are not given.
-            epoch: the evaluation after this number of epochs.
-        """
+        """Read the evidence about a run at an evaluated round or epoch; by default the last round."""
         subject, identity = None, read_run(path).identity
         with suppress(InputError):  # for example a missing checkpoint, which the rest of the comparison does not need
             subject = subject_of(path, round, epoch)

@@ -47,13 +47,7 @@ SCHEMA = pa.schema(
 
 
 def write_rows(run_folder: Path, round_: int, table: pd.DataFrame) -> None:
-    """Store rows atomically, replacing rows of the same unit and attack; other rows of the round remain.
-
-    Args:
-        run_folder: the run's folder.
-        round_: number of completed rounds of the attacked model.
-        table: rows with the columns of `SCHEMA`, of one run.
-    """
+    """Store rows of one run atomically, replacing rows of the same unit and attack; other rows of the round remain."""
     path = run_folder / FOLDER / f"round-{round_:06d}.parquet"
     path.parent.mkdir(exist_ok=True)
     lock = run_folder / LOCK
@@ -65,18 +59,14 @@ def write_rows(run_folder: Path, round_: int, table: pd.DataFrame) -> None:
         if path.exists():
             earlier = read_rows(path, table["run"].iloc[0])
             asked = pd.MultiIndex.from_frame(table[["unit", "attack"]])
-            kept = earlier[~pd.MultiIndex.from_frame(earlier[["unit", "attack"]]).isin(asked)]
-            table = pd.DataFrame([*kept.to_dict("records"), *table.to_dict("records")])
+            others = earlier[~pd.MultiIndex.from_frame(earlier[["unit", "attack"]]).isin(asked)]
+            table = pd.DataFrame([*others.to_dict("records"), *table.to_dict("records")])
         with new_file(path) as partial:
             pq.write_table(pa.Table.from_pylist(_plain(table), SCHEMA), partial)
 
 
 def read_rows(path: Path, identity: str) -> pd.DataFrame:
-    """Read a file of rows.
-
-    Raises:
-        InputError: the file is damaged, or has rows of another run.
-    """
+    """Read a file of rows. Raises InputError if it is damaged, or has rows of another run."""
     rows = read_parquet(path, SCHEMA)
     if not (rows["run"] == identity).all():
         raise InputError(f"{path}: the file has rows of another run; move it away and attack again")

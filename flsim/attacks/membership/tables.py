@@ -63,13 +63,7 @@ def to_text(name: str, attacked: Result) -> str:
 
 
 def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) -> str:
-    """Return the results of attacks with shadow models as text.
-
-    Args:
-        setting: name of the runs' setting.
-        table: rows of `flsim.attacks.membership.shadows.success`.
-        targets: rows of `flsim.attacks.membership.shadows.counterfactual`.
-    """
+    """Return the results of attacks with shadow models, from the rows of `success` and `counterfactual`, as text."""
     known = targets[targets["standard_error"].notna()]
     above = int((known["memorization"] > 2 * known["standard_error"]).sum())
     memorization = (
@@ -86,13 +80,9 @@ def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) ->
 def means_over_seeds(attacked: Mapping[Path, Result]) -> pd.DataFrame:
     """Return a row for each setting, unit and attack.
 
-    Args:
-        attacked: the result of each run, by its folder.
-
-    Returns:
-        Columns unit, attack, series, setting, seeds (number of runs), auroc, control_auroc and tpr (means over seeds)
-        with the ends of their 95% intervals, and difference, difference_low, difference_high and p: from the AUROC of
-        the first setting, paired by seed; NaN in rows of the first setting.
+    The columns are unit, attack, series, setting, seeds (number of runs), auroc, control_auroc and tpr (means over
+    seeds) with the ends of their 95% intervals, and difference, difference_low, difference_high and p: from the AUROC
+    of the first setting, paired by seed; NaN in rows of the first setting.
     """
     names = named_apart(attacked)
     rows = pd.concat(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.authors import author_of
@@ -17,9 +18,6 @@ from flsim.data.vocabulary import Layout
 from flsim.data.withheld import in_whole
 from flsim.runs.folder import Run
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 FEW = 100  # number of members below which a table has a note
 RECORDS = 2**16  # records of a split that are read at once
 SHOTS = 7  # largest number of records of a context
@@ -28,41 +26,23 @@ NEVER_TRAINED = ("heldout", "test")
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Members and non-members in random order: N pairs, each a member and a non-member with equal numbers of words.
+    """Members and non-members in random order: N pairs, each a member and a non-member with equal numbers of words."""
 
-    Attributes:
-        records: the 2N records.
-        keys: 2N names, such as ``"heldout:17"``.
-        authors: 2N authors of the records.
-        is_member: bool [2N].
-        pairs: int64 [2N], number of each record's pair.
-        notes: sentences about limits.
-        context: non-members outside the pairs, at most `SHOTS`.
-    """
-
-    records: Records
-    keys: Sequence[str]
-    authors: Sequence[str]
-    is_member: Flags
-    pairs: Ints
-    notes: tuple[str, ...] = ()
-    context: Records | None = None
+    records: Records  # the 2N records
+    keys: Sequence[str]  # 2N names, such as ``"heldout:17"``
+    authors: Sequence[str]  # 2N authors of the records
+    is_member: Flags  # bool [2N]
+    pairs: Ints  # int64 [2N], number of each record's pair
+    notes: tuple[str, ...] = ()  # sentences about limits
+    context: Records | None = None  # non-members outside the pairs, at most `SHOTS`
 
 
 def targets_of(run: Run, rounds: int, count: int) -> Targets:
-    """Draw members and non-members of a run after a number of rounds, as a function of the run's seed.
+    """Draw members and non-members of a run after a number of rounds (central training: steps), from the run's seed.
 
     Members are records that training read, and that no canary replaced. Non-members are records by authors who are not
     among the training users, in the held-out and the test split, whose text does not occur as a training record. Test
     users by date are excluded, because topics change with time.
-
-    Args:
-        run: the run.
-        rounds: number of completed rounds; in central training, of steps.
-        count: largest number of members, and of non-members.
-
-    Raises:
-        InputError: no author is held out of training, or none of their records has the length of a member.
     """
     corpus, train = run.corpus, run.corpus.split("train")
     splits, notes = never_trained(corpus)
@@ -80,20 +60,7 @@ def pairs_of(
     folder: Path,
     notes: Sequence[str] = (),
 ) -> Targets:
-    """Draw pairs of a member and a non-member of equal lengths.
-
-    Args:
-        train: the split of members.
-        members: int64 [n], their positions.
-        others: splits with the positions of non-members.
-        count: largest number of pairs.
-        seed: seed of the draw.
-        folder: the folder of the run, for messages.
-        notes: sentences about limits.
-
-    Raises:
-        InputError: no member has the length of a non-member.
-    """
+    """Draw at most `count` pairs of a member and a non-member of equal lengths, from positions in splits."""
     notes = list(notes)
     lengths_out = np.concatenate([_lengths(split, chosen) for split, chosen in others])
     rng = stream(seed, "membership targets")
@@ -133,10 +100,7 @@ def pairs_of(
 
 
 def members_of(run: Run, rounds: int) -> Ints:
-    """Return the positions, in the corpus' training split, of the records that training read unchanged [n].
-
-    A record that a canary replaces in any round is excluded.
-    """
+    """Return the positions, in the corpus, of records that training read and no canary replaced in any round [n]."""
     users = run.users
     is_read = run.config.records_read(users, rounds)
     is_read[users.overlay.records] = False
@@ -145,16 +109,7 @@ def members_of(run: Run, rounds: int) -> Ints:
 
 
 def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Return indices of members and of others, at most `count` each, so that pair i has equal lengths.
-
-    All possible pairs are equally likely.
-
-    Args:
-        members: int64 [n_in], lengths of members.
-        others: int64 [n_out], lengths of others.
-        count: largest number of pairs.
-        rng: source of the draw.
-    """
+    """Return at most `count` indices of lengths of members and of others, with equally likely pairs of equal length."""
     longest = int(max(members.max(initial=0), others.max(initial=0)))
     counts = np.minimum(*(np.bincount(lengths, minlength=longest + 1) for lengths in (members, others)))
     counts[0] = 0  # empty records are useless
@@ -165,10 +120,7 @@ def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -
 
 
 def unigram_of(corpus: Corpus) -> Floats:
-    """Return log-probabilities of single tokens in all splits together, float64 [V], with one added to each count.
-
-    All splits count, so that the unigram covers the text of members and non-members.
-    """
+    """Return `unigram_over` all splits, so that the unigram covers the text of members and non-members."""
     return unigram_over([corpus.split(name) for name in ("train", *NEVER_TRAINED)], corpus.layout)
 
 
@@ -180,8 +132,7 @@ def unigram_over(splits: Sequence[Split], layout: Layout) -> Floats:
             counts += np.bincount(tokens, minlength=layout.vocabulary_size)
         for _, offsets in windows(split.record_offsets, overlap=1):
             counts[layout.eos] += layout.ends_with_eos(np.diff(offsets)).sum()
-    log_probs: Floats = np.log(counts / counts.sum())
-    return log_probs
+    return np.asarray(np.log(counts / counts.sum()))
 
 
 def fingerprints(split: Split) -> Iterator[NDArray[np.uint64]]:
@@ -199,7 +150,7 @@ def fingerprints(split: Split) -> Iterator[NDArray[np.uint64]]:
 def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
     """Return splits with their records by authors outside training, and sentences about exclusions."""
     in_training = set(map(author_of, corpus.split("train").names))
-    kept, notes = list[tuple[Split, Ints]](), list[str]()
+    splits, notes = list[tuple[Split, Ints]](), list[str]()
     for name in NEVER_TRAINED:
         split = corpus.split(name)
         is_other = np.array([author_of(user) not in in_training for user in split.names], np.bool_)
@@ -211,13 +162,13 @@ def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
             continue
         sizes: Ints = np.diff(split.user_offsets)
         if (positions := np.flatnonzero(np.repeat(is_other, sizes))).size:
-            kept.append((split, positions))
-    if not kept:
+            splits.append((split, positions))
+    if not splits:
         raise InputError(
             f"{corpus.path}: no author is held out of training, so there are no non-members; import the corpus "
             "with a larger --heldout"
         )
-    return kept, notes
+    return splits, notes
 
 
 def unseen(split: Split, chosen: Ints, train: Split) -> Ints:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.trade_off import of_group
@@ -28,6 +27,7 @@ from flsim.attacks.membership.built_in import blind_statistics, logistic
 from flsim.attacks.membership.inference import claimed, success
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.attacks.result import Result
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.rng import stream
@@ -39,32 +39,20 @@ from flsim.data.withheld import held_out
 from flsim.runs.folder import Run
 from flsim.training.local import threads as threads_of_torch
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 RECORDS = 50  # largest number of fresh records of a user, as in [K]
 NAME = "likelihood-ratio"
 
 
 @dataclass(frozen=True, eq=False)
 class FreshRecords:
-    """Records of training users and of other users that training did not read.
-
-    Attributes:
-        records: N records.
-        owners: int64 [N], the user of each record.
-        users: U names, such as ``"train:17"``.
-        authors: U authors of the users.
-        is_member: bool [U], whether the user took part in training.
-        shares: float64 [U], alpha_u: share of the user in the trained records.
-    """
+    """Records of training users and of other users that training did not read."""
 
     records: Records
-    owners: Ints
-    users: tuple[str, ...]
-    authors: tuple[str, ...]
-    is_member: Flags
-    shares: Floats
+    owners: Ints  # int64 [N], the user of each record
+    users: tuple[str, ...]  # U names, such as ``"train:17"``
+    authors: tuple[str, ...]  # U authors of the users
+    is_member: Flags  # bool [U], whether the user took part in training
+    shares: Floats  # float64 [U], alpha_u: share of the user in the trained records
 
     def by_author(self) -> "FreshRecords":
         """Return the same records with users merged into authors."""
@@ -75,19 +63,9 @@ class FreshRecords:
 
 
 def user_statistics(log_probs: Floats, reference_log_probs: Floats, owners: Ints) -> Floats:
-    """Return T_u of each user, [K] equation 2.
-
-    Args:
-        log_probs: float64 [N], log-probability of each fresh record by the model.
-        reference_log_probs: float64 [N], by the reference.
-        owners: int64 [N], the user of each record; each of 0, ..., U - 1 occurs.
-
-    >>> user_statistics(np.array([-1.0, -3, -2]), np.array([-4.0, -4, -2]), np.array([0, 0, 1])).tolist()
-    [2.0, 0.0]
-    """
+    """Return T_u of each user, [K] equation 2, from log-probabilities [N] of fresh records and their users [N]."""
     counts = np.bincount(owners)
-    statistics: Floats = np.bincount(owners, log_probs - reference_log_probs) / counts
-    return statistics
+    return np.asarray(np.bincount(owners, log_probs - reference_log_probs) / counts)
 
 
 def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> FreshRecords:
@@ -95,16 +73,8 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
 
     Members are training users of whom training read a record. Others are users by authors who are not in training:
     held-out and test users, or training users whom the coins of `data.shadow` exclude. The same share of records is
-    fresh for both, by the same draw, so both have equally many.
-
-    Args:
-        run: the run, with `data.user_holdout`.
-        rounds: number of completed rounds; in central training, of steps.
-        count: largest number of members, and of others.
-        most: largest number of fresh records of a user.
-
-    Raises:
-        InputError: the run has no fresh records; or no author is outside training.
+    fresh for both, by the same draw, so both have equally many. `count` limits members and others, `most` the records
+    of a user. Raises InputError if the run has no fresh records, or no author is outside training.
     """
     share, train = run.config.data.user_holdout, run.corpus.split("train")
     if not share:
@@ -121,8 +91,8 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
     names, of_authors, numbers, shares = [], [], [], []
     for split, users, is_in in [(train, members, True), *((split, users, False) for split, users in others)]:
         part = "in" if is_in else split.folder.name
-        drawn = np.sort(stream(run.config.seed, "user inference", part).permutation(len(users))[:count])
-        for user in users[drawn].tolist():
+        places = np.sort(stream(run.config.seed, "user inference", part).permutation(len(users))[:count])
+        for user in users[places].tolist():
             records = fresh_of(split, user, share, most)
             if len(records):
                 parts.append(records)
@@ -180,11 +150,7 @@ def infer_users(
 
 @restrict_custom_code("architecture")
 def attack_users(path: Path, hparams: AttackHParams) -> Result:
-    """Return the rows of `infer_users` of one run, with notes.
-
-    Raises:
-        InputError, Diverged: see `infer_users`.
-    """
+    """Return the rows of `infer_users` of one run, with notes."""
     with threads_of_torch(1):
         attacked = Attacked.open(path, hparams)
         run, claim = attacked.run, attacked.claim
@@ -213,15 +179,10 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
 
 
 def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -> float:
-    """Return the area of an attack without the model: a logistic regression on the statistics.
+    """Return the area of an attack without the model: a logistic regression on the statistics [U, F].
 
     It learns from half of the members and of the others, and is measured on the rest; the halves are then exchanged,
     and the two areas averaged.
-
-    Args:
-        statistics: float64 [U, F].
-        is_member: bool [U].
-        rng: source of the halves.
     """
     is_first = np.zeros(len(is_member), np.bool_)
     for side in (np.flatnonzero(is_member), np.flatnonzero(~is_member)):
@@ -238,7 +199,7 @@ def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -
 def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[float], float | None]:
     """Return the largest true-positive rate on a complete user or author, as a function of the false-positive rate.
 
-    The result is None if the ledger makes no claim about them: synthetic users of an IID partition have records of many
+    It is None if the ledger makes no claim about them: synthetic users of an IID partition have records of many
     authors, and a ledger of records does not cover all records of a user.
     """
     if claim is None or run.config.unit != "user" or run.config.data.partition == "iid":

@@ -24,11 +24,7 @@ PANELS = {  # by subject: label of the y axis, column, its interval, column of t
 
 
 def plot(revealed: Revealed, path: Path) -> None:
-    """Write the figure of `draw`, atomically.
-
-    Raises:
-        InputError: the path has another suffix, or its folder does not exist.
-    """
+    """Write the figure of `draw`, atomically."""
     write_figure(lambda: draw(revealed), path)
 
 

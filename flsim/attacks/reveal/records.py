@@ -39,15 +39,7 @@ RECORD, CANARY = "record", "canary"
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts of one kind that are tested against sums.
-
-    Attributes:
-        kind: `RECORD` or `CANARY`.
-        texts: N candidates, and then K references.
-        names: N names, such as ``"train:17"`` or ``"c07"``.
-        inside: by sum: the candidates in the sum, int64 [n].
-        outside: by sum: candidates that are not in the sum, int64 [n].
-    """
+    """N named candidates of one kind, then K references, and which candidates are inside and outside of sums."""
 
     kind: str
     texts: Records
@@ -59,15 +51,9 @@ class Texts:
 def record_candidates(
     users: Population, cohort: Ints, sums: Mapping[Group, Ints], count: int, references: int, rng: np.random.Generator
 ) -> Texts:
-    """Draw records inside each sum, and records and references of users outside the cohort.
+    """Draw at most `count` records inside each sum, and as many records and the references of users outside the cohort.
 
-    Args:
-        users: the users in the round.
-        cohort: the users of the cohort.
-        sums: by sum: positions of the records that its users trained on, int64 [n].
-        count: largest number of records inside each sum, and outside.
-        references: largest number of references.
-        rng: source of the draws.
+    `sums` has the positions of the records that the users of each sum trained on, int64 [n].
     """
     of_corpus = (
         np.setdiff1d(positions[positions < users.records], users.overlay.records) for positions in sums.values()
@@ -106,15 +92,9 @@ def canary_candidates(
 
 
 def alignments(model: TrainableModel, records: Records, layout: Layout, sums: Tensor) -> Floats:
-    """Return the cosine of each sum and the negative gradient of each record, float64 [N, sums].
+    """Return the cosine of each sum [P, sums] and the negative gradient of each record, float64 [N, sums].
 
-    A record without a position to predict has the cosine 0.
-
-    Args:
-        model: the model before the round.
-        records: N records.
-        layout: the corpus' token layout.
-        sums: float32 [P, sums], the vectors of `flsim.attacks.reveal.sums.flattened`.
+    The model is that before the round. A record without a position to predict has the cosine 0.
     """
     cosines, lengths = np.zeros((len(records), sums.shape[1])), sums.double().norm(dim=0)
     for rows, gradients in gradients_of(model, records, layout):

@@ -73,15 +73,7 @@ FEW = (
 
 @settings
 class RevealHParams:
-    """Settings of an attack on the updates of a round.
-
-    Attributes:
-        round: the round, from 1; by default the last round with a checkpoint before it.
-        records: largest number of tested records inside each sum, and outside.
-        references: largest number of references.
-        noise: noise multipliers of further sums; the noise of the run is always included.
-        device: torch device, such as "cuda".
-    """
+    """Settings of an attack on the updates of a round; see `reveal`."""
 
     round: Count | None = None
     records: Count = 100
@@ -151,19 +143,12 @@ def reveal(
 
 @dataclass(frozen=True)
 class _View:
-    """A sum of updates as an attacker sees it.
+    """A sum of updates as an attacker sees it."""
 
-    Attributes:
-        group: the number of users of the sum, and the number of the sum.
-        key: users, view and noise_multiplier of a row.
-        guess: the guessed words; None if the sum does not reveal words.
-        vector: float32 [P], the sum.
-    """
-
-    group: Group
-    key: dict[str, Any]
-    guess: words.Guess | None
-    vector: Tensor
+    group: Group  # the number of users of the sum, and the number of the sum
+    key: dict[str, Any]  # users, view and noise_multiplier of a row
+    guess: words.Guess | None  # the guessed words; None if the sum does not reveal words
+    vector: Tensor  # float32 [P], the sum
 
 
 @dataclass(frozen=True)

@@ -29,20 +29,14 @@ GROUPS = 5  # largest number of sums of one size
 
 @dataclass(frozen=True)
 class CohortSum:
-    """The sums over some users of a cohort, and their training data.
+    """The sums over some users of a cohort, and their training data."""
 
-    Attributes:
-        updates: by view: the sum of updates, float64 by parameter. "plain" weights updates as training without a clip
-            does; "clipped" sums clipped updates, and is missing without a clip.
-        steps: by view: sum over users of the number of local steps times the weight in the sum.
-        counts: int64 [V], number of each token among the targets of all steps.
-        records: int64 [n], records that users trained on, as positions in the order of the population.
-    """
-
+    # by view: the sum of updates, float64 by parameter. "plain" weights updates as training without a clip does;
+    # "clipped" sums clipped updates, and is missing without a clip
     updates: dict[str, Params]
-    steps: dict[str, float]
-    counts: Ints
-    records: Ints
+    steps: dict[str, float]  # by view: sum over users of the number of local steps times the weight in the sum
+    counts: Ints  # int64 [V], number of each token among the targets of all steps
+    records: Ints  # int64 [n], records that users trained on, as positions in the order of the population
 
     def __add__(self, other: "CohortSum") -> "CohortSum":
         return CohortSum(
@@ -66,11 +60,7 @@ def requests_of_users(training: FederatedTraining, state: State) -> list[RoundRe
 
 
 def sum_of_user(training: FederatedTraining, engine: Engine, state: State, request: RoundRequest) -> CohortSum:
-    """Train the user of a request as in the run, and return the user's part of a sum.
-
-    Raises:
-        Diverged: the update is not finite.
-    """
+    """Train the user of a request as in the run, and return the user's part of a sum, or raise Diverged."""
     population, (user,) = population_of(training, state), request.users.tolist()
     total = training.update(engine, request)
     total.refuse_divergence(f"round {state.round + 1}", population.layout.vocabulary_size)

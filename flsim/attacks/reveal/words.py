@@ -38,12 +38,7 @@ FLOATS = 2**22  # values of logits in one batch
 
 @dataclass(frozen=True)
 class Guess:
-    """An attacker's guess of the words of a sum.
-
-    Attributes:
-        scores: float64 [V]; a higher score means that the token occurs more often.
-        chosen: bool [V], the tokens that are guessed to occur.
-    """
+    """An attacker's guess of the words of a sum: scores [V], higher for more frequent tokens, and chosen tokens [V]."""
 
     scores: Floats
     chosen: Flags
@@ -56,11 +51,8 @@ class Guess:
 def guess_of(model: TrainableModel, total: Params, rate: float, predicted: Tensor) -> Guess | None:
     """Return the words that a sum of updates reveals; None if it has no row of a token.
 
-    Args:
-        model: the model.
-        total: the sum of updates by parameter, float64.
-        rate: the learning rate times the number of steps, summed over users with their weights in the sum.
-        predicted: float64 [V], the mean probability that the model predicts.
+    `rate` is the learning rate times the number of steps, summed over users with their weights in the sum; `predicted`
+    is the mean probability that the model predicts, float64 [V].
     """
     bias, rows = model.rows_of_tokens(total)
     if bias is not None:
@@ -75,12 +67,7 @@ def guess_of(model: TrainableModel, total: Params, rate: float, predicted: Tenso
 
 
 def blind_guess(log_probs: Floats, chosen: Flags) -> Guess:
-    """Return the guess without an update: the most frequent tokens, as many as another guess has.
-
-    Args:
-        log_probs: float64 [V], log-probabilities of single tokens.
-        chosen: bool [V], the tokens of the other guess.
-    """
+    """Return the guess without an update: the most frequent tokens, as many as another guess has."""
     most_frequent = np.zeros(len(log_probs), bool)
     most_frequent[np.argsort(-log_probs, kind="stable")[: chosen.sum()]] = True
     return Guess(log_probs, most_frequent)
@@ -89,15 +76,9 @@ def blind_guess(log_probs: Floats, chosen: Flags) -> Guess:
 def measures(guess: Guess, counts: NDArray[np.int64], among: Flags) -> dict[str, float]:
     """Return how well a guess agrees with the words of users; NaN for values that are not defined.
 
-    Args:
-        guess: the guess.
-        counts: int64 [V], number of each token among the targets.
-        among: bool [V], the tokens that are measured.
-
-    Returns:
-        auroc: the probability that a token that occurs has a higher score than a token that does not occur.
-        precision, recall: of the set of guessed tokens.
-        spearman: the rank correlation of scores and counts.
+    `counts` has the number of each token among the targets, and `among` the measured tokens, [V] each. ``auroc``
+    compares tokens that occur with others, ``precision`` and ``recall`` are of the set of guessed tokens, and
+    ``spearman`` is the rank correlation of scores and counts.
     """
     scores, chosen, counts = guess.scores[among], guess.chosen[among], counts[among]
     occurs = counts > 0

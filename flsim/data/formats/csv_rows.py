@@ -18,14 +18,7 @@ _FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")
 
 
 def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per row; blank lines are skipped, and other columns are ignored.
-
-    `flsim.data.formats.fields.posts_of` states which posts are dropped. Empty fields are nulls.
-
-    Raises:
-        InputError: the file is not UTF-8, lacks the columns, or has a row whose number of fields differs from the
-            header.
-    """
+    """Yield one post per row; blank lines and other columns are ignored, and empty fields are nulls."""
     csv.field_size_limit(LONGEST_FIELD)
     with part.path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file, delimiter=_delimiter(part), strict=True)
@@ -41,7 +34,9 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                         f"{len(header)}; put quotes around fields that hold {_delimiter(part)!r}, quotes or line feeds"
                     )
                 user, text, prompt = (*(row[place] for place in places), None)[:3]
-                yield from posts_of(_author(str(user)), text, dropped, part.reading, prompt=prompt)
+                # "7.0", which pandas writes for an integer in a column with nulls, is an integer
+                author = float(user) if _FLOAT.fullmatch(str(user)) else user
+                yield from posts_of(author, text, dropped, part.reading, prompt=prompt)
         except WrongFieldError as error:
             raise InputError(
                 f"{part.source}: line {rows.line_num}: {part.named[error.place]!r} {error.why}, found {user:.40}"
@@ -51,11 +46,6 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
             raise InputError(f"{part.source}: not UTF-8; convert the file to UTF-8") from error
         except csv.Error as error:
             raise InputError(f"{part.source}: line {rows.line_num}: not CSV ({error})") from error
-
-
-def _author(field: str) -> str | float:
-    """Return an author; "7.0", which pandas writes for an integer in a column with nulls, becomes that float."""
-    return float(field) if _FLOAT.fullmatch(field) else field
 
 
 def _delimiter(part: Part) -> str:

@@ -16,12 +16,7 @@ USER, TEXT, PROMPT = 0, 1, 2  # places in `columns`, and after them
 
 
 class WrongFieldError(Exception):
-    """The fault of an author or a text.
-
-    Attributes:
-        place: `USER`, `TEXT` or `PROMPT`.
-        why: end of a sentence that begins with the name of the field.
-    """
+    """The fault of an author, a text or a prompt, and why: the end of a sentence that begins with the field's name."""
 
     def __init__(self, place: int, why: str) -> None:
         super().__init__(why)
@@ -35,15 +30,8 @@ def posts_of(
 
     Counts of dropped posts, by the first reason that applies: ``posts_without_user`` and ``posts_without_text`` (null
     or blank); ``posts_too_long`` (more than `LONGEST_TEXT` characters); ``posts_not_utf8`` (the author or the text
-    contains half of a surrogate pair).
-
-    Args:
-        user: a string, or an integer, also as a float; 7, 7.0 and "7" are one author.
-        text: a string, or a list of strings.
-        prompt: the text that these texts answer, a string; null for none.
-
-    Raises:
-        WrongFieldError: the author, the text or the prompt has another type.
+    contains half of a surrogate pair). An author is a string, or an integer, also as a float: 7, 7.0 and "7" are one
+    author. The prompt is what these texts answer, or null. Raises WrongFieldError for other types.
     """
     if not (is_null(prompt) or isinstance(prompt, str)):
         raise WrongFieldError(PROMPT, "must be a string")
@@ -65,11 +53,7 @@ def posts_of(
 
 
 def author_of(user: Any) -> str | None:
-    """Return an author's name; None for a null.
-
-    Raises:
-        WrongFieldError: the author is neither a string nor an integer.
-    """
+    """Return an author's name; None for a null. Raises WrongFieldError for other types than strings and integers."""
     if is_null(user):
         return None
     if isinstance(user, float) and user.is_integer():

@@ -52,11 +52,7 @@ def refuse_missing_h5py(file: Path) -> None:
 
 @contextmanager
 def hdf5(data: Path, source: Path) -> Iterator[Any]:
-    """Open a file, read-only and without locks.
-
-    Raises:
-        InputError: libhdf5 raised an error in the block, or h5py is not installed.
-    """
+    """Open a file, read-only and without locks; errors of libhdf5 in the block become InputError."""
     refuse_missing_h5py(source)
     try:
         with h5py.File(data, "r", locking=False) as file:
@@ -85,10 +81,7 @@ def _listed(data: Path, source: Path, _size: int, _changed: int) -> tuple[str | 
 
 
 def _child(group: Any, name: str | bytes) -> Any:
-    """Return a member of a group that is in this file; KeyError if there is none.
-
-    Links are not followed, because they can name any other file.
-    """
+    """Return a member of a group; KeyError if there is none in this file. Links can name any other file."""
     encoded = name if isinstance(name, bytes) else name.encode()
     if group.id.links.get_info(encoded).type != h5py.h5l.TYPE_HARD:
         raise KeyError(f"{name!r} is a link")
@@ -107,9 +100,6 @@ def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
     Dropped are ``users_not_utf8`` (the client id), ``users_too_large`` (a million sentences, or a chunk of 256 MB),
     ``records_not_utf8``, ``records_too_long`` (more than 1 MB) and ``records_without_words``.
-
-    Raises:
-        InputError: libhdf5 cannot read the part, or a client has no strings ``tokens``.
     """
     split = split_of_name(part.source)
     names = _clients(part.path, part.source)[part.first : part.last]

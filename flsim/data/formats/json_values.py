@@ -29,11 +29,7 @@ _DECODER = json.JSONDecoder()
 
 
 def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per text; `flsim.data.formats.fields.posts_of` states which ones are dropped.
-
-    Raises:
-        InputError: the file is not UTF-8 or not JSON, an object is too large, or an object is not a post.
-    """
+    """Yield one post per text; `flsim.data.formats.fields.posts_of` states which ones are dropped."""
     is_leaf_layout = is_leaf(part.path)
     is_key = cache(partial(occurs, part.path, _objects))
     with part.path.open(encoding="utf-8-sig", newline="") as file:
@@ -55,10 +51,7 @@ def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
 
 def is_lines(data: Path) -> bool:
-    """Return whether a file that begins with an object holds JSON lines.
-
-    A file that is not JSON counts as JSON lines, because their reader names the faulty line.
-    """
+    """Return whether a file that begins with an object holds JSON lines, whose reader names faults of all others."""
     if is_leaf(data):
         return False
     with data.open("rb") as file:

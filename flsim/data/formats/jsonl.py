@@ -40,14 +40,7 @@ def _after_line_feed(file: IO[bytes], offset: int) -> int:
 
 
 def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per text; blank lines are skipped, and other keys are ignored.
-
-    `flsim.data.formats.fields.posts_of` states what an author and a text are, and which posts are dropped. Lines of
-    more than 16 MB are dropped too, as ``posts_too_long``.
-
-    Raises:
-        InputError: a line is not UTF-8, not JSON, or not such an object.
-    """
+    """Yield one post per text; blank lines and other keys are ignored, and lines over 16 MB are ``posts_too_long``."""
     is_key = cache(partial(occurs, part.path, _lines))
     with part.path.open("rb") as file:
         offset = part.first
@@ -121,30 +114,20 @@ def _posts(line: bytes, part: Part, dropped: Counter[str], is_key: Callable[[str
 
 
 def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Callable[[str], bool]) -> Iterator[Post]:
-    """Yield the posts of a JSON object; see `flsim.data.formats.fields.posts_of`.
-
-    An object without the author or the text is dropped and counted like an object with a null value.
-
-    Args:
-        is_key: whether any object of the file has a key; see `occurs`.
-
-    Raises:
-        WrongFieldError: the value is not an object, no object of the file has an author or a text, or one of them has
-            another type.
-    """
+    """Yield the posts of a JSON object; a missing key counts as null if any object of the file has the key."""
     if not isinstance(value, dict):
         raise WrongFieldError(USER, f"not a JSON object; {_expected(part.columns)}")
-    found = []
+    fields = []
     for place, key in enumerate(part.named):
         inner = _value_at(value, key)
         if inner is MISSING and not is_key(key):
             raise WrongFieldError(place, f"no {key!r}; {_keys_of(value)}; name the right one with {OPTIONS[place]}")
-        found.append(None if inner is MISSING else inner)
-    user, text, prompt = (*found, None)[:3]
+        fields.append(None if inner is MISSING else inner)
+    user, text, prompt = (*fields, None)[:3]
     try:
         yield from posts_of(user, text, dropped, part.reading, prompt=prompt)
     except WrongFieldError as error:
-        why = f"{part.named[error.place]!r} {error.why}, found {_abbreviated(found[error.place])}"
+        why = f"{part.named[error.place]!r} {error.why}, found {_abbreviated(fields[error.place])}"
         raise WrongFieldError(error.place, why) from error
 
 

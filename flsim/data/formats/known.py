@@ -28,11 +28,7 @@ KNOWN = (
 
 
 def format_named(name: str) -> Format:
-    """Return a format by a key of `FORMATS`, or the format of a custom reader ``path/to/file.py:NAME``.
-
-    Raises:
-        InputError: there is no such format, or the custom file failed.
-    """
+    """Return a format by a key of `FORMATS`, or the format of a custom reader ``path/to/file.py:NAME``."""
     refuse_unknown(name, FORMATS, "format")
     return reader_of(name) if is_custom(name) else FORMATS[name]
 
@@ -52,14 +48,7 @@ _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd
 
 
 def format_of(data: Path, source: Path) -> Format:
-    """Return the format of a file by its content, or by its name if the content is ambiguous.
-
-    Args:
-        source: the file as the user named it.
-
-    Raises:
-        InputError: the file has none of the known formats; the message describes its content.
-    """
+    """Return the format of a file by its content, or by its name if the content is ambiguous; or raise InputError."""
     with data.open("rb") as file:
         head = file.read(2**12)
     suffixes = [suffix for suffix in map(str.lower, source.suffixes) if suffix not in PACKED]

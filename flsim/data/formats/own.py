@@ -24,11 +24,7 @@ YIELDS = "yield (user, text) or (user, text, split), where text is a string or a
 
 
 def reader_of(name: str) -> Format:
-    """Return the format of a custom reader ``path/to/file.py:NAME``.
-
-    Raises:
-        InputError: the file failed, or it has no such function or `Format`.
-    """
+    """Return the format of a custom reader ``path/to/file.py:NAME``, a function or a `Format`."""
     user_code = _Reader(name, source_digest(name))
     thing = user_code.resolved()
     path, attribute = parts(name)
@@ -43,12 +39,7 @@ def reader_of(name: str) -> Format:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A custom reader, stored by name, because other processes cannot import objects of a custom file.
-
-    Attributes:
-        name: ``path/to/file.py:NAME``.
-        sha256: digest of the file, which must be the same for all parts of an import.
-    """
+    """A custom reader by name, which other processes can import, and digest, which must not change in an import."""
 
     name: str
     sha256: str

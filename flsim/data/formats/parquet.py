@@ -82,11 +82,7 @@ def _is_texts(kind: Any) -> bool:
 
 
 def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per text; `flsim.data.formats.fields.posts_of` states which ones are dropped.
-
-    Raises:
-        InputError: the part cannot be read, is not UTF-8, or has an author that is not an integer.
-    """
+    """Yield one post per text; `flsim.data.formats.fields.posts_of` states which ones are dropped."""
     with _open(part.path, part.source) as file:
         _check_columns(file.schema_arrow, part.source, part.named)
         groups = range(part.first, part.last)

@@ -124,11 +124,7 @@ class Format:
 
 
 def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
-    """Cut [first, last) into at most `parts` ranges of about equal length; no range is empty.
-
-    >>> ranges(0, 5, 2), ranges(3, 3, 4)
-    ([(0, 2), (2, 5)], [])
-    """
+    """Cut [first, last) into at most `parts` ranges of about equal length; no range is empty."""
     parts = max(1, min(parts, last - first))
     bounds = [first + (last - first) * part // parts for part in range(parts + 1)]
     return [(begin, end) for begin, end in pairwise(bounds) if begin < end]
@@ -146,20 +142,12 @@ def whole_file(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]
 
 
 def unpacked_name(source: Path) -> str:
-    """Return a file's name without the suffix of its compression, because compression must not change identities.
-
-    >>> unpacked_name(Path("dumps/ai.Posts.xml.GZ"))
-    'ai.Posts.xml'
-    """
+    """Return a file's name without the suffix of its compression, because compression must not change identities."""
     return source.stem if source.suffix.lower() in PACKED else source.name
 
 
 def split_of_name(source: Path) -> str | None:
-    """Return the split that ends a published file's name (``_train``, ``_held_out``, ``_test``), or None.
-
-    >>> [split_of_name(Path(name)) for name in ("stackoverflow_held_out.sqlite", "my_test.h5.bz2", "a.h5")]
-    ['heldout', 'test', None]
-    """
+    """Return the split that ends a published file's name (``_train``, ``_held_out``, ``_test``), or None."""
     stem = source.name.split(".")[0].lower()
     names = {"_train": "train", "_held_out": "heldout", "_heldout": "heldout", "_test": "test"}
     return next((split for ending, split in names.items() if stem.endswith(ending)), None)
@@ -177,10 +165,7 @@ def user_name(name: Any) -> str | None:
 
 
 def published(user: str, split: str | None, tokens: Iterable[bytes], dropped: Counter[str]) -> Iterator[Post]:
-    """Yield posts of up to 64 sentences of a user.
-
-    Sentences are split only at white space. Invalid sentences are dropped and counted.
-    """
+    """Yield posts of up to 64 sentences of a user, split only at white space, and count invalid sentences."""
     sentences: list[str] = []
     for text in tokens:
         if len(text) > LONGEST_RECORD:

@@ -83,9 +83,7 @@ class CharacterFilter:
 
     Line feeds are unchanged, and therefore line numbers. The file is in UTF-8, or in another encoding that contains
     ASCII. The bytes from the last ``<`` of a chunk are returned with the next chunk, so no element's text is cut.
-
-    Attributes:
-        elements: number of elements, without children, in which a character was removed or a pair was joined.
+    `elements` counts elements, without children, that were changed.
     """
 
     def __init__(self, utf8: bool = True) -> None:
@@ -129,10 +127,7 @@ def _allowed(match: re.Match[bytes]) -> bytes:
 
 
 def _character(reference: bytes) -> str:
-    """Return the character of ``&#x41`` or ``&#65``.
-
-    U+FFFF, which is forbidden, for a number that is not a character.
-    """
+    """Return the character of ``&#x41`` or ``&#65``; U+FFFF, which is forbidden, for a number of no character."""
     digits = reference[2:]
     number = int(digits[1:], 16) if digits.startswith(b"x") else int(digits)
     return chr(number) if number <= 0x10FFFF else "\uffff"
@@ -177,10 +172,7 @@ def stackexchange_parts(data: Path, source: Path, columns: tuple[str, str]) -> l
 
 
 def _next_row(file: IO[bytes], offset: int, size: int) -> int:
-    """Return the offset of the first row that begins a line at or after an offset.
-
-    The end of the file if there is none.
-    """
+    """Return the offset of the first row that begins a line at or after an offset; the end of the file without one."""
     file.seek(offset)
     seen = b""
     while chunk := file.read(CHUNK):
@@ -199,9 +191,6 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     ``posts_without_owner``; ``posts_of_community_user`` (OwnerUserId -1); ``posts_without_body``; ``posts_too_long`` (a
     body of more than a million characters, or 20,000 tags, which is not written by a person).
     ``rows_with_forbidden_characters`` counts rows that are read without their forbidden characters.
-
-    Raises:
-        InputError: the file is not XML, is truncated, has no posts, or declares entities.
     """
     site = site_of(part.source)
     rows = 0
@@ -217,15 +206,7 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
 
 def site_of(path: Path) -> str:
-    """Return a dump's site: ``ai`` of ``ai.Posts.xml``, or the folder's name if the file is just ``Posts.xml``.
-
-    Compression does not change the site.
-
-    >>> site_of(Path("dumps/history.meta.Posts.xml.gz")), site_of(Path("dumps/ai.stackexchange.com/Posts.xml"))
-    ('history.meta', 'ai.stackexchange.com')
-    >>> site_of(Path("dumps/stackoverflow.com-Posts.7z"))
-    'stackoverflow.com'
-    """
+    """Return a dump's site: ``ai`` of ``ai.Posts.xml``, or the folder's name if the file is just ``Posts.xml``."""
     name = unpacked_name(path)
     if path.suffix.lower() != ".7z" or name.lower().endswith(".xml"):
         name = Path(name).stem

@@ -21,11 +21,7 @@ CHUNK = 2**16  # bytes
 
 
 def text_format(lines_per_author: int = LINES_PER_AUTHOR) -> Format:
-    """Return the format of plain text in which `lines_per_author` consecutive lines count as an author.
-
-    Raises:
-        InputError: `lines_per_author` is less than 1.
-    """
+    """Return the format of plain text in which `lines_per_author` consecutive lines, at least 1, count as an author."""
     at_least_one(lines_per_author=lines_per_author)
     settings = {} if lines_per_author == LINES_PER_AUTHOR else {"lines_per_author": lines_per_author}
     return Format("text", partial(_parts, lines_per_author), partial(_read, lines_per_author), about=settings)
@@ -49,11 +45,7 @@ def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, 
 
 
 def _read(lines_per_author: int, part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield the lines of one author after another; `published` documents which lines are dropped.
-
-    Raises:
-        InputError: the file became shorter while it was read.
-    """
+    """Yield the lines of one author after another; `published` documents which lines are dropped."""
     split, name = posts.split_of_name(part.source), posts.user_name(posts.unpacked_name(part.source)) or "text"
     for author, lines in groupby(enumerate(_lines(part)), key=lambda line: line[0] // lines_per_author):
         user = f"{name}:{part.line + author * lines_per_author}"

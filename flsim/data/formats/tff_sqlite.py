@@ -92,13 +92,7 @@ FROM examples WHERE rowid BETWEEN ? AND ? ORDER BY rowid
 
 @contextmanager
 def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database read-only: no other file is read, written or locked.
-
-    Text is returned as bytes, as stored.
-
-    Raises:
-        InputError: SQLite raised an error in the block, or a journal has changes that are not in the file.
-    """
+    """Open a database read-only, without other files and locks; text is returned as stored bytes."""
     log = data.with_name(f"{data.name}-wal")
     if log.exists() and log.stat().st_size:
         raise InputError(f"{source}: its last changes are still in {log.name}; close the program that writes it")
@@ -168,10 +162,8 @@ def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
     Dropped are ``records_too_long`` (more than 1 MB), ``records_not_tf_example``, ``records_without_tokens`` (the
     feature ``tokens`` is not one bytes value), ``records_not_utf8`` (tokens or client id) and
-    ``records_without_words``.
-
-    Raises:
-        InputError: SQLite cannot read the part, a split is not train, heldout or test, or no record can be read.
+    ``records_without_words``. Raises InputError if SQLite cannot read the part, a split is not train, heldout or test,
+    or no record can be read.
     """
     drops: Counter[str] = Counter()
     sentences_read = 0

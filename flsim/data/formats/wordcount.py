@@ -18,16 +18,7 @@ LONGEST_LINE = 2**16  # bytes
 
 
 def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> Vocabulary:
-    """Return the most frequent words of the text file, or of its archive, which is not unpacked to disk.
-
-    Args:
-        vocabulary_size: number of token ids, the four special ones included.
-        fit: whether all words of a shorter file are used, instead of an error.
-
-    Raises:
-        InputError: the file cannot be read, a line is not a word with a count, the counts are not in order, a word
-            occurs twice, or there are too few words.
-    """
+    """Return the most frequent words of the text file, or of its archive; with `fit`, there may be fewer."""
     needed = Layout(vocabulary_size).words
     counts: dict[str, int] = {}
     lines, last = 0, None
@@ -51,19 +42,15 @@ def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> Voca
     return Vocabulary(tuple(counts), tuple(counts.values()))
 
 
-def _is_archive(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(3) == b"BZh"
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open the text, which is the file itself or the first file in the archive."""
     try:
-        if not _is_archive(path):
-            with path.open("rb") as file:
+        with path.open("rb") as file:
+            if file.read(3) != b"BZh":
+                file.seek(0)
                 yield file
-            return
+                return
         with tarfile.open(path, "r|bz2") as archive:
             for member in archive:
                 if member.isfile():

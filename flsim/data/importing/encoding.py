@@ -36,11 +36,7 @@ LOST = {
 
 @dataclass(frozen=True)
 class Cutting:
-    """The settings that cut text into tokens.
-
-    Attributes:
-        prompt_column: the key or column of prompts; None for texts without prompts.
-    """
+    """The settings that cut text into tokens: the tokenizer, and the key or column of prompts, if any."""
 
     tokenizer: Tokenizer | None = None
     prompt_column: str | None = None
@@ -72,13 +68,10 @@ def train_on(_report: Report, buckets: Sequence[Path], size: int, folder: Path) 
 
 
 def encode_bucket(_report: Report, words: Path, tokenizer: Path, record_words: int, path: Path) -> dict[str, Any]:
-    """Write the records of a bucket's passages.
+    """Write the records of a bucket's passages, and return ``records``, their number.
 
     A text of more than `record_words` tokens becomes several records. A prompt and its answer are one record, and
     tokens after the longest record are cut off. A prompt that leaves no room for an answer has no record.
-
-    Returns:
-        ``records``, the number of records.
     """
     splitter = Tokenizer(tokenizer)
     tokens: list[list[int]] = []
@@ -113,11 +106,7 @@ def encode_bucket(_report: Report, words: Path, tokenizer: Path, record_words: i
 
 
 class Encoded:
-    """The records of a bucket's passages, as `encode_bucket` wrote them.
-
-    Attributes:
-        counts: int64 [rows], how often train users have each of the model's ids.
-    """
+    """The records of a bucket's passages by `encode_bucket`; `counts` [rows] of the model's ids are in train users."""
 
     def __init__(self, path: Path) -> None:
         with np.load(path) as arrays:
@@ -128,9 +117,8 @@ class Encoded:
     def users(self, users: Users) -> tuple[Ints, Ints, Ints, Ints, int, int]:
         """Return the records of users whose tokens are passages.
 
-        Returns:
-            The model's ids [tokens]; numbers of tokens and of tokens in the prompt of each record; number of records of
-            each user; number of passages without a record; and number of tokens that were cut off.
+        These are the model's ids [tokens]; numbers of tokens and of tokens in the prompt of each record; number of
+        records of each user; number of passages without a record; and number of tokens that were cut off.
         """
         passages = users.tokens
         records = _spread(self._records, passages)
@@ -150,12 +138,7 @@ def _spread(lengths: Ints, chosen: Ints) -> Ints:
 
 
 def vocabulary_of(tokenizer: Tokenizer, counts: NDArray[np.int64], record_words: int, prompts: bool) -> TokenVocabulary:
-    """Return the vocabulary of a corpus with the ids of its tokens.
-
-    Args:
-        counts: int64 [rows], how often train users have each of the model's ids.
-        prompts: whether records can begin with a prompt.
-    """
+    """Return the vocabulary of a corpus with the ids of its tokens, by their counts in train users [rows]."""
     layout, ids = tokenizer.table(counts)
     layout = replace(layout, record_words=record_words, prompts=prompts)
     text = ids[layout.text_ids.start : layout.text_ids.stop]
@@ -167,12 +150,7 @@ def vocabulary_of(tokenizer: Tokenizer, counts: NDArray[np.int64], record_words:
 def encode(
     pieces: Pieces, pool: Pool, buckets: list[Path], hparams: ImportHParams, cutting: Cutting
 ) -> TokenVocabulary:
-    """Run step 3 with a tokenizer, which is trained first if none is given; return the vocabulary.
-
-    Raises:
-        InputError: no tokenizer with this number of tokens can be trained, or no record of train users has a token to
-            predict.
-    """
+    """Run step 3 with a tokenizer, which is trained first if none is given, and return the vocabulary."""
     words = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
     tokenizer = cutting.tokenizer
     if tokenizer is None:
@@ -199,14 +177,7 @@ def encode(
 
 
 def write_users(writer: CorpusWriter, tokens: TokenMap, buckets: list[Path], dropped: Counter[str]) -> dict[str, int]:
-    """Run step 4 with a tokenizer.
-
-    Args:
-        dropped: counts by reason; passages without a record, and tokens that are cut off, are added.
-
-    Returns:
-        The number of unknown tokens, by split.
-    """
+    """Run step 4 with a tokenizer; return the number of unknown tokens by split, and add to the counts of drops."""
     layout = writer.layout
     without = "records_with_long_prompts" if layout.prompts else "records_without_words"
     unknown = dict.fromkeys(writer.splits, 0)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError
 from flsim.base.files import new_file
 from flsim.base.pool import Report
@@ -109,24 +110,13 @@ MOST_SUGGESTED = 4
 Counts = list[tuple[int, int]]  # for each of LENGTHS: the authors with this number of words, and the users that result
 
 
-def count_by_length(author_words: NDArray[np.int64]) -> Counts:
-    """Return authors and users for each of `LENGTHS`.
-
-    A user ends with a complete sentence, so an import creates slightly fewer users than this count.
-    """
+def count_by_length(author_words: Ints) -> Counts:
+    """Return authors and users for each of `LENGTHS`; complete sentences make slightly fewer users."""
     return [(int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS]
 
 
 def suggestion(counts: Sequence[Counts], below: int) -> str:
-    """Return shorter lengths with the resulting users: ``"--words-per-user 500 (about 3 users of 2 authors)"``.
-
-    Args:
-        counts: counts of several ranges of authors.
-        below: requested words of a user.
-
-    Returns:
-        The largest `MOST_SUGGESTED` lengths that result in a user; empty if there is none.
-    """
+    """Return the `MOST_SUGGESTED` lengths that result in a user: ``"--words-per-user 500 (about 3 users of ...)"``."""
     totals = np.array(counts, np.int64).reshape(-1, len(LENGTHS), 2).sum(axis=0).tolist()
     shorter = [
         f"{length} (about {users:,} user{'s' * (users != 1)} of {authors:,} author{'s' * (authors != 1)})"
@@ -150,7 +140,7 @@ def suggestion(counts: Sequence[Counts], below: int) -> str:
 # Therefore users do not depend on the tokenizer, and a tokenizer can be trained on only the train users.
 
 
-def written(tokens: Collection[str]) -> NDArray[np.bool_]:
+def written(tokens: Collection[str]) -> Flags:
     """Return which tokens are words and not punctuation, bool [tokens]: those with a letter or a digit."""
     return np.fromiter((any(map(str.isalnum, token)) for token in tokens), np.bool_, len(tokens))
 
@@ -161,36 +151,23 @@ def entry_of(words: int, text: str, prompt: str | None = None) -> str:
 
 
 def words_in(entry: str) -> int:
-    """Return the number of words of a passage that `entry_of` wrote.
-
-    >>> words_in(entry_of(12, "..."))
-    12
-    """
+    """Return the number of words of a passage that `entry_of` wrote."""
     return int(entry[1 : entry.index(",")])
 
 
 def passages(text: str, most: int | None) -> Iterator[tuple[int, str]]:
-    """Yield the passages of a text, each with its number of words: `most`, but fewer in the last one.
-
-    Args:
-        most: number of words of a user; None does not cut the text.
-    """
+    """Yield the passages of a text with their numbers of words, `most` or fewer in the last one; None is no limit."""
     ends = word_ends(text)
     bounds = ends[most - 1 : -1 : most] if most else []
     for first, last in pairwise([0, *bounds, len(text)]):
         yield bisect_right(ends, last) - bisect_right(ends, first), text[first:last]
 
 
-def cut(written_words: NDArray[np.integer], words_per_user: int) -> NDArray[np.int64]:
+def cut(written_words: NDArray[np.integer], words_per_user: int) -> Ints:
     """Cut an author's records, in order, into users; each user ends with the record that reaches `words_per_user`.
 
-    Args:
-        written_words: integer [records], the written words of each record.
-        words_per_user: at least 1.
-
-    Returns:
-        int64 [users], the index after each user's last record. The records after the last user are the remainder, which
-        has fewer than `words_per_user` words.
+    From the written words of each record [records], it returns the index after each user's last record [users]. The
+    records after the last user are the remainder, which has fewer than `words_per_user` words.
     """
     total = np.cumsum(written_words, dtype=np.int64)
     ends: list[int] = []
@@ -213,14 +190,11 @@ BATCH = 2**20  # bytes of text, or tokens, that are processed at once
 def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: ImportHParams) -> dict[str, Any]:
     """Balance the authors of a range of hashes.
 
-    Args:
-        path: file of the users, see `users_of`. The words with their counts in train users go to a file of the same
-            name and .words.
-
-    Returns:
-        ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors``, the number of authors with
-        enough words, by their split; ``longest``, words and name of the longest dropped author; ``by_length``, see
-        `count_by_length`; ``users``, the number of balanced users; ``words``, the number of different words.
+    The path is the file of the users, see `users_of`. The words with their counts in train users go to a file of the
+    same name and .words. Returns ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors``, the
+    number of authors with enough words, by their split; ``longest``, words and name of the longest dropped author;
+    ``by_length``, see `count_by_length`; ``users``, the number of balanced users; ``words``, the number of different
+    words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(author.records for author in authors)])
@@ -288,10 +262,7 @@ class _Author:
 
 
 def _authors(ranges: list[Range]) -> list[_Author]:
-    """Return the authors in the order of the sha256 of their names.
-
-    The texts of an author are in the order of the sources.
-    """
+    """Return the authors in the order of the sha256 of their names, with texts in the order of the sources."""
     texts: defaultdict[bytes, list[bytes]] = defaultdict(list)
     for line in read_lines(ranges):
         author, _, text = line.partition(b"\t")
@@ -301,16 +272,12 @@ def _authors(ranges: list[Range]) -> list[_Author]:
     return sorted(authors, key=lambda author: (hash_of(author.name), author.name, author.split))
 
 
-def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
-    """Encode the texts of the authors, and empty the authors' lists of texts.
-
-    Returns:
-        Token ids in order of first occurrence, uint32 [words]; words of each record, int64 [records]; the words.
-    """
+def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], Ints, list[str]]:
+    """Return token ids by first occurrence [words], words of records, and the words; empty the authors' texts."""
     ids: defaultdict[str, int] = defaultdict()
     ids.default_factory = ids.__len__
     tokens: list[NDArray[np.uint32]] = []
-    lengths: list[NDArray[np.int64]] = []
+    lengths: list[Ints] = []
     for batch in _batches(authors):
         text = b"\t".join(batch).decode()
         records = text.split("\t")
@@ -344,17 +311,14 @@ def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True)
 class _UsersBySplit:
-    """The users by split: the mask of their records, bool [records], their names, and their numbers of records.
+    """The users by split: the mask of their records, bool [records], their names, and their numbers of records."""
 
-    ``authors`` is the number of authors with enough words, by split.
-    """
-
-    records: dict[str, NDArray[np.bool_]]
+    records: dict[str, Flags]
     names: dict[str, list[str]]
     user_records: dict[str, list[int]]
     authors: Counter[str]
 
-    def add(self, split: str, names: list[str], first: int, ends: NDArray[np.int64]) -> None:
+    def add(self, split: str, names: list[str], first: int, ends: Ints) -> None:
         """Add users that begin with a record and end before the records ``first + ends``."""
         self.records[split][first : first + ends[-1]] = True
         self.names[split] += names
@@ -363,9 +327,9 @@ class _UsersBySplit:
 
 def _choose(
     authors: list[_Author],
-    bounds: NDArray[np.int64],
-    long: NDArray[np.bool_],
-    written_words: NDArray[np.int64],
+    bounds: Ints,
+    long: Flags,
+    written_words: Ints,
     hparams: ImportHParams,
 ) -> _UsersBySplit:
     """Cut the authors with enough words into users, and add the authors of the splits `WHOLE`."""
@@ -392,13 +356,12 @@ def _choose(
     return chosen
 
 
-def _any_of(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+def _any_of(masks: Iterable[Flags]) -> Flags:
     """Return a mask that is true if any of the masks is true."""
-    union: NDArray[np.bool_] = np.logical_or.reduce(list(masks))
-    return union
+    return np.asarray(np.logical_or.reduce(list(masks)))
 
 
-def _places(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
+def _places(lengths: Ints) -> NDArray[np.uint32]:
     """Return each token's place in its record, counted from 0: uint32 [words]."""
     places = np.arange(lengths.sum(), dtype=np.uint32)
     places -= np.repeat((np.cumsum(lengths) - lengths).astype(np.uint32), lengths)
@@ -406,13 +369,9 @@ def _places(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def _write_words(
-    path: Path, tokens: NDArray[np.uint32], in_train: NDArray[np.bool_], words: list[str]
+    path: Path, tokens: NDArray[np.uint32], in_train: Flags, words: list[str]
 ) -> tuple[NDArray[np.uint32], int]:
-    """Write the words that occur, in the order of their hashes, each with its count in train users.
-
-    Returns:
-        The tokens, whose ids are now the words' places in that order; and the number of words.
-    """
+    """Write words with counts in train users, by hash; return the tokens with new ids, and the number of words."""
     counts = np.zeros((2, len(words)), np.int64)  # in train, and in other splits
     for first in range(0, len(tokens), BATCH):
         batch, is_train = tokens[first : first + BATCH], in_train[first : first + BATCH]

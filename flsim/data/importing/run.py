@@ -160,11 +160,7 @@ def import_corpus(
 
 
 def _sized(hparams: ImportHParams, tokenizer: Tokenizer | None) -> ImportHParams:
-    """Return the settings of a corpus by tokens with the number of its ids.
-
-    Raises:
-        InputError: the tokenizer cannot be used, or the number of tokens is too small to train a tokenizer.
-    """
+    """Return the settings of a corpus by tokens with the number of its ids, or raise InputError if it is too small."""
     if tokenizer is not None:
         tokenizer.refuse_unusable()
         layout, _ = tokenizer.table(np.zeros(tokenizer.rows, np.int64))

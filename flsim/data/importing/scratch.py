@@ -46,12 +46,7 @@ def hash_of(text: str) -> int:
 
 
 def write_lines(path: Path, hashes: Sequence[int], lines: Iterable[bytes]) -> None:
-    """Write a file, atomically.
-
-    Args:
-        hashes: the lines' hashes, from 0 to 2**64 - 1, in ascending order.
-        lines: lines that end with their only line feed.
-    """
+    """Write a file, atomically, of lines that end with their only line feed; hashes, below 2**64, ascend."""
     ends = []
     size = 0
     with new_file(path) as partial, partial.open("wb") as file:
@@ -104,22 +99,14 @@ class ResumableError(InputError):
 
 @dataclass(frozen=True)
 class Scratch:
-    """The locked folder of one output.
-
-    Attributes:
-        folder: the folder that exists until the output is complete.
-        own: folders of the plans of this call.
-    """
+    """The locked folder of one output, which exists until the output is complete, and its plans of this call."""
 
     out: Path
     folder: Path
     own: list[Path] = field(default_factory=list)
 
     def plan(self, plan: dict[str, Any]) -> "Pieces":
-        """Return the pieces of a plan, with those that an interrupted import finished.
-
-        Pieces of other plans remain.
-        """
+        """Return the pieces of a plan, with those that an interrupted import finished; other plans' pieces remain."""
         text = json.dumps(plan, sort_keys=True)
         pieces = Pieces(self.out, self.folder / digest(text)[:16])
         self.own.append(pieces.folder)
@@ -140,10 +127,7 @@ class Scratch:
         return pieces
 
     def remove(self) -> None:
-        """Remove pieces of this call, and pieces that no import needs.
-
-        The lock is removed last: without a lock, no other process uses the folder.
-        """
+        """Remove pieces of this call and pieces that no import needs, then the lock, which excludes other processes."""
         needed = {*_needed(self.folder)} - {*self.own}
         for path in self.folder.iterdir():
             if path.is_dir() and path not in needed:
@@ -176,13 +160,7 @@ class Pieces:
         sizes: dict[str, int] | None = None,
         reporting: bool = False,
     ) -> list[Any]:
-        """Run the tasks that are not finished.
-
-        Args:
-            work: function of a result that returns its number of these units.
-            sizes: the relative size of each task; by default, all are equal.
-            reporting: whether the tasks report their progress themselves; otherwise completed tasks are counted.
-        """
+        """Run the tasks that are not finished; `work` counts units of a result, and `sizes` of tasks are relative."""
         results = {name: self._result(name) for name in tasks if (self.folder / f"{name}.json").exists()}
         missing = [name for name in tasks if name not in results]
         whole = sizes or dict.fromkeys(tasks, 1)
@@ -208,11 +186,7 @@ class Pieces:
         return [results[name] for name in tasks]
 
     def finish(self, made: Path) -> None:
-        """Move a complete folder to the place of the output, durably and atomically.
-
-        Raises:
-            ResumableError: the output exists.
-        """
+        """Move a complete folder to the place of the output, durably and atomically; ResumableError if it exists."""
         sync_folder(made)
         try:
             refuse_existing(self.out)
@@ -229,14 +203,7 @@ class Pieces:
 
 @contextmanager
 def scratch(out: Path) -> Iterator[Scratch]:
-    """Yield the scratch folder of an output.
-
-    It is removed after success or invalid input, and remains after any other error.
-
-    Raises:
-        InputError: `out` exists, cannot be created, or is being made by another process.
-        RunFailed: the disk is full.
-    """
+    """Yield the locked scratch folder of an output, removed after success or invalid input, not after other errors."""
     folder = out.with_name(f".{out.name}.importing")
     if not folder.exists() or any(_needed(folder)):
         refuse_existing(out)
@@ -266,10 +233,7 @@ def scratch(out: Path) -> Iterator[Scratch]:
 
 
 def _remove(pieces: Path) -> None:
-    """Remove a folder of pieces.
-
-    The folder is renamed first, so that an interrupted removal cannot leave a folder with only a part of the pieces.
-    """
+    """Remove a folder of pieces, renamed first, so that an interrupted removal leaves no folder with only a part."""
     removed = pieces if pieces.name.startswith(REMOVED) else pieces.rename(pieces.with_name(REMOVED + pieces.name))
     sync(removed.parent)
     shutil.rmtree(removed, ignore_errors=True)
@@ -284,11 +248,7 @@ def _needed(folder: Path) -> Iterator[Path]:
 
 
 def _enter(stack: ExitStack, out: Path, folder: Path) -> None:
-    """Make the folder, and hold its lock file until the stack closes.
-
-    Raises:
-        InputError: the folder cannot be made, or another import holds the lock.
-    """
+    """Make the folder, and hold its lock file until the stack closes; raise InputError if another import holds it."""
     lock = folder / "lock"
     while True:
         try:

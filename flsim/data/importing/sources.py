@@ -24,11 +24,9 @@ from flsim.data.importing.unpack import hash_file, is_compressed, unpack
 class Source:
     """A source of an import.
 
-    Attributes:
-        data: the file to read: the same file, or one in the scratch folder.
-        identity: values that show whether the file is unchanged; JSON.
-        digest: bytes and sha256 of the file that the user named, when they are known.
-        changed_at: when the file's content, name or permissions last changed before the import began, in ns.
+    `data` is the file to read: the same file, or one in the scratch folder. The identity shows whether the file is
+    unchanged; the digest, bytes and sha256 of the file that the user named, is None until known. `changed_at` is when
+    the file's content, name or permissions last changed before the import began, in ns.
     """
 
     path: Path
@@ -88,11 +86,7 @@ def _identity(path: Path) -> dict[str, Any]:
 
 
 def unpack_sources(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> list[Source]:
-    """Return sources that can be read in parts: compressed files are decompressed into the pieces.
-
-    Raises:
-        InputError: a source is truncated or damaged.
-    """
+    """Return sources that can be read in parts: compressed files are decompressed into the pieces."""
     packed = {f"unpacked-{index}": source for index, source in enumerate(sources) if is_compressed(source.data)}
     if not packed:
         return list(sources)
@@ -128,11 +122,7 @@ def checks(sources: Sequence[Source]) -> dict[str, Task]:
 
 
 def refuse_other_content(report: Report, source: Source) -> dict[str, Any]:
-    """Return the digest of a source that was read.
-
-    Raises:
-        InputError: the source now has another digest.
-    """
+    """Return the digest of a source that was read; raise InputError if it has changed."""
     digest = hash_file(report, source.file)
     if digest != source.digest:
         raise changed(source.path)
@@ -152,11 +142,7 @@ def blaming_changes(sources: Sequence[Source]) -> Iterator[None]:
 
 @contextmanager
 def unchanged(path: Path) -> Iterator[str]:
-    """Yield the sha256 of a small file, and raise InputError if the file changes within the block.
-
-    Raises:
-        InputError: the file changed, or it cannot be read.
-    """
+    """Yield the sha256 of a small file, and raise InputError if the file changes within the block."""
 
     def sha256() -> str:
         try:
@@ -176,11 +162,7 @@ def unchanged(path: Path) -> Iterator[str]:
 
 
 def refuse_twice(sources: Sequence[Source]) -> None:
-    """Raise InputError for two sources with the same content, which would be memorized as text that occurs twice.
-
-    Raises:
-        InputError: two sources have the same content.
-    """
+    """Raise InputError for two sources with the same content, which would be memorized as text that occurs twice."""
     first: dict[str, Path] = {}
     for source in sources:
         digest = source.digest or {}

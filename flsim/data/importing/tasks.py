@@ -69,19 +69,10 @@ def read_part(
 ) -> dict[str, Any]:
     """Read a part of a source, and write its sentences by author.
 
-    Args:
-        stem: beginning of the paths to write, which end in .0, .1, and so on.
-        piece: characters of sentences in a file; only the last post of a file may exceed it.
-        by: whether words are counted, or characters; by tokens, sentences are written as passages of texts.
-        drop_authors: names of authors whose posts are dropped.
-        words_per_user: number of words of the longest passage.
-
-    Returns:
-        ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``dropped_authors``, those of
-        `drop_authors` who have posts.
-
-    Raises:
-        InputError: the part cannot be read as its format.
+    The paths to write are `stem` with .0, .1, and so on, each with `piece` characters of sentences, which only the last
+    post of a file may exceed. By tokens, sentences are written as passages of at most `words_per_user` words. Returns
+    ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``dropped_authors``, those of
+    `drop_authors` who have posts.
     """
     authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
     dropped: Counter[str] = Counter()
@@ -151,11 +142,7 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By)
 
 
 def refuse_equal_names(sources: Sequence[Source], formats: Sequence[Format]) -> None:
-    """Raise InputError for two sources of one name: the site of a Stack Exchange dump, or the file of a plain text.
-
-    The name is a part of author names. Users of two sites can have the same number, and authors of two texts the same
-    line, so two persons would become one author.
-    """
+    """Raise InputError for two sources of one site or text file, a part of author names, whose authors would merge."""
     first: dict[tuple[str, str], Path] = {}
     for source, format in zip(sources, formats, strict=True):
         if format.name not in (STACKEXCHANGE.name, TEXT.name):
@@ -178,11 +165,7 @@ Counts = list[tuple[str, int]]
 
 
 def count_words(_report: Report, ranges: list[Range], most: int) -> Counts:
-    """Return the most frequent words of train users in a range of hashes, with their counts.
-
-    Args:
-        ranges: lines of ``word<TAB>count``.
-    """
+    """Return the most frequent words of train users in lines of ``word<TAB>count``, with their counts."""
     counts: defaultdict[bytes, int] = defaultdict(int)
     for line in read_lines(ranges):
         word, _, count = line.partition(b"\t")
@@ -342,11 +325,7 @@ class Steps:
         return self.cutting.prompt_column if self.cutting else None
 
     def with_lines(self, formats: list[Format], sources: list[Source]) -> list[Format]:
-        """Return the formats with the requested lines per author for plain text.
-
-        Raises:
-            InputError: lines per author were set, and no source is plain text.
-        """
+        """Return the formats with the requested lines per author for plain text, of which there must be a source."""
         if self.text is None:
             return formats
         if all(format.name != self.text.name for format in formats):
@@ -425,10 +404,7 @@ class Steps:
         return files, warnings
 
     def balance(self, sources: list[Source], files: list[Path]) -> tuple[list[Path], int]:
-        """Run step 2, and return the buckets in order and the sum of their numbers of words.
-
-        A word in several buckets is counted several times. Sources are hashed again at the same time.
-        """
+        """Run step 2, and hash sources again; return the buckets in order and the sum of their numbers of words."""
         (size,) = cuts(files, 1)[:, 1:].sum(axis=0).tolist()
         count = 1 + size // BUCKET
         bounds = cuts(files, count)

@@ -27,15 +27,7 @@ DUMP = "posts.xml"  # the file of a Stack Exchange archive that contains text
 
 
 def unpack_seven_zip(packed: Path, source: Path, out: Path) -> None:
-    """Unpack the only file of an archive, or its Posts.xml, to `out`, atomically.
-
-    Args:
-        out: the file to write; names in the archive are ignored.
-
-    Raises:
-        InputError: py7zr, which the extra `7z` installs, is missing; the archive is damaged or encrypted; or it has
-            several files and not exactly one Posts.xml.
-    """
+    """Unpack the only file of an archive, or its Posts.xml, to `out`, atomically; names in the archive are ignored."""
     if py7zr is None:
         raise InputError(f"{source}: 7z archives need py7zr, the extra '7z', which is not installed; pip install py7zr")
     try:
@@ -124,17 +116,7 @@ def hash_file(report: Report, path: Path) -> dict[str, Any]:
 
 
 def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, Any]:
-    """Decompress a file to `out`, atomically and in bounded memory.
-
-    Args:
-        report: called with the number of bytes of the compressed file that were read.
-
-    Returns:
-        Bytes and sha256 of the compressed file.
-
-    Raises:
-        InputError: the file is truncated or damaged.
-    """
+    """Decompress a file to `out`, atomically and in bounded memory; return bytes and sha256 of the compressed file."""
     with packed.open("rb") as file:
         head = file.read(8)
         if head.startswith(MAGIC):

@@ -13,42 +13,22 @@ from flsim.models.language_model import LanguageModel, State
 
 
 def beam_search(model: LanguageModel, prefix: Tensor, template: Template, width: int) -> tuple[Tensor, Tensor]:
-    """Return the most likely continuations in a template's space that a beam of `width` finds after one prefix.
-
-    They are in order, best first. Only allowed tokens continue a beam: canaries have no PAD, OOV, BOS or EOS. The
-    probability of other tokens still counts, so scores are the same log-perplexities as in other measures. Ties go to
-    the beam that ranked higher one token before, then to the lower id.
-
-    Returns:
-        Continuations, int64 [width, length], and their log-perplexities in nats, float64 [width]; fewer than `width` if
-        there are fewer continuations.
-
-    Raises:
-        Diverged: a log-probability is not finite.
-    """
+    """Return the result of `beam_searches` for one prefix: continuations [W, n] and log-perplexities [W]."""
     tokens, scores = beam_searches(model, prefix[None], template, width)
     return tokens[0], scores[0]
 
 
 def beam_searches(model: LanguageModel, prefixes: Tensor, template: Template, width: int) -> tuple[Tensor, Tensor]:
-    """Return the result of `beam_search` for many prefixes of one length, over a template's space.
+    """Return the most likely continuations in a template's space that a beam of `width` finds after each prefix.
+
+    Prefixes are int64 [P, L], BOS first. Results are continuations, int64 [P, W, n], best first, and their
+    log-perplexities in nats, float64 [P, W], where W is `width`, or the size of the space if that is smaller. If the
+    space has at most `width` sequences, it is enumerated. Only allowed tokens continue a beam: canaries have no PAD,
+    OOV, BOS or EOS. The probability of other tokens still counts, so scores are the same log-perplexities as in other
+    measures. Ties go to the beam that ranked higher one token before, then to the lower id.
 
     A batch has as many prefixes as fit in memory. If the beams of a single prefix exceed memory, they are read in
-    parts. Neither changes the result, up to the model's rounding.
-
-    Args:
-        model: the model.
-        prefixes: int64 [P, L], BOS first.
-        template: the allowed tokens at each position of a continuation.
-        width: number of beams of each prefix that are kept after each token. If the space has at most `width`
-            sequences, it is enumerated; then the first k are the k most likely.
-
-    Returns:
-        Continuations, int64 [P, W, n], best first, and their log-perplexities in nats, float64 [P, W], where W is
-        `width`, or the size of the space if that is smaller.
-
-    Raises:
-        Diverged: a log-probability is not finite.
+    parts. Neither changes the result, up to the model's rounding. Raises Diverged if a log-probability is not finite.
     """
     state, log_probs = model.start(prefixes[:1])
     rows = rows_at_once(log_probs, state)
@@ -62,7 +42,7 @@ def _beam_searches(
     model: LanguageModel, prefixes: Tensor, template: Template, width: int, rows: int
 ) -> tuple[Tensor, Tensor]:
     """Search for prefixes whose beams form one batch of at most `rows` sequences, or for one prefix."""
-    own = torch.arange(len(prefixes), device=prefixes.device)[:, None]
+    row = torch.arange(len(prefixes), device=prefixes.device)[:, None]
     state, log_probs = model.start(prefixes)
     beams, allowed = prefixes[:, None, :0], template.on(prefixes.device)
     scores, best = cheapest(nats(log_probs[:, allowed[0]]), width)
@@ -70,15 +50,15 @@ def _beam_searches(
         if position:
             scores, best, state = _extend(model, state, beams[:, :, -1], scores, ids, width, rows)
         parent, token = best // len(ids), ids[best % len(ids)]
-        state = tuple(part[(own * beams.shape[1] + parent).flatten()] for part in state)
-        beams = torch.cat([beams[own, parent], token[:, :, None]], dim=2)
+        state = tuple(part[(row * beams.shape[1] + parent).flatten()] for part in state)
+        beams = torch.cat([beams[row, parent], token[:, :, None]], dim=2)
     return beams, scores
 
 
 def _extend(
     model: LanguageModel, state: State, read: Tensor, scores: Tensor, ids: Tensor, width: int, rows: int
 ) -> tuple[Tensor, Tensor, State]:
-    """Read one token per beam, int64 [P, B]; return best scores [P, W], their beam x ids + index, and new states."""
+    """Read one token per beam [P, B]; return the best scores [P, W], their beam x ids + index, and new states."""
     step = max(1, rows // len(read))  # beams of each prefix; all of them if there are several prefixes
     best_scores, best, states = scores[:, :0], read[:, :0], []
     for first in range(0, read.shape[1], step):

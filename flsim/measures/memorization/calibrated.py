@@ -19,14 +19,7 @@ from flsim.models.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The rank of a canary by its calibrated score.
-
-    Attributes:
-        score: P(s|p) minus its mean over the models trained without the canary, nats; below 0 if s has become more
-            likely.
-        rank: 1 + the number of r' in R that score at most as much; from 1 to |R| + 1.
-        references: |R|.
-    """
+    """The rank of a canary among references by its score, P(s|p) minus the mean of models without it, nats."""
 
     score: float
     rank: int
@@ -39,14 +32,7 @@ class Calibrated:
 
 
 def mean_scores(models: Sequence[LanguageModel], prefix: Tensor, continuations: Tensor) -> Tensor:
-    """Return the mean log-perplexity of continuations over models, float64 [N], nats.
-
-    It depends on the prefix and not on the measured model: compute the means of R once for all rounds.
-
-    Raises:
-        InputError: there are no models.
-        Diverged: a score is not finite.
-    """
+    """Return the mean log-perplexity of continuations over models, float64 [N], nats; it depends on the prefix."""
     at_least_one(models=len(models))
     return torch.stack([log_perplexity(model, prefix, continuations) for model in models]).mean(0)
 
@@ -64,16 +50,13 @@ def calibrated_rank(
     A reference with mean m counts if P(r'|p) <= d + m, where d is the canary's calibrated score. Therefore it is
     dropped as soon as its cost so far exceeds this value; for a memorized canary, d is far below 0. Ties are as in
     `RandomSampler`, by identity and within 8 units of rounding of the four compared scores.
-
-    Raises:
-        Diverged: a required score is not finite.
     """
     state, log_probs = model.start(prefix[None])
     eps = TIE * torch.finfo(log_probs.dtype).eps
-    own = float(log_perplexity(model, prefix, continuation[None]))
-    score = own - canary_mean
+    nats_of_canary = float(log_perplexity(model, prefix, continuation[None]))
+    score = nats_of_canary - canary_mean
     # P(r') - m <= d + eps (P(r') + m + P(s) + mean), solved for P(r').
-    bounds = (score + reference_means * (1 + eps) + eps * (own + canary_mean)).div(1 - eps)
+    bounds = (score + reference_means * (1 + eps) + eps * (nats_of_canary + canary_mean)).div(1 - eps)
     same = (references == continuation).all(1)
     others, bounds = references[~same], bounds[~same]
     size = rows_at_once(log_probs, state)

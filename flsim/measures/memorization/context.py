@@ -23,12 +23,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Secret:
-    """A secret: some positions of a canary.
-
-    Attributes:
-        tokens: the canary's ids without BOS; EOS at the end if the end of the record is part of the context.
-        positions: the positions of the secret's tokens, ascending.
-    """
+    """A secret: positions of a canary's ids, without BOS, but with EOS if the context has the record's end."""
 
     tokens: tuple[int, ...]
     positions: tuple[int, ...]
@@ -40,13 +35,7 @@ class Secret:
         return [Context(prefix, suffix) for suffix in sorted({0, after}) for prefix in range(before + 1)]
 
     def place(self, words: Tensor, context: Context, bos: int) -> tuple[Tensor, Tensor]:
-        """Replace the secret with words.
-
-        The known prefix comes directly after BOS, without the tokens before it in the canary.
-
-        Returns:
-            The prefix, int64 [1 + context.prefix], and everything after it, which is scored, int64 [N, n].
-        """
+        """Replace the secret with words [N, k]; return BOS with the known prefix, and the scored rest [N, n]."""
         first, last = self.positions[0], self.positions[-1]
         prefix = words.new_tensor((bos, *self.tokens[first - context.prefix : first]))
         scored = words.new_tensor(self.tokens[first : last + 1 + context.suffix]).repeat(len(words), 1)
@@ -57,20 +46,14 @@ class Secret:
 def context_sampling(
     model: LanguageModel, secret: Secret, references: Tensor, bos: int
 ) -> dict[Context, RandomSampling]:
-    """Rank a secret among the same references in its place, for each adversary.
+    """Rank a secret among the same references in its place, for each adversary of `secret.contexts`.
 
     A known suffix is also scored. The suffix is the same for all, but its score depends on the words before it. Most
     references are dropped before the suffix is read, by their cost so far.
-
-    Returns:
-        For each of `secret.contexts`, the log-perplexity of all scored tokens, and the rank; `exposure` takes the rank.
-
-    Raises:
-        Diverged: a required score is not finite.
     """
-    own = references.new_tensor([[secret.tokens[position] for position in secret.positions]])
+    words = references.new_tensor([[secret.tokens[position] for position in secret.positions]])
     measured = {}
     for context in secret.contexts:
         prefix, placed = secret.place(references, context, bos)
-        measured[context] = RandomSampler(model, placed).rank(prefix, secret.place(own, context, bos)[1][0])
+        measured[context] = RandomSampler(model, placed).rank(prefix, secret.place(words, context, bos)[1][0])
     return measured

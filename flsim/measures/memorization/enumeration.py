@@ -20,13 +20,10 @@ MOST_READ = 2**20
 
 @dataclass(frozen=True)
 class Enumeration:
-    """The rank of a canary in its space.
+    """The rank of a canary in its space: the number of r with P(r|p) <= P(s|p), including the canary.
 
-    Attributes:
-        rank: the number of r in the space with P(r|p) <= P(s|p), including the canary; from 1 to `space`.
-        space: number of sequences in the space.
-        nodes: number of beginnings of sequences, the empty one included, that cost no more than the canary: as many as
-            Dijkstra's algorithm (section 5.4) reads before it comes to the canary. It has no part in equality.
+    `nodes` is the number of beginnings of sequences, the empty one included, that cost no more than the canary: as many
+    as Dijkstra's algorithm (section 5.4) reads before it comes to the canary. It has no part in equality.
     """
 
     rank: int
@@ -39,62 +36,52 @@ class Enumeration:
         return log2(self.space) - log2(self.rank)
 
 
-@dataclass
-class _Budget:
-    """The remaining number of sequences to read; the search stops below 0."""
-
-    left: float
-
-
 def enumerate_space(
     model: LanguageModel, prefix: Tensor, continuation: Tensor, template: Template, most_read: int = MOST_READ
 ) -> Enumeration | None:
-    """Rank a canary's continuation s among all of a template's space, exactly.
+    """Rank a canary's continuation s among all of a template's space, exactly; None if `most_read` did not suffice.
 
     Beginnings that cost more than the canary's complete score are not continued, because no word costs less than 0. At
     most exp(P(s|p)) sequences of each length remain, because their probabilities sum to at most 1. Therefore a
     memorized canary is ranked quickly even in a very large space. Ties are as in `RandomSampler`: the canary counts by
-    identity, and scores within the model's rounding of its own count.
-
-    Returns:
-        The exact rank; None if `most_read` did not suffice.
-
-    Raises:
-        Diverged: a required score is not finite.
+    identity, and scores within the model's rounding of its own count. Raises Diverged if a required score is not
+    finite.
     """
     _, log_probs = model.start(prefix[None])
     limit = float(log_perplexity(model, prefix, continuation[None])) * (1 + TIE * torch.finfo(log_probs.dtype).eps)
-    budget, rank = _Budget(most_read), 1
-    for scores, own in _walk(model, prefix, continuation, limit, template, budget):
-        rank += int(((scores <= limit) & ~own).sum())
-        if budget.left < 0:
+    budget, rank = [most_read], 1
+    for scores, is_canary in _walk(model, prefix, continuation, limit, template, budget):
+        rank += int(((scores <= limit) & ~is_canary).sum())
+        if budget[0] < 0:
             return None
-    nodes = 1 + most_read - int(budget.left)
-    return Enumeration(rank, template.space, nodes) if budget.left >= 0 else None
+    nodes = 1 + most_read - int(budget[0])
+    return Enumeration(rank, template.space, nodes) if budget[0] >= 0 else None
 
 
 def _walk(
-    model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, template: Template, budget: _Budget
+    model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, template: Template, budget: list[int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield scores [N] of continuations, and which equal `continuation`; those beyond `limit` can be missing."""
 
     def below(
-        state: State, log_probs: Tensor, spent: Tensor, own: Tensor, read: int
+        state: State, log_probs: Tensor, spent: Tensor, is_canary: Tensor, read: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all that continue N sequences with these states, log-probs, scores [N] and equality [N]."""
         words = allowed[read]
         spent = (spent[:, None] + nats(log_probs[:, words])).flatten()
-        own = (own[:, None] & (words == continuation[read])).flatten()
+        is_canary = (is_canary[:, None] & (words == continuation[read])).flatten()
         if read + 1 == len(continuation):
-            yield spent, own
+            yield spent, is_canary
             return
-        kept = (spent <= limit).nonzero().flatten()
-        budget.left -= len(kept)
-        if budget.left < 0:
+        open_ = (spent <= limit).nonzero().flatten()
+        budget[0] -= len(open_)
+        if budget[0] < 0:
             return
-        for part in torch.split(kept, rows_at_once(log_probs, state)):
+        for part in torch.split(open_, rows_at_once(log_probs, state)):
             row, word = part // len(words), words[part % len(words)]
-            yield from below(*model.step(tuple(piece[row] for piece in state), word), spent[part], own[part], read + 1)
+            yield from below(
+                *model.step(tuple(piece[row] for piece in state), word), spent[part], is_canary[part], read + 1
+            )
 
     state, log_probs = model.start(prefix[None])
     allowed = template.on(prefix.device)

@@ -12,13 +12,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Exposure:
-    """An estimate of the exposure over a complete space, in bits, with its confidence interval.
-
-    Attributes:
-        bits: the estimate.
-        low: lower end of the interval.
-        high: upper end; infinity if there is no bound.
-    """
+    """An estimate of the exposure over a complete space, in bits, with its confidence interval, up to infinity."""
 
     bits: float
     low: float
@@ -26,13 +20,10 @@ class Exposure:
 
 
 def exposure(rank: int, references: int) -> float:
-    """Return the exposure, in bits, of a canary ranked among references.
+    """Return the exposure, in bits, of a canary ranked among references; ValueError for a rank outside [1, |R| + 1].
 
     The space is the |R| + 1 sequences R and s, so exposure is between 0 (all are at least as likely as the canary) and
     log2(|R| + 1) (none is). Repetitions in R count each time.
-
-    Raises:
-        ValueError: the rank is outside [1, |R| + 1].
     """
     if not 1 <= rank <= references + 1:
         raise ValueError(f"rank among {references:,} references must be from 1 to {references + 1:,}, found {rank:,}")

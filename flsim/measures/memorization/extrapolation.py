@@ -11,9 +11,9 @@ from math import exp, log, pi, sqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Floats
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
@@ -23,7 +23,6 @@ from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
 # normal ones". scipy has both, but its fit uses a simplex search, and its tail is an integral with absolute precision
 # 1e-8. The exposures of memorized canaries need relative precision.
 
-Floats = NDArray[np.float64]
 STEEPEST = 1000.0  # |alpha|; the likelihood of a sample without a lower tail increases without bound
 MOST_SKEW = 0.99  # no skew-normal distribution has a skewness beyond 0.9953
 TAIL = 1e-5
@@ -31,13 +30,7 @@ TAIL = 1e-5
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """A skew-normal distribution.
-
-    Attributes:
-        alpha: shape; 0 is the normal distribution.
-        location: xi.
-        scale: w > 0.
-    """
+    """A skew-normal distribution of shape alpha (0 is the normal distribution), location xi and scale w > 0."""
 
     alpha: float
     location: float
@@ -74,18 +67,10 @@ class SkewNormal:
 
 
 def fit(x: Floats, counts: Floats | None = None, start: SkewNormal | None = None) -> SkewNormal:
-    """Return the skew-normal distribution of maximum likelihood.
+    """Return the skew-normal distribution of maximum likelihood, with |alpha| at most 1,000, of values [N] with counts.
 
     The normal distribution is a stationary point of the likelihood. Therefore the search starts on both sides of it, at
-    the sample moments and at their mirror image, and the better result is used.
-
-    Args:
-        x: [N], not all the same.
-        counts: [N], number of occurrences of each value; None for one each.
-        start: the only start of the search; None for both.
-
-    Returns:
-        The fit, with |alpha| at most 1,000.
+    the sample moments and at their mirror image, and the better result is used, unless there is a `start`.
     """
     shares = np.full(len(x), 1 / len(x)) if counts is None else counts / counts.sum()
     mean = float(shares @ x)
@@ -164,39 +149,29 @@ FINE = 8_192  # bins of a larger sample, whose counts are fitted: for two millio
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Exposures under the assumption that scores of the complete space are skew-normal, and the fit to the scores of R.
+    """Exposures if scores of the complete space are skew-normal, and the fit to the scores of R."""
 
-    Attributes:
-        fitted: the distribution.
-        p_value: the share of samples of the fitted distribution that are as far from their own fit, by the largest
-            distance of the two distribution functions. (Tables of this statistic assume fixed parameters, and would
-            almost never reject.) Below 0.01, scores are not skew-normal, and exposures beyond log2 |R| are unreliable.
-            A good fit does not prove them either, because R has no scores in this tail.
-        exposures: the exposure of every canary. Intervals cover the fit's sampling error, not the error of a poor fit.
-    """
-
-    fitted: SkewNormal
+    fitted: SkewNormal  # the distribution
+    # the share of samples of the fitted distribution that are as far from their own fit, by the largest distance
+    # of the two distribution functions. (Tables of this statistic assume fixed parameters, and would almost never
+    # reject.) Below 0.01, scores are not skew-normal, and exposures beyond log2 |R| are unreliable. A good fit
+    # does not prove them either, because R has no scores in this tail
     p_value: float
+    # the exposure of every canary. Intervals cover the fit's sampling error, not the error of a poor fit
     exposures: dict[str, Exposure]
 
 
 def extrapolate(scores: Mapping[str, float], references: Tensor, seed: int) -> Extrapolation:
-    """Return -log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores.
-
-    Args:
-        scores: log-perplexity of each canary by its name, in any unit.
-        references: log-perplexities of R, float [|R|], in the same unit.
-        seed: the experiment's seed.
-
-    Raises:
-        InputError: there are fewer than 20 references, all score the same, or a score is not finite.
-    """
-    sample, names = _numbers(references, FEWEST), list(_finite(scores))
+    """Return -log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores."""
+    sample, names = _numbers(references), list(scores)
+    for name, score in scores.items():
+        if not np.isfinite(score):
+            raise InputError(f"the score of canary {name} is not finite; the model has diverged")
     if np.ptp(sample) <= 1e-9 * np.abs(sample).max():
         raise InputError("all references score the same, so no distribution can be fitted; check the model")
     at = np.array([scores[name] for name in names], dtype=np.float64)
     fitted = fit(*_binned(sample)) if len(sample) > FINE else fit(sample)
-    p_value, resampled = _bootstrap(fitted, sample, at, RESAMPLES, seed)
+    p_value, resampled = _bootstrap(fitted, sample, at, seed)
     tails = (1 - CONFIDENCE) / 2
     low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
     exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
@@ -209,11 +184,10 @@ def _binned(sample: Floats) -> tuple[Floats, Floats]:
     return (edges[1:] + edges[:-1]) / 2, counts.astype(np.float64)
 
 
-def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, seed: int) -> tuple[float, Floats]:
+def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, seed: int) -> tuple[float, Floats]:
     """Return the p-value of the fit, and the bits at each score by every refit, [resamples, canaries].
 
-    Samples are drawn as counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide. The sample's own distance is
-    computed on the same bins, so that both are comparable.
+    Samples are counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide, and so is the sample's own distance.
     """
     edges = np.linspace(fitted.location - WIDEST * fitted.scale, fitted.location + WIDEST * fitted.scale, BINS - 1)
     width = edges[1] - edges[0]
@@ -224,31 +198,24 @@ def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, s
         again = fit(centers, counts, start=fitted)
         return again, float(np.abs(np.cumsum(counts)[:-1] / counts.sum() - again.cdf(edges)).max())
 
-    own = np.bincount(np.searchsorted(edges, sample), minlength=BINS).astype(np.float64)
-    _, distance = refit(own)
+    counts_of_sample = np.bincount(np.searchsorted(edges, sample), minlength=BINS).astype(np.float64)
+    _, distance = refit(counts_of_sample)
     rng, bits, as_far = stream(seed, "extrapolation"), [], 0
-    for _ in range(resamples):
+    for _ in range(RESAMPLES):
         again, its_distance = refit(rng.multinomial(len(sample), expected / expected.sum()).astype(np.float64))
         bits.append(_bits(again, at))
         as_far += its_distance >= distance
-    return (1 + as_far) / (1 + resamples), np.array(bits)
+    return (1 + as_far) / (1 + RESAMPLES), np.array(bits)
 
 
 def _bits(distribution: SkewNormal, at: Floats) -> Floats:
     return -distribution.log_cdf(at) / log(2)
 
 
-def _numbers(references: Tensor, fewest: int) -> Floats:
+def _numbers(references: Tensor) -> Floats:
     values: Floats = references.double().cpu().numpy()
-    if len(values) < fewest:
-        raise InputError(f"at least {fewest} references are needed, found {len(values)}; draw more")
+    if len(values) < FEWEST:
+        raise InputError(f"at least {FEWEST} references are needed, found {len(values)}; draw more")
     if not np.isfinite(values).all():
         raise InputError("the score of a reference is not finite; the model has diverged")
     return values
-
-
-def _finite(scores: Mapping[str, float]) -> Mapping[str, float]:
-    for name, score in scores.items():
-        if not np.isfinite(score):
-            raise InputError(f"the score of canary {name} is not finite; the model has diverged")
-    return scores

@@ -18,11 +18,7 @@ PIECE = 2**13  # continuations that are sampled at once: common beginnings are r
 def generate(
     model: LanguageModel, prefix: Tensor, template: Template, samples: int, rng: np.random.Generator
 ) -> Tensor:
-    """Return continuations of a prefix, int64 [samples, n], in the order drawn.
-
-    Raises:
-        Diverged: a log-probability is not finite.
-    """
+    """Return continuations of a prefix, int64 [samples, n], in the order drawn, or raise Diverged."""
     parts = []
     for first in range(0, samples, PIECE):
         uniform = rng.random((min(PIECE, samples - first), template.length))
@@ -31,10 +27,7 @@ def generate(
 
 
 def _generate(model: LanguageModel, prefix: Tensor, template: Template, uniform: Tensor) -> Tensor:
-    """Return one continuation for each row of numbers from [0, 1), float64 [M, n], by inverse distribution functions.
-
-    Each beginning is read once for all samples with it.
-    """
+    """Return a continuation for each row of uniform numbers [M, n], reading each beginning once for all its samples."""
     state, log_probs = model.start(prefix[None])
     step = rows_at_once(log_probs, state)
     sampled = prefix.new_zeros(len(uniform), 0)
@@ -60,7 +53,7 @@ def _generate(model: LanguageModel, prefix: Tensor, template: Template, uniform:
 def _invert(summed: Tensor, rows: Tensor, uniform: Tensor) -> Tensor:
     """Return, for each of `uniform` [M], the first column of its row of `summed` [N, A] above that share of the total.
 
-    The result is never a column of value 0, because the total times a number below 1 does not round up to the total.
+    It is never a column of value 0: the total times a number below 1 does not round up to the total.
     """
     order = rows.sort(stable=True).indices
     sizes = rows.bincount(minlength=len(summed))

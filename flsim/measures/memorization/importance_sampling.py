@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Floats
 from flsim.base.rng import stream
 from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
 from flsim.measures.memorization.random_sampling import TIE
@@ -28,7 +28,6 @@ from flsim.models.language_model import LanguageModel, State
 # only: b = 0 is uniform, b = 1 the model. A fixed number of samples comes from each, and they are weighted by the
 # balance heuristic: Veach and Guibas, "Optimally Combining Sampling Techniques for Monte Carlo Rendering" (1995).
 
-Floats = NDArray[np.float64]
 Shares = dict[float, float]  # shares of the samples, by the power b of their proposal
 STEPS = 100
 KEPT, LEAST = 0.2, 0.01  # kept part of the default shares; smallest share of a proposal
@@ -36,23 +35,14 @@ KEPT, LEAST = 0.2, 0.01  # kept part of the default shares; smallest share of a 
 
 @dataclass(frozen=True)
 class Draws:
-    """N samples of the space, grouped by proposal; q is the mixture of all proposals.
-
-    Attributes:
-        words: int64 [N, n].
-        scores: P(r|p), float64 [N], nats.
-        log_densities: log-density of every sample under every proposal, float64 [N, K].
-        counts: number of samples of every proposal, [K].
-        powers: the power of every proposal, [K].
-        log_space: log of the number of sequences in the space, nats.
-    """
+    """N samples of the space, grouped by proposal; q is the mixture of all proposals."""
 
     words: Tensor
-    scores: Tensor
-    log_densities: Tensor
-    counts: tuple[int, ...]
-    powers: tuple[float, ...]
-    log_space: float
+    scores: Tensor  # P(r|p), float64 [N], nats
+    log_densities: Tensor  # log-density of every sample under every proposal, float64 [N, K]
+    counts: tuple[int, ...]  # number of samples of every proposal, [K]
+    powers: tuple[float, ...]  # the power of every proposal, [K]
+    log_space: float  # log of the number of sequences in the space, nats
 
     @property
     def shares(self) -> Floats:
@@ -65,10 +55,7 @@ class Draws:
         return np.asarray(np.exp(densities - _logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
 
     def weights(self) -> Floats:
-        """Return the uniform density over q, [N]; its mean over an event's samples estimates the event's probability.
-
-        Samples outside the event count as 0 in the mean.
-        """
+        """Return the uniform density over q [N], whose mean, with 0 outside an event, estimates its probability."""
         mixture = _logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
         return np.asarray(np.exp(-self.log_space - mixture))
 
@@ -76,8 +63,8 @@ class Draws:
         """Return the largest weight of a sequence that scores at most `bound` nats.
 
         Proposal b draws it with probability exp(-b P(r|p)) / Z_b(r), where Z_b(r) is the product of its words'
-        normalizers. This is smallest for a score of `bound` and the largest Z_b, which is estimated by the largest
-        value among the samples.
+        normalizers. This is smallest for a score of `bound` and the largest Z_b, estimated by the largest among the
+        samples.
         """
         powers = np.array(self.powers)
         log_normalizers = -powers * self.scores.cpu().numpy()[:, None] - self.log_densities.cpu().numpy()
@@ -93,11 +80,7 @@ def draw(
     samples: int,
     rng: np.random.Generator,
 ) -> Draws:
-    """Draw about `samples` sequences from proposals in these shares, at least two from each.
-
-    Raises:
-        Diverged: a score is not finite.
-    """
+    """Draw about `samples` sequences from proposals in these shares, at least two from each, or raise Diverged."""
     counts = tuple(max(2, round(share * samples)) for share in shares.values())
     powers, device = tuple(shares), prefix.device
     proposal = torch.repeat_interleave(torch.arange(len(powers)), torch.tensor(counts)).to(device)
@@ -123,7 +106,7 @@ def _draw(
     """Return words [N, n], scores [N] and log-densities [N, K], after a prefix with this one-row state."""
     words: list[Tensor] = []
     score, densities = uniforms.new_zeros(len(uniforms)), uniforms.new_zeros(len(uniforms), len(powers))
-    own = [(proposal == k).nonzero().flatten() for k in range(len(powers))]
+    members = [(proposal == k).nonzero().flatten() for k in range(len(powers))]
     rows = torch.zeros_like(proposal)  # the row of log_probs that each sample continues
     state = tuple(part[rows] for part in state)
     for uniform, ids in zip(uniforms.T, allowed, strict=True):
@@ -133,7 +116,7 @@ def _draw(
         among_words = log_probs[:, ids]
         most = among_words.max(1, keepdim=True).values
         word, normalizers = torch.empty_like(proposal), []
-        for power, mine in zip(powers, own, strict=True):
+        for power, mine in zip(powers, members, strict=True):
             odds = (power * (among_words - most)).exp()
             ladder = odds[rows[mine]].cumsum(1, dtype=torch.float64)
             target = uniform[mine, None] * ladder[:, -1:]
@@ -158,12 +141,8 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
 
     The second moment of an estimate, E[1{event} u / q] with u uniform and q the mixture, is convex in the shares. The
     multiplicative step of optimal design, share * sqrt(-slope), decreases it (Fellman, "On the Allocation of Linear
-    Observations", 1974).
-
-    Args:
-        pilot: samples that are used only for this purpose, so that estimates remain unbiased.
-        events: [C, N], 1 if a sample is in the event of a canary, otherwise 0.
-        default: shares for events without pilot samples; a fifth of them is always kept.
+    Observations", 1974). The pilot has no other use, so that estimates remain unbiased; `events` [C, N] is 1 for a
+    sample in the event of a canary. A fifth of the default shares is always kept.
     """
     weights, ratios = pilot.weights(), pilot.ratios()
     means = events @ weights / len(weights)
@@ -175,8 +154,8 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
     for _ in range(STEPS):
         best = best * np.sqrt((moments / (ratios @ best) ** 2) @ ratios)
         best /= best.sum()
-    kept = {power: share for power, share in zip(pilot.powers, (1 - KEPT) * best, strict=True) if share > LEAST}
-    every = {power: kept.get(power, 0.0) + KEPT * default.get(power, 0.0) for power in {**default, **kept}}
+    large = {power: share for power, share in zip(pilot.powers, (1 - KEPT) * best, strict=True) if share > LEAST}
+    every = {power: large.get(power, 0.0) + KEPT * default.get(power, 0.0) for power in {**default, **large}}
     total = sum(every.values())
     return {power: every[power] / total for power in sorted(every)}
 
@@ -203,34 +182,22 @@ def space_exposures(
     weight (`Draws.heaviest`), so that it also has the right coverage with few or no samples of the event. Ties are as
     in `RandomSampler`.
 
-    Args:
-        model: the model.
-        prefix: p, int64 [L], BOS first.
-        continuations: s of each canary, int64 [C, n], in the space.
-        template: the space, such as words^n.
-        samples: number of samples of the estimate. A tenth of this number, in equal shares of all powers, determines
-            the shares.
-        seed: the experiment's seed.
-        keys: keys of this draw, such as the canary id, which distinguish its random stream.
-
-    Returns:
-        One estimate for each canary.
-
-    Raises:
-        Diverged: a score is not finite.
+    The continuations [C, n] are in the space of the template. A tenth of `samples`, in equal shares of all powers,
+    determines the shares. The keys, such as the canary id, distinguish the random stream. Raises Diverged if a score is
+    not finite.
     """
     scores, (_, log_probs) = log_perplexity(model, prefix, continuations), model.start(prefix[None])
     bounds = scores * (1 + TIE * torch.finfo(log_probs.dtype).eps)
     shares = SHARES
     if pilot := samples // 10:
         rng = stream(seed, "importance sampling pilot", *keys)
-        drawn = draw(model, prefix, template, dict.fromkeys(POWERS, 1 / len(POWERS)), pilot, rng)
-        shares = best_shares(drawn, _events(drawn, continuations, bounds), SHARES)
+        trial = draw(model, prefix, template, dict.fromkeys(POWERS, 1 / len(POWERS)), pilot, rng)
+        shares = best_shares(trial, _events(trial, continuations, bounds), SHARES)
     rng = stream(seed, "importance sampling", *keys)
     draws = draw(model, prefix, template, shares, samples, rng)
     weighted = _events(draws, continuations, bounds) * draws.weights() / sum(draws.counts)
     heaviest = [draws.heaviest(bound) / sum(draws.counts) for bound in bounds.tolist()]
-    return [_estimate(draws, own, most) for own, most in zip(weighted, heaviest, strict=True)]
+    return [_estimate(draws, terms, most) for terms, most in zip(weighted, heaviest, strict=True)]
 
 
 def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
@@ -249,5 +216,5 @@ def _estimate(draws: Draws, weighted: Floats, heaviest: float) -> Exposure:
     low = float(scipy.stats.gamma.ppf(tail, others**2 / squares, scale=squares / others)) if others else 0.0
     most, spread = others + heaviest, squares + heaviest**2
     high = float(scipy.stats.gamma.ppf(1 - tail, most**2 / spread, scale=spread / most))
-    own = exp(-draws.log_space)
-    return Exposure(*(-log2(min(1.0, own + part)) for part in (others, high, low)))
+    canary_share = exp(-draws.log_space)
+    return Exposure(*(-log2(min(1.0, canary_share + part)) for part in (others, high, low)))

@@ -142,12 +142,7 @@ WIDE = 0.5  # nats between the bounds on a log Z above which it is computed exac
 
 
 class Clear(NamedTuple):
-    """The result for a piece of the references.
-
-    Attributes:
-        counted: number of references whose score is certainly at most the bound.
-        open: int64 [k, n], the references that the bounds do not decide.
-    """
+    """The result for a piece of the references: the number certainly at most the bound, and undecided ones [k, n]."""
 
     counted: int
     open: Tensor
@@ -155,33 +150,20 @@ class Clear(NamedTuple):
 
 @dataclass(frozen=True)
 class Sifter:
-    """The data of a canary for the traversal of references.
-
-    Attributes:
-        step: the model's stepper.
-        bounds: bounds on the costs of words after the prefix and 1, 2, ..., n - 1 words of a reference.
-        bound: nats; references that score at most this count.
-    """
+    """A canary's traversal of references: bounds on costs after 1, 2, ..., n - 1 words, and on a counting score."""
 
     step: Stepper
     bounds: Sequence[OutputBounds]
     bound: float
 
     def sift(self, state: State, log_probs: Tensor, references: Tensor) -> Iterator[Clear]:
-        """Yield the results for references [M, n], after a prefix with this one-row state and log-probs [1, V].
-
-        Raises:
-            Diverged: a required value is not finite.
-        """
+        """Yield the results for references [M, n], after a prefix with this one-row state and log-probs [1, V]."""
         spent = nats(log_probs[0])[references[:, 0]]
         nodes = torch.zeros_like(references[:, 0])
         yield from self._descend(state, _Open(references, nodes, spent, spent), 1)
 
     def _descend(self, state: State, open_: "_Open", column: int) -> Iterator[Clear]:
-        """Yield the results for references whose first `column` words are already included.
-
-        `state` is after one word fewer.
-        """
+        """Yield the results for references whose first `column` words are included; `state` is after one word fewer."""
         open_ = open_.where(open_.low <= self.bound)
         if column == open_.words.shape[1]:
             sure = open_.high <= self.bound
@@ -201,10 +183,7 @@ class Sifter:
             yield from self._descend(stepped, self._pay(stepped[0], below, column), column + 1)
 
     def _pay(self, outputs: Tensor, open_: "_Open", column: int) -> "_Open":
-        """Add the cost of the word at `column` after outputs [N, D], its nodes.
-
-        Drop references whose cost is too large.
-        """
+        """Add the cost of the word at `column` after outputs [N, D], its nodes; drop references that cost too much."""
         bounds = self.bounds[column - 1]
         rounding, (low, high) = bounds.rounding(outputs), bounds.log_sum_exp(outputs)
         _refuse_non_finite(rounding + low)
@@ -259,17 +238,11 @@ LIKELY = (2**9, 2**14)  # numbers of the most likely references that `decide` ch
 
 @dataclass(frozen=True)
 class RandomSampling:
-    """The result of RS for one canary c = (p|s).
+    """The result of RS for one canary c = (p|s)."""
 
-    Attributes:
-        log_perplexity: P(s|p), nats.
-        rank: 1 + the number of r' in R with P(r'|p) <= P(s|p); from 1 to |R| + 1.
-        references: |R|.
-    """
-
-    log_perplexity: float
-    rank: int
-    references: int
+    log_perplexity: float  # P(s|p), nats
+    rank: int  # 1 + the number of r' in R with P(r'|p) <= P(s|p); from 1 to |R| + 1
+    references: int  # |R|
 
     @property
     def memorized(self) -> bool:
@@ -278,17 +251,15 @@ class RandomSampling:
 
 
 def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
-    """Draw R: `count` continuations, each word uniform over the vocabulary's words, as int64 [count, length].
+    """Draw R: `count` continuations of words, uniform over the vocabulary's words, int64 [count, length], sorted.
 
-    Rows are in lexicographic order: rows that share their first words are neighbors, which makes `rank` faster.
-
-    Raises:
-        InputError: R does not fit the memory of this machine.
+    Rows that share their first words are neighbors, which makes `rank` faster. Raises InputError if R does not fit the
+    memory of this machine.
     """
     refuse_too_many(count, length)
     rng = stream(seed, "references")
-    drawn = rng.integers(layout.first_word, layout.last_word, (count, length), endpoint=True)
-    return torch.from_numpy(drawn[np.lexsort(drawn.T[::-1])])
+    words = rng.integers(layout.first_word, layout.last_word, (count, length), endpoint=True)
+    return torch.from_numpy(words[np.lexsort(words.T[::-1])])
 
 
 def refuse_too_many(count: int, length: int) -> None:
@@ -298,12 +269,7 @@ def refuse_too_many(count: int, length: int) -> None:
 
 
 class RandomSampler:
-    """The RS of one model over one R, for any number of canaries, with shared work done once.
-
-    Args:
-        model: the model, which must not change. A `LogitModel` is ranked faster.
-        references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
-    """
+    """The RS of one model, which must not change, over one R [|R|, n], fastest if sorted, for many canaries."""
 
     def __init__(self, model: LanguageModel, references: Tensor) -> None:
         self.model, self.references = model, references
@@ -317,10 +283,7 @@ class RandomSampler:
         score. References whose score is within 8 units of rounding of the canary's (relative; 1e-6 in float32, 2e-15 in
         float64) also count as ties, because the order of batched sums cannot distinguish them. Rounding can therefore
         make a canary look less memorized, but never more. With a `LogitModel`, references are scored in full only if
-        the bounds do not decide.
-
-        Raises:
-            Diverged: a required score is not finite.
+        the bounds do not decide. Raises Diverged if a required score is not finite.
         """
         canary = _Canary(self, prefix, continuation)
         open_, counted = [], 0

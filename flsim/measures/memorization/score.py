@@ -20,10 +20,8 @@ BYTES = 48
 def rows_at_once(log_probs: Tensor, state: State = ()) -> int:
     """Return the number of sequences that one step can read, to bound memory and, on a CPU, to stay near its caches.
 
-    Args:
-        log_probs: [N, V] of any step of the model.
-        state: the state of that step. Keys and values of attention, [N, heads, T, size], count as far as they are more
-            than the log-probabilities; other states are small.
+    Keys and values of attention in the state, [N, heads, T, size], count as far as they are more than the
+    log-probabilities [N, V]; other states are small.
     """
     of_attention = sum(part[0].numel() for part in state if part.dim() > 2)
     return max(1, floats_at_once(log_probs.device) // max(log_probs.shape[1], of_attention))
@@ -32,8 +30,8 @@ def rows_at_once(log_probs: Tensor, state: State = ()) -> int:
 def floats_at_once(device: torch.device) -> int:
     """Return the number of values of a piece that one step can have.
 
-    On an NVIDIA GPU this is the largest power of two that fits the share of the complete memory that this process can
-    use. Currently free memory is not used, because other sizes of pieces can change the rounding of scores.
+    On an NVIDIA GPU this is the largest power of two that fits this process' share of the complete memory. Free memory
+    is not used, because other sizes of pieces can change the rounding of scores.
     """
     if device.type == "cpu":
         return CPU_FLOATS
@@ -45,56 +43,41 @@ def floats_at_once(device: torch.device) -> int:
 
 
 def nats(log_probs: Tensor) -> Tensor:
-    """Return -log Pr in nats, float64, of the same shape; never below 0, so sums never decrease.
-
-    Raises:
-        Diverged: a value is not finite.
-    """
+    """Return -log Pr, float64, never below 0, so sums never decrease; raise Diverged if a value is not finite."""
     if not bool(log_probs.isfinite().all()):
         raise Diverged("a log-probability is not finite; the model's values overflow")
     return log_probs.double().clamp(max=0).abs()
 
 
 def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) -> Tensor:
-    """Return P(s|p) of every continuation s of one prefix p.
-
-    Returns:
-        float64 [N], nats. Each word's log-probability has the model's own precision; sums are in float64.
-
-    Raises:
-        Diverged: a score is not finite.
-    """
+    """Return P(s|p) of every continuation s of one prefix p, summed in float64 [N], nats; or raise Diverged."""
     state, log_probs = model.start(prefix[None])
     scores = []
     for part in torch.split(continuations, rows_at_once(log_probs, state)):
         rows = part.new_zeros(len(part))
-        own = tuple(values[rows] for values in state)
-        scores.append(_score(model, own, log_probs.expand(len(part), -1), part))
+        repeated = tuple(values[rows] for values in state)
+        scores.append(_score(model, repeated, log_probs.expand(len(part), -1), part))
     return torch.cat(scores)
 
 
 def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations: Tensor) -> Tensor:
     """Return scores [N] of continuations [N, n], after sequences with these states and log-probs [N, V]."""
-    own = torch.arange(len(continuations), device=continuations.device)
+    row = torch.arange(len(continuations), device=continuations.device)
     score = log_probs.new_zeros(len(continuations), dtype=torch.float64)
     for column in range(continuations.shape[1]):
         if column:
             state, log_probs = model.step(state, continuations[:, column - 1])
-        score += nats(log_probs[own, continuations[:, column]])
+        score += nats(log_probs[row, continuations[:, column]])
     return score
 
 
 def count_at_most(model: LanguageModel, state: State, log_probs: Tensor, references: Tensor, bounds: Tensor) -> int:
-    """Return the number of references [M, n] that score at most their bounds [M], after a one-row state.
-
-    A reference whose cost so far exceeds its bound is not continued. The state after common first words is computed
-    once for adjacent references.
-    """
+    """Return the number of references [M, n] that score at most their bounds [M], after a one-row state."""
     rows = references.new_zeros(len(references))  # the row of the state that each reference continues
     spent = nats(log_probs[rows, references[:, 0]])
     for column in range(1, references.shape[1]):
-        kept = spent <= bounds
-        rows, spent, references, bounds = rows[kept], spent[kept], references[kept], bounds[kept]
+        is_open = spent <= bounds
+        rows, spent, references, bounds = rows[is_open], spent[is_open], references[is_open], bounds[is_open]
         if not len(references):
             return 0
         size = log_probs.shape[1]

@@ -30,19 +30,12 @@ FRONTIER = 1_000_000  # nodes kept in memory, 1.2 KB each; beyond this number th
 
 @dataclass(frozen=True)
 class Extraction:
-    """The result of the search.
+    """The result of the search."""
 
-    Attributes:
-        tokens: the best sequence so far, of equal ones the first in lexicographic order.
-        score: its log-perplexity, nats.
-        bound: no sequence of the space has a lower log-perplexity.
-        nodes: number of evaluations of the model at partial sequences, repetitions included, without the beam search.
-    """
-
-    tokens: Path
+    tokens: Path  # the best sequence so far, of equal ones the first in lexicographic order
     score: float
-    bound: float
-    nodes: int
+    bound: float  # no sequence of the space has a lower log-perplexity
+    nodes: int  # number of evaluations of the model at partial sequences, repetitions included, without the beam search
 
     @property
     def complete(self) -> bool:
@@ -57,13 +50,9 @@ def shortest_path(model: LanguageModel, prefix: Tensor, template: Template, node
     expanded as with single nodes. This is at most exp(P) of each length, where P is the log-perplexity of the answer,
     because there cannot be more beginnings with this probability. States are not stored: the model reads the tokens of
     a node again, which is cheaper than the next log-probs, and a state needs several KB. A beam search is run first,
-    because nodes that cost more than its answer can be dropped.
-
-    Scores are exact up to the model's rounding, which depends on the sizes of batches: sequences whose scores are
-    closer than that can change places.
-
-    Raises:
-        Diverged: a log-probability is not finite.
+    because nodes that cost more than its answer can be dropped. Sequences whose scores are closer than the model's
+    rounding, which depends on the sizes of batches, can change places. Raises Diverged if a log-probability is not
+    finite.
     """
     return _Search(model, prefix, template, nodes).run()
 
@@ -121,9 +110,9 @@ class _Search:
                 self._expand(list(group), length)
             if len(self.frontier) > FRONTIER:
                 self.frontier.sort()
-                kept = max(1, FRONTIER // 2)
-                self.given_up = min(self.given_up, self.frontier[kept][0])
-                del self.frontier[kept:]
+                most = max(1, FRONTIER // 2)
+                self.given_up = min(self.given_up, self.frontier[most][0])
+                del self.frontier[most:]
         score, tokens = self.best
         bound = min(self.given_up, self.frontier[0][0] if self.frontier else inf, score)
         return Extraction(tokens, score, bound, self.nodes)

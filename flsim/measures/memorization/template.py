@@ -17,11 +17,7 @@ from flsim.data.vocabulary import Layout
 
 @dataclass(frozen=True)
 class Template:
-    """The space of sequences of an attack: every choice of one allowed token for each position.
-
-    Attributes:
-        allowed: for each position its token ids, ascending, without repetition; one id if the position is fixed.
-    """
+    """The space of sequences of an attack: every choice of one of the allowed ids, ascending, for each position."""
 
     allowed: tuple[tuple[int, ...], ...]
 
@@ -72,9 +68,6 @@ def cheapest(costs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` lowest costs of each row, ascending, and their columns; ties go to the lower column.
 
     `torch.topk` does not define the order and choice of ties; sorting complete rows takes much longer.
-
-    Returns:
-        Costs and columns (int64), each [N, min(count, M)].
     """
     count = min(count, costs.shape[1])
     highest = costs.topk(count, largest=False).values.amax(dim=1, keepdim=True)
@@ -82,5 +75,5 @@ def cheapest(costs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     order = costs[row, column].sort(stable=True).indices
     order = order[row[order].sort(stable=True).indices]
     sizes = row.bincount(minlength=len(costs))
-    kept = order[(sizes.cumsum(0) - sizes)[:, None] + torch.arange(count, device=costs.device)]
-    return costs[row[kept], column[kept]], column[kept]
+    chosen = order[(sizes.cumsum(0) - sizes)[:, None] + torch.arange(count, device=costs.device)]
+    return costs[row[chosen], column[chosen]], column[chosen]
