@@ -46,18 +46,12 @@ class Lost(Exception):  # noqa: N818 (an outcome)
 
 @dataclass(frozen=True)
 class News:
-    """Progress of the training process, for the driver.
+    """Progress of the training process, for the driver."""
 
-    Attributes:
-        step: number of completed steps.
-        loss: nats per position, since the last report.
-        saved: whether there is a checkpoint of this step.
-        spent: epsilons by the name of the convention, if they were computed.
-    """
-
-    step: int
-    loss: float | None = None
-    saved: bool = False
+    step: int  # number of completed steps
+    loss: float | None = None  # nats per position, since the last report
+    saved: bool = False  # whether there is a checkpoint of this step
+    # epsilons by the name of the convention, if they were computed
     spent: dict[str, float] = field(default_factory=dict)
 
 

@@ -47,33 +47,24 @@ OVER = {"completed", "diverged"}  # statuses of runs that have a result
 
 @dataclass(frozen=True)
 class Job:
-    """A run to train.
-
-    Attributes:
-        out: folder of the run; an existing one is resumed.
-        twin: the folder of the finished run of arm IN whose first rounds this run of arm OUT copies; None for none.
-    """
+    """A run to train."""
 
     name: str
     config: Config
     file: Path
-    out: Path
+    out: Path  # folder of the run; an existing one is resumed
     log: Path
+    # the folder of the finished run of arm IN whose first rounds this run of arm OUT copies; None for none
     twin: Path | None = None
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job.
-
-    Attributes:
-        failure: the reason why it failed; None if it did not fail.
-        seconds: duration of its process; 0 if the process was lost.
-    """
+    """The end of a job."""
 
     name: str
-    failure: str | None
-    seconds: float = 0.0
+    failure: str | None  # the reason why it failed; None if it did not fail
+    seconds: float = 0.0  # duration of its process; 0 if the process was lost
 
 
 def sweep(

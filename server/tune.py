@@ -27,17 +27,12 @@ Measured = tuple[str, Config, int]  # a run: its name, its settings, and the num
 
 @dataclass(frozen=True)
 class Tuner:
-    """A search for the settings of all groups, whose trials train at the same time.
+    """A search for the settings of all groups, whose trials train at the same time."""
 
-    Attributes:
-        folder: its folder; measured trials in it are not trained again.
-        address, at_once: see `server.sweep.train_all`.
-    """
-
-    folder: TuningFolder
+    folder: TuningFolder  # its folder; measured trials in it are not trained again
     search: Search
     train: Split
-    address: str | None = None
+    address: str | None = None  # address, at_once: see `server.sweep.train_all`
     at_once: int | None = None
 
     def tune(self, corpus: str) -> TuningOutcome:

@@ -15,21 +15,14 @@ from flsim.training.state import State
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of repeated training.
-
-    Attributes:
-        start: round of the checkpoint that training started from; 0 for none.
-        logged: digest of the state after the round, in the log of the run.
-        found: digest of the state after the round, trained again; if a round differs, that of the first different
-            round.
-        differs: the first round after `start` whose digests differ; None if all are equal.
-    """
+    """The result of repeated training."""
 
     round: int
-    start: int
-    logged: str
+    start: int  # round of the checkpoint that training started from; 0 for none
+    logged: str  # digest of the state after the round, in the log of the run
+    # digest of the state after the round, trained again; if a round differs, that of the first different round
     found: str
-    differs: int | None
+    differs: int | None  # the first round after `start` whose digests differ; None if all are equal
 
 
 def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verification:

@@ -41,14 +41,10 @@ _executable: ContextVar[frozenset[str] | None] = ContextVar("_executable", defau
 
 @dataclass(frozen=True)
 class CustomName:
-    """Annotation of a setting that names built-in or custom code: ``Annotated[str, CustomName("noise", NOISES)]``.
+    """Annotation of a setting that names built-in or custom code: ``Annotated[str, CustomName("noise", NOISES)]``."""
 
-    Attributes:
-        kind: kind of the object, such as "noise".
-        built_in: the built-in objects by name; pydantic refuses other names that do not have the form of a custom name.
-    """
-
-    kind: str
+    kind: str  # kind of the object, such as "noise"
+    # the built-in objects by name; pydantic refuses other names that do not have the form of a custom name
     built_in: Mapping[str, object] = field(repr=False, compare=False)
 
     def check(self, name: Any) -> Any:

@@ -93,15 +93,10 @@ SAMPLE_EVERY = 0.1  # seconds
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident memory of processes, in bytes.
+    """Resident memory of processes, in bytes."""
 
-    Attributes:
-        anonymous: memory that belongs only to these processes.
-        file: pages of mapped files, shared memory included.
-    """
-
-    anonymous: int = 0
-    file: int = 0
+    anonymous: int = 0  # memory that belongs only to these processes
+    file: int = 0  # pages of mapped files, shared memory included
 
     @property
     def total(self) -> int:

@@ -45,18 +45,13 @@ def ignore(_amount: float) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """A call ``function(report, *arguments)``, where `report` receives the progress since the last report.
-
-    Attributes:
-        function: a function of a module, which workers import by name.
-        arguments: arguments; they and the returned value must be picklable.
-        silence: seconds without a report after which the worker is killed. A task with such a limit never runs in the
-            process of the caller.
-    """
+    """A call ``function(report, *arguments)``, where `report` receives the progress since the last report."""
 
     label: str
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    function: Callable[..., Any]  # a function of a module, which workers import by name
+    arguments: tuple[Any, ...]  # arguments; they and the returned value must be picklable
+    # seconds without a report after which the worker is killed. A task with such a limit never runs in the process of
+    # the caller.
     silence: float | None = None
 
 

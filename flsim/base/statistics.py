@@ -202,36 +202,25 @@ class AtLevel:
 
     The threshold is the lowest that allows at most k = level * others false positives. At this threshold, random
     guesses have an expected rate of (k + 1) / (others + 1), slightly above the level.
-
-    Attributes:
-        level: the largest false-positive rate that is allowed.
-        alarms: number of non-members at or above the threshold.
-        detected: number of members at or above the threshold.
-        tpr: share of members at or above the threshold.
-        low, high: interval of the rate at a false-positive rate of `level` in the population, not only in these
-            non-members; see `Roc.interval`.
     """
 
-    level: float
-    alarms: int
-    detected: int
-    tpr: float
+    level: float  # the largest false-positive rate that is allowed
+    alarms: int  # number of non-members at or above the threshold
+    detected: int  # number of members at or above the threshold
+    tpr: float  # share of members at or above the threshold
+    # low, high: interval of the rate at a false-positive rate of `level` in the population, not only in these
+    # non-members; see `Roc.interval`
     low: float
     high: float
 
 
 @dataclass(frozen=True)
 class Roc:
-    """A curve with a point for each threshold, from above all scores to below all.
+    """A curve with a point for each threshold, from above all scores to below all."""
 
-    Attributes:
-        fpr, tpr: float64 [points], ascending, from (0, 0) to (1, 1).
-        members, others: their numbers.
-    """
-
-    fpr: Floats
+    fpr: Floats  # fpr, tpr: float64 [points], ascending, from (0, 0) to (1, 1)
     tpr: Floats
-    members: int
+    members: int  # members, others: their numbers
     others: int
 
     def at(self, level: float) -> AtLevel:

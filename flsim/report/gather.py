@@ -254,18 +254,12 @@ def gather(paths: Sequence[Path]) -> Gathered:
 
 @dataclass(frozen=True)
 class Configuration:
-    """The common probabilities or number of copies, and the common rounds, of a group of canaries.
+    """The common probabilities or number of copies, and the common rounds, of a group of canaries."""
 
-    Attributes:
-        p_u, p_e: probabilities; NaN if a number of copies was set.
-        copies: planned number of copies; NaN if probabilities were set, or if the number is unknown.
-        window: the rounds in which canaries are planted, in words; empty for all rounds.
-    """
-
-    p_u: float
+    p_u: float  # p_u, p_e: probabilities; NaN if a number of copies was set
     p_e: float
-    copies: float
-    window: str = ""
+    copies: float  # planned number of copies; NaN if probabilities were set, or if the number is unknown
+    window: str = ""  # the rounds in which canaries are planted, in words; empty for all rounds
 
     @property
     def is_grid(self) -> bool:

@@ -49,19 +49,12 @@ Losses = Mapping[RunResults, Mapping[int, float]]  # training loss of each run b
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a panel with its band.
+    """A line of a panel with its band."""
 
-    Attributes:
-        x: float64 [points], epochs or rounds.
-        y: float64 [points], values.
-        low: float64 [points], lower end of the band; NaN without a band.
-        high: float64 [points], upper end of the band; NaN without a band.
-    """
-
-    x: Values
-    y: Values
-    low: Values
-    high: Values
+    x: Values  # float64 [points], epochs or rounds
+    y: Values  # float64 [points], values
+    low: Values  # float64 [points], lower end of the band; NaN without a band
+    high: Values  # float64 [points], upper end of the band; NaN without a band
 
 
 def curve(

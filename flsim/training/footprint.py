@@ -28,22 +28,14 @@ OPERATIONS = 350e12  # a second, of large products in bfloat16 on that GPU, whos
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process that trains a model needs.
+    """What a process that trains a model needs."""
 
-    Attributes:
-        weights, trained: numbers of all weights, and of trained ones.
-        base: bytes of the frozen weights.
-        user: bytes of each user that trains at the same time; of a batch in central training.
-        at_once: number of users that train at the same time.
-        gpu: bytes of the process's share of a GPU; None for a CPU.
-    """
-
-    weights: int
+    weights: int  # weights, trained: numbers of all weights, and of trained ones
     trained: int
-    base: int
-    user: int
-    at_once: int
-    gpu: float | None = None
+    base: int  # bytes of the frozen weights
+    user: int  # bytes of each user that trains at the same time; of a batch in central training
+    at_once: int  # number of users that train at the same time
+    gpu: float | None = None  # bytes of the process's share of a GPU; None for a CPU
 
     @property
     def memory(self) -> int:

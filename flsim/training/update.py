@@ -36,30 +36,19 @@ def clip_factor(norm: float, bound: float) -> float:
 
 @dataclass(frozen=True)
 class Counts:
-    """The counts of users' local training; they add, and `Counts()` is the identity.
+    """The counts of users' local training; they add, and `Counts()` is the identity."""
 
-    Attributes:
-        weight: sum of the users' weights: numbers of local examples, or 1 per user if updates are clipped.
-        users: number of users, including users without records.
-        loss: summed training cross-entropy in nats, over all local steps.
-        tokens: number of positions in `loss`.
-        norms: sum of the finite norms of users' updates, before the clip.
-        clipped: number of users whose norm exceeded the clip.
-        non_finite: number of users whose update is not finite. Such updates are excluded from the sum, and a number
-            above 0 fails the round in `flsim.algorithms.fedavg.step`.
-        examples: number of local examples.
-        left_out: number of records beyond the users' `max_records`, which were not trained on.
-    """
-
-    weight: float = 0.0
-    users: int = 0
-    loss: float = 0.0
-    tokens: int = 0
-    norms: float = 0.0
-    clipped: int = 0
+    weight: float = 0.0  # sum of the users' weights: numbers of local examples, or 1 per user if updates are clipped
+    users: int = 0  # number of users, including users without records
+    loss: float = 0.0  # summed training cross-entropy in nats, over all local steps
+    tokens: int = 0  # number of positions in `loss`
+    norms: float = 0.0  # sum of the finite norms of users' updates, before the clip
+    clipped: int = 0  # number of users whose norm exceeded the clip
+    # number of users whose update is not finite. Such updates are excluded from the sum, and a number above 0 fails the
+    # round in `flsim.algorithms.fedavg.step`.
     non_finite: int = 0
-    examples: int = 0
-    left_out: int = 0
+    examples: int = 0  # number of local examples
+    left_out: int = 0  # number of records beyond the users' `max_records`, which were not trained on
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -103,14 +92,10 @@ class UpdateSum:
     """A sum over users of weight x (local model - global model), with counts; sums merge, and `zero` is the identity.
 
     If updates are clipped, `delta` sums the clipped updates and every user's weight is 1.
-
-    Attributes:
-        delta: the sum, in float64, so the order and grouping of users change it by only about 1e-15 of its size.
-        counts: the counts of the same users.
     """
 
-    delta: Params
-    counts: Counts = field(default_factory=Counts)
+    delta: Params  # the sum, in float64, so the order and grouping of users change it by only about 1e-15 of its size
+    counts: Counts = field(default_factory=Counts)  # the counts of the same users
 
     @classmethod
     def zero(cls, like: Params) -> "UpdateSum":

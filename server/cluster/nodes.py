@@ -31,20 +31,15 @@ Node = dict[str, Any]
 
 @dataclass(frozen=True)
 class Environment:
-    """The code, files and processor of a node.
-
-    Attributes:
-        run: digest of the run's settings, as far as results depend on them, and of its custom code; None if the node
-            cannot read the folder.
-        corpus: digest of the corpus's manifest; None if the node cannot open the corpus.
-        trouble: the reason why it cannot open the corpus.
-    """
+    """The code, files and processor of a node."""
 
     versions: dict[str, str]
     processor: str
+    # digest of the run's settings, as far as results depend on them, and of its custom code; None if the node cannot
+    # read the folder
     run: str | None
-    corpus: str | None
-    trouble: str = ""
+    corpus: str | None  # digest of the corpus's manifest; None if the node cannot open the corpus
+    trouble: str = ""  # the reason why it cannot open the corpus
 
 
 def environment_of(run: Path, corpus: Path | str) -> Environment:

@@ -75,20 +75,15 @@ class ShardFailed(RunFailed):
 
 @dataclass(frozen=True)
 class Exchange:
-    """The sender of requests to nodes, which collects their replies.
-
-    Attributes:
-        branch: number of consecutive shards that a client process adds; 0 for all. It is used only with a grid that
-            holds arrays.
-        retries: number of repeated requests to a shard after an error or the deadline.
-    """
+    """The sender of requests to nodes, which collects their replies."""
 
     grid: Grid
     shards: int
+    # number of consecutive shards that a client process adds; 0 for all. It is used only with a grid that holds arrays.
     branch: int
     address: Address
     deadline: Deadline
-    retries: int
+    retries: int  # number of repeated requests to a shard after an error or the deadline
     stop: Stop
 
     def send(self, asked: Sequence[RoundRequest]) -> Iterator[Reply]:
@@ -181,18 +176,12 @@ class Exchange:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A message without an answer, for one shard or for the sum of a branch.
+    """A message without an answer, for one shard or for the sum of a branch."""
 
-    Attributes:
-        shards: the shards to which the request is sent again if it fails.
-        since: `time.monotonic` when it was sent.
-        branch: the branch whose sum it requests; None for a request to a shard.
-    """
-
-    shards: tuple[int, ...]
-    since: float
+    shards: tuple[int, ...]  # the shards to which the request is sent again if it fails
+    since: float  # `time.monotonic` when it was sent
     seconds: float
-    branch: int | None = None
+    branch: int | None = None  # the branch whose sum it requests; None for a request to a shard
 
 
 class _RoundExchange:

@@ -120,18 +120,12 @@ class RemoteArrays:
 
 @dataclass(eq=False)
 class Job:
-    """A message, and the arrays that belong to it.
-
-    Attributes:
-        arrays: references to its arrays, by name.
-        parts: the stored arrays that it requests to add; none for a message to the ClientApp.
-        replied: reference to the arrays of the reply, after the message is sent.
-    """
+    """A message, and the arrays that belong to it."""
 
     message: Message
-    arrays: Mapping[str, ObjectRef]
-    parts: Sequence[RemoteArrays]
-    replied: ObjectRef | None = None
+    arrays: Mapping[str, ObjectRef]  # references to its arrays, by name
+    parts: Sequence[RemoteArrays]  # the stored arrays that it requests to add; none for a message to the ClientApp
+    replied: ObjectRef | None = None  # reference to the arrays of the reply, after the message is sent
 
     @property
     def id(self) -> str:

@@ -32,18 +32,13 @@ DIGEST_DIGITS = 12  # digits of a digest in messages
 
 @settings
 class Range:
-    """The searched range of a setting.
+    """The searched range of a setting."""
 
-    Attributes:
-        low: its smallest value.
-        high: its largest value.
-        scale: "log" spaces and draws the logarithms of values evenly, "linear" the values.
-        points: number of values of method "grid"; can be omitted if it is the only setting.
-    """
-
-    low: float
-    high: float
+    low: float  # its smallest value
+    high: float  # its largest value
+    # "log" spaces and draws the logarithms of values evenly, "linear" the values
     scale: Literal["log", "linear"] = "log"
+    # number of values of method "grid"; can be omitted if it is the only setting
     points: Annotated[Whole, bounds(ge=2)] | None = None
 
     def __post_init__(self) -> None:
@@ -80,15 +75,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial of a group.
+    """A trial of a group."""
 
-    Attributes:
-        values: values of the searched settings.
-        perplexities: geometric mean over its runs after each share of training that it reached; infinite if a run
-            diverged.
-    """
-
-    values: Point
+    values: Point  # values of the searched settings
+    # geometric mean over its runs after each share of training that it reached; infinite if a run diverged
     perplexities: list[float] = field(default_factory=list)
 
     @property
@@ -99,23 +89,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class GroupOutcome:
-    """The result of a search for the runs of a sweep that share values.
+    """The result of a search for the runs of a sweep that share values."""
 
-    Attributes:
-        name, grid, axes: see `Group`.
-        values: the chosen values, by setting.
-        perplexity: perplexity of the chosen trial at the end of training.
-        widenings: number of extensions of its range.
-        trials: all its trials.
-    """
-
-    name: str
+    name: str  # name, grid, axes: see `Group`
     grid: str
     axes: Values
-    values: Point
-    perplexity: float
-    widenings: int
-    trials: tuple[Trial, ...]
+    values: Point  # the chosen values, by setting
+    perplexity: float  # perplexity of the chosen trial at the end of training
+    widenings: int  # number of extensions of its range
+    trials: tuple[Trial, ...]  # all its trials
 
     @property
     def is_limited_by_stability(self) -> bool:
@@ -133,20 +115,15 @@ class GroupOutcome:
 
 @settings
 class Rule:
-    """The rule of a search, which is the same for all groups.
+    """The rule of a search, which is the same for all groups."""
 
-    Attributes:
-        method: "grid" takes all products of evenly spaced values, "random" draws values.
-        trials: number of trials before the range is extended; at least 8.
-        halving: ascending shares of the length of training after which the better half of the trials continues; the
-            last share is 1.
-        widenings: largest number of extensions of the range of a group.
-    """
-
+    # "grid" takes all products of evenly spaced values, "random" draws values
     method: Literal["grid", "random"] = "grid"
-    trials: Annotated[Whole, bounds(ge=FEWEST)] = 8
+    trials: Annotated[Whole, bounds(ge=FEWEST)] = 8  # number of trials before the range is extended; at least 8
+    # ascending shares of the length of training after which the better half of the trials continues; the last share is
+    # 1
     halving: tuple[float, ...] = (0.25, 0.5, 1.0)
-    widenings: Natural = 3
+    widenings: Natural = 3  # largest number of extensions of the range of a group
 
     def __post_init__(self) -> None:
         shares = (0.0, *self.halving)
@@ -258,38 +235,23 @@ def open_sides(points: Sequence[Point], best: Point) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        title, tier: the sweep's title, and the tier.
-        training: digest of the grids and settings of training; see `flsim.runs.sweeps.definition.training_digest`.
-        search: digest of the search: its settings, and those of its first runs.
-        objective: the minimized quantity, in words.
-        method, trials, halving: see `Rule`.
-        runs: number of runs of a trial, over seeds and axes.
-        by: axes of the sweep by which groups differ.
-        seeds: seeds of the search.
-        corpus: digest of the corpus of the search.
-        has_own_corpus: whether the corpora of the search and the sweep differ.
-        groups: results by group.
-        source: the file; empty in the file itself.
-    """
-
-    title: str
+    title: str  # title, tier: the sweep's title, and the tier
     tier: str
-    training: str
-    search: str
-    objective: str
-    method: str
+    training: str  # digest of the grids and settings of training; see `flsim.runs.sweeps.definition.training_digest`
+    search: str  # digest of the search: its settings, and those of its first runs
+    objective: str  # the minimized quantity, in words
+    method: str  # method, trials, halving: see `Rule`
     trials: int
     halving: tuple[float, ...]
-    runs: int
-    by: tuple[str, ...]
-    seeds: tuple[int, ...]
-    corpus: str
-    has_own_corpus: bool
-    groups: tuple[GroupOutcome, ...]
-    source: str = ""
+    runs: int  # number of runs of a trial, over seeds and axes
+    by: tuple[str, ...]  # axes of the sweep by which groups differ
+    seeds: tuple[int, ...]  # seeds of the search
+    corpus: str  # digest of the corpus of the search
+    has_own_corpus: bool  # whether the corpora of the search and the sweep differ
+    groups: tuple[GroupOutcome, ...]  # results by group
+    source: str = ""  # the file; empty in the file itself
 
     def values_for(self, grid: str, axes: Values, overrides: Iterable[str] = ()) -> Point:
         """Return the chosen values for a run.

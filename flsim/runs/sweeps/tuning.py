@@ -55,19 +55,13 @@ FILE = "tune.json"
 
 @settings
 class TuningTier:
-    """The search at one tier of the sweep.
+    """The search at one tier of the sweep."""
 
-    Attributes:
-        grids: ranges of settings, for each grid of the sweep.
-        at: values of axes that trials have; other runs of the sweep use the chosen values without a trial.
-        corpus: folder or URI of a corpus for the search only, relative to the file.
-        corpus_seed: seed of a corpus for the search only, instead of `corpus`; its other settings are those of the
-            tier.
-    """
-
-    grids: dict[str, dict[str, Range]]
+    grids: dict[str, dict[str, Range]]  # ranges of settings, for each grid of the sweep
+    # values of axes that trials have; other runs of the sweep use the chosen values without a trial
     at: dict[str, list[Any]] = field(default_factory=dict)
-    corpus: str | None = None
+    corpus: str | None = None  # folder or URI of a corpus for the search only, relative to the file
+    # seed of a corpus for the search only, instead of `corpus`; its other settings are those of the tier
     corpus_seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -81,19 +75,12 @@ class TuningTier:
 
 @settings
 class Tuning(Rule):
-    """The content of a file for `flsim tune`.
+    """The content of a file for `flsim tune`."""
 
-    Attributes:
-        sweep: file of the sweep, relative to this file.
-        tiers: searches by tier of the sweep.
-        seeds: seeds of the trials' runs.
-        by: axes of the sweep by which groups differ; each grid is a separate group.
-    """
-
-    sweep: str = ""
-    tiers: dict[str, TuningTier] = field(default_factory=dict)
-    seeds: Annotated[tuple[Natural, ...], DIFFERENT] = ()
-    by: tuple[str, ...] = ()
+    sweep: str = ""  # file of the sweep, relative to this file
+    tiers: dict[str, TuningTier] = field(default_factory=dict)  # searches by tier of the sweep
+    seeds: Annotated[tuple[Natural, ...], DIFFERENT] = ()  # seeds of the trials' runs
+    by: tuple[str, ...] = ()  # axes of the sweep by which groups differ; each grid is a separate group
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,23 +141,14 @@ class TuningFolder(SweepFolder):
 
 @dataclass(frozen=True)
 class Search:
-    """A search at one tier.
+    """A search at one tier."""
 
-    Attributes:
-        source: its file.
-        tuning: content of the file.
-        at: the settings of the tier.
-        definition: the sweep.
-        tier_name: name of the tier.
-        corpus: folder or URI of the corpus of the search, which can be created later.
-    """
-
-    source: Path
-    tuning: Tuning
-    at: TuningTier
-    definition: Definition
-    tier_name: str
-    corpus: Path | str
+    source: Path  # its file
+    tuning: Tuning  # content of the file
+    at: TuningTier  # the settings of the tier
+    definition: Definition  # the sweep
+    tier_name: str  # name of the tier
+    corpus: Path | str  # folder or URI of the corpus of the search, which can be created later
 
     @property
     def sweep(self) -> Path:

@@ -28,17 +28,11 @@ from flsim.training.state import Moments, State
 
 @dataclass(frozen=True)
 class Log:
-    """Sums over some steps.
+    """Sums over some steps."""
 
-    Attributes:
-        loss: summed cross-entropy in nats, before each step.
-        tokens: number of positions in `loss`.
-        records: number of records.
-    """
-
-    loss: float = 0.0
-    tokens: int = 0
-    records: int = 0
+    loss: float = 0.0  # summed cross-entropy in nats, before each step
+    tokens: int = 0  # number of positions in `loss`
+    records: int = 0  # number of records
 
     def merge(self, other: "Log") -> "Log":
         return Log(self.loss + other.loss, self.tokens + other.tokens, self.records + other.records)
@@ -74,17 +68,11 @@ EngineName = Literal["fused", "autograd"]
 
 @dataclass(frozen=True)
 class Chunk:
-    """The records that consecutive steps read.
+    """The records that consecutive steps read."""
 
-    Attributes:
-        first: the first of the steps, from 0.
-        records: the records of all steps, one step after another.
-        counts: int64 [steps], number of records of each step; under DP-SGD it can be 0.
-    """
-
-    first: int
-    records: Records
-    counts: NDArray[np.int64]
+    first: int  # the first of the steps, from 0
+    records: Records  # the records of all steps, one step after another
+    counts: NDArray[np.int64]  # int64 [steps], number of records of each step; under DP-SGD it can be 0
 
     def __len__(self) -> int:
         return len(self.counts)

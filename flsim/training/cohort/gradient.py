@@ -26,18 +26,12 @@ RARE = 1e-30  # a probability below it has lost digits; its logarithm is compute
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """The real positions of a batch, by time, then row; rows are records, longest first.
+    """The real positions of a batch, by time, then row; rows are records, longest first."""
 
-    Attributes:
-        inputs, targets: int64 [N].
-        sizes: number of rows at each time, in descending order.
-        dropout_mask: factors, [N, D] for the inputs of cells and [N, D] for the inputs of the output layer; None
-            without dropout.
-    """
-
-    inputs: Tensor
+    inputs: Tensor  # inputs, targets: int64 [N]
     targets: Tensor
-    sizes: list[int]
+    sizes: list[int]  # number of rows at each time, in descending order
+    # factors, [N, D] for the inputs of cells and [N, D] for the inputs of the output layer; None without dropout
     dropout_mask: tuple[Tensor, Tensor] | None = None
 
 
@@ -69,17 +63,12 @@ def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of a batch's summed loss, as terms per position.
+    """The gradients of a batch's summed loss, as terms per position."""
 
-    Attributes:
-        read: [rows, D], by the embeddings that are read.
-        products: matrices [rows, m] and [rows, n] by the name of the weight [m, n] whose gradient is their product.
-        sums: a matrix [rows, n] by the name of the bias [n] whose gradient is the sum of its rows.
-    """
-
-    read: Tensor
+    read: Tensor  # [rows, D], by the embeddings that are read
+    # matrices [rows, m] and [rows, n] by the name of the weight [m, n] whose gradient is their product
     products: dict[str, tuple[Tensor, Tensor]]
-    sums: dict[str, Tensor]
+    sums: dict[str, Tensor]  # a matrix [rows, n] by the name of the bias [n] whose gradient is the sum of its rows
 
 
 Backward = Callable[[Tensor], Gradients]  # of d_outputs [rows, D], which it can overwrite
@@ -442,24 +431,15 @@ class Tape:
     """The values of the forward pass that the gradient needs, as blocks of one time after another.
 
     Matrices in large products can have more than N rows, see `Products.rows`.
-
-    Attributes:
-        read: [N, D], embeddings of the inputs, after dropout.
-        gates: [N, 3H], f, o, g.
-        memory: [N, H], c.
-        bounded: [N, H], tanh c.
-        hidden: [N, H], o tanh c.
-        outputs: [N, D], r.
-        sizes: number of rows of each block, in descending order.
     """
 
-    read: Tensor
-    gates: Tensor
-    memory: Tensor
-    bounded: Tensor
-    hidden: Tensor
-    outputs: Tensor
-    sizes: list[int]
+    read: Tensor  # [N, D], embeddings of the inputs, after dropout
+    gates: Tensor  # [N, 3H], f, o, g
+    memory: Tensor  # [N, H], c
+    bounded: Tensor  # [N, H], tanh c
+    hidden: Tensor  # [N, H], o tanh c
+    outputs: Tensor  # [N, D], r
+    sizes: list[int]  # number of rows of each block, in descending order
 
 
 class PackedCIFG(PackedModel):

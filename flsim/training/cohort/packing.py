@@ -23,24 +23,16 @@ SCALARS = 3
 
 
 class Parts(NamedTuple):
-    """A step of u users, as views of the flat array.
+    """A step of u users, as views of the flat array."""
 
-    Attributes:
-        tokens: int32 [u, T, B], inputs; 0 if a record has no token.
-        places: int32 [u, N], the place (t + 1) B + b of each real position, with an additional block before the first
-            time; padded with 0, which is in this block.
-        targets: int32 [u, N].
-        counts: int32 [u], number of real positions; 0 for a user without this step.
-        number: int32 [1], the number of the step, from 1.
-        scalars: float64 [3], the step's learning rate and Adam's 1 - beta^t; 0 if the caller of `pack` gave none.
-    """
-
-    tokens: Tensor
+    tokens: Tensor  # int32 [u, T, B], inputs; 0 if a record has no token
+    # int32 [u, N], the place (t + 1) B + b of each real position, with an additional block before the first time;
+    # padded with 0, which is in this block
     places: Tensor
-    targets: Tensor
-    counts: Tensor
-    number: Tensor
-    scalars: Tensor
+    targets: Tensor  # int32 [u, N]
+    counts: Tensor  # int32 [u], number of real positions; 0 for a user without this step
+    number: Tensor  # int32 [1], the number of the step, from 1
+    scalars: Tensor  # float64 [3], the step's learning rate and Adam's 1 - beta^t; 0 if the caller of `pack` gave none
 
 
 class Shape(NamedTuple):
@@ -78,19 +70,12 @@ EXACT = Shape(1, 1, 1, 1)  # shapes are not rounded up
 
 @dataclass(frozen=True)
 class PackedGroup:
-    """Users, ordered by number of steps, so that the active users of any step are the first users.
+    """Users, ordered by number of steps, so that the active users of any step are the first users."""
 
-    Attributes:
-        order: int64 [users], the index of each user in the argument of `pack` or `pack_users`.
-        tokens: number of positions of each user over all steps, in the order of the argument.
-        shapes: the shape of each step.
-        data: int32, the steps one after another; in pinned memory if `pin` was set.
-    """
-
-    order: Ints
-    tokens: list[int]
-    shapes: list[Shape]
-    data: Tensor
+    order: Ints  # int64 [users], the index of each user in the argument of `pack` or `pack_users`
+    tokens: list[int]  # number of positions of each user over all steps, in the order of the argument
+    shapes: list[Shape]  # the shape of each step
+    data: Tensor  # int32, the steps one after another; in pinned memory if `pin` was set
 
     def __len__(self) -> int:
         return len(self.order)
@@ -266,21 +251,14 @@ class Segments:
 
     Users are ordered by number of steps, most first, so that the users of any step are the first ones. Segments are
     ordered by step, then user.
-
-    Attributes:
-        step, user: int64 [segments].
-        sizes: int64 [segments, times], number of rows at each time; the sum over times is the number of positions.
-        length: int64 [rows], number of positions of each row; by segment, longest row first.
-        start: int64 [rows], position of the first word of each row in all words of the users.
-        has_eos: bool [rows], whether the row's last target is EOS.
     """
 
-    step: Ints
+    step: Ints  # step, user: int64 [segments]
     user: Ints
-    sizes: Ints
-    length: Ints
-    start: Ints
-    has_eos: NDArray[np.bool_]
+    sizes: Ints  # int64 [segments, times], number of rows at each time; the sum over times is the number of positions
+    length: Ints  # int64 [rows], number of positions of each row; by segment, longest row first
+    start: Ints  # int64 [rows], position of the first word of each row in all words of the users
+    has_eos: NDArray[np.bool_]  # bool [rows], whether the row's last target is EOS
 
     def parts(self, positions: int) -> "Iterator[tuple[slice, Segments]]":
         """Yield the segments of complete steps, with about this many positions, and the slice of these segments."""
