@@ -120,22 +120,13 @@ def refuse_wrong_options(settings: object, *names: str) -> None:
 
 
 def refuse_options(name: str, options: Mapping[str, object], setting: str) -> None:
-    """Raise InputError for options of a built-in name.
-
-    Args:
-        name: the built-in name, or ``path/to/file.py:NAME``.
-        setting: the setting that holds the options, for messages.
-    """
+    """Raise InputError for options of a built-in name, which `setting` holds."""
     if options and not is_custom(name):
         raise InputError(f'{setting}: options are for custom code only, found "{name}"; remove them')
 
 
 def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
-    """Call a class or function with arguments, and with the options of its name as keyword arguments.
-
-    Raises:
-        InputError: a custom class or function does not accept these options.
-    """
+    """Call a class or function with arguments and its name's options; InputError if custom code refuses them."""
     options = options_of(name)
     try:
         return make(*arguments, **options)
@@ -151,10 +142,7 @@ def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
 
 
 def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None:
-    """Raise InputError if a name is neither built-in nor of the form ``path/to/file.py:NAME``.
-
-    No code is executed.
-    """
+    """Raise InputError if a name is neither built-in nor ``path/to/file.py:NAME``; no code is executed."""
     if not isinstance(name, str):
         raise InputError(f"{kind} {BY_NAME}, found {name!r:.60}")
     if without_options(name) not in built_in and not is_custom(name):
@@ -218,13 +206,7 @@ def restrict_custom_code(*kinds: str) -> Iterator[None]:
 
 
 def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, base: type[Thing]) -> type[Thing]:
-    """Return a class that is derived from `base`.
-
-    For other arguments and errors, see `resolve`.
-
-    Raises:
-        InputError: the object of the custom file is not a subclass of `base`.
-    """
+    """Return a class that is derived from `base`; otherwise as `resolve`."""
     thing: object = resolve(name, built_in, kind)
     if not (isinstance(thing, type) and issubclass(thing, base)):
         raise InputError(
@@ -252,11 +234,7 @@ def options_as_text(name: str) -> str:
 
 
 def source_digest(name: str) -> str:
-    """Return the sha256, in hexadecimal, of the file of ``path/to/file.py:NAME``.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Return the sha256, in hexadecimal, of the file of ``path/to/file.py:NAME``; InputError if it cannot be read."""
     path, _ = parts(name)
     try:
         return file_digest(path)
@@ -265,13 +243,7 @@ def source_digest(name: str) -> str:
 
 
 def by_content(name: str) -> str:
-    """Return ``SHA256.py:NAME`` for ``path/to/file.py:NAME``, which does not depend on the place of the file.
-
-    A built-in name and a name by content are not changed.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Return ``SHA256.py:NAME`` for ``path/to/file.py:NAME``, independent of its place; other names are unchanged."""
     path, attribute = parts(name)
     if not is_custom(name) or path.stem in _places:
         return name
@@ -292,11 +264,7 @@ def name_in_settings(name: str) -> str:
 
 
 def execute(path: Path) -> ModuleType:
-    """Execute a file and return it as a new module, which can import files of its folder, like a script.
-
-    Raises:
-        InputError: the file cannot be read, or it failed; the message names the line.
-    """
+    """Execute a file as a new module, which can import files of its folder, like a script; InputError with the line."""
     source = _read(path)
     sys.path.insert(0, str(path.resolve().parent))
     return _execute(path, source)
@@ -308,10 +276,7 @@ def add_own_file(path: str) -> None:
 
 
 def place(error: BaseException) -> str | None:
-    """Return the innermost frame of an error in a custom file, such as ``file.py:12``.
-
-    The result is None if the error passed through no custom file.
-    """
+    """Return the innermost frame of an error in a custom file, such as ``file.py:12``; None without one."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _files]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
@@ -352,12 +317,7 @@ def custom_code_errors(
 def custom_call_errors(
     name: str, needs: str, failure: type[InputError] | type[RunFailed] = CustomCodeError
 ) -> Iterator[None]:
-    """Turn errors of custom code, and of calls that it does not accept, into one-line errors.
-
-    Args:
-        needs: the calls that the object must accept, for the message.
-        failure: the type of the new error, as for `custom_code_errors`.
-    """
+    """Turn errors of custom code, and of calls that it does not accept but `needs` lists, into one-line errors."""
     try:
         with custom_code_errors(failure):
             yield

@@ -30,10 +30,8 @@ _warned: set[int] = set()  # devices, so that a process warns once about each fi
 def sync(path: Path) -> None:
     """Sync the bytes of a file, or the names in a folder, so that they survive a loss of power.
 
-    If the file system cannot sync folders, flsim warns once about the folder and raises no error.
-
-    Raises:
-        OSError: the path cannot be synced. The error names the path, except for a temporary file.
+    If the file system cannot sync folders, flsim warns once about the folder and raises no error. Other OSErrors name
+    the path, except for a temporary file.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -159,10 +157,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def refuse_unwritable(folder: Path, *names: str) -> None:
-    """Raise InputError if no file can be created in a folder, or in its folders with these names.
-
-    Use it before long computations that store results at the end. Nothing is written.
-    """
+    """Raise InputError, before long computations, if no file can be created in a folder, or in these folders of it."""
     for path in (folder, *(folder / name for name in names)):
         if path.exists() and not (path.is_dir() and os.access(path, os.W_OK | os.X_OK)):
             raise InputError(
@@ -172,10 +167,7 @@ def refuse_unwritable(folder: Path, *names: str) -> None:
 
 
 def refuse_missing_folder(path: Path) -> None:
-    """Raise InputError if `path`, or a folder above it, does not exist.
-
-    A missing folder was probably moved, so the message does not mention damage.
-    """
+    """Raise InputError if `path`, or a folder above it, is missing: it was probably moved, which is no damage."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:
         raise InputError(
@@ -192,11 +184,7 @@ def make_folder(path: Path) -> None:
 
 
 def inside(folder: Path, name: object) -> Path:
-    """Return the path of a file that a data file names, which must be inside the folder, also after links are followed.
-
-    Raises:
-        InputError: the path is outside the folder, or is not a valid name.
-    """
+    """Return the path of a file that a data file names; InputError if it is not inside the folder, after links."""
     try:
         parts = PurePath(str(name)).parts
         if isinstance(name, str) and parts and ".." not in parts:
@@ -373,10 +361,7 @@ class HashedFile:
 
 
 def file_digest(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal.
-
-    A process reads a file once, and again only after the file changed.
-    """
+    """Return the sha256 of a file, in hexadecimal, read once per process and again only after it changed."""
     status = path.stat()
     return _digest_of(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -393,19 +378,13 @@ TAIL = 4096  # bytes that are read first at the end of a file, enough for most l
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """Yield the value of each line of a file.
-
-    Incomplete and damaged lines are omitted. A missing file has no lines.
-    """
+    """Yield the value of each complete and valid line of a file; nothing for a missing file."""
     if path.exists():
         yield from _values(path.read_bytes())
 
 
 def last_line(path: Path) -> Any:
-    """Return the value of a file's last line without reading the lines before it.
-
-    The result is None if the line is damaged or the file is empty.
-    """
+    """Return the value of a file's last line, without reading the others; None if it is damaged or missing."""
     try:
         with path.open("rb") as file:
             line = _end(file)

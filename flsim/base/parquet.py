@@ -15,13 +15,8 @@ MOST_ROWS = 10**7  # repeated rows need no space in a file, but need memory
 def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) -> pd.DataFrame:
     """Return the columns of `schema` with their types; the pandas metadata of the file is ignored.
 
-    Args:
-        schema: names and types. If a field is not nullable, no cell of its column and no item of its lists can be
-            missing.
-        optional: names of columns that may be absent.
-
-    Raises:
-        InputError: the file is damaged, or a column is missing.
+    If a field is not nullable, no cell of its column and no item of its lists can be missing; `optional` columns may be
+    absent. InputError otherwise, or if the file is damaged.
     """
     try:
         with pq.ParquetFile(path) as file:

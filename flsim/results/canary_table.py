@@ -63,15 +63,15 @@ def canary_table(
             table[name] = roster.get(name, pd.NA)
     table["round"] = at
     types = {name: kind for name, kind in TYPES.items() if name in table}
-    kept = []
+    shown = []
     for quantity in quantities_of([run]):
         values = run.of_canaries(quantity.name, at, quantity.is_partial) if quantity.of_canaries else None
         if values is not None:
-            kept.append(quantity)
+            shown.append(quantity)
             table[quantity.name], types[quantity.name] = values.to_numpy(), KINDS[quantity.kind]
     if written is not None:
         table[WRITTEN], types[WRITTEN] = roster["canary"].map(dict(written)), "string"
-    return described(table.astype(types), kept)
+    return described(table.astype(types), shown)
 
 
 def trace(run: RunResults, took_part: pd.DataFrame | None, canaries: Sequence[str] = ()) -> pd.DataFrame:

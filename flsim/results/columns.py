@@ -56,12 +56,7 @@ def columns_over_seeds(quantity: Quantity) -> dict[str, str]:
 
 
 def columns_of_controls(flags: Iterable[Quantity]) -> dict[str, str]:
-    """Return the columns of canaries that were never planted, with their types.
-
-    Tables have them if there are such canaries.
-
-    These are their number, the number with each flag, and the probability that Random Sampling marks one as memorized.
-    """
+    """Return the types of the columns of canaries never planted: their number, flags, and how often RS marks one."""
     counts = {f"{flag.name}_controls": "Int64" for flag in flags}
     return {"controls": "Int64", **counts, FALSE_POSITIVE: "Float64"}
 

@@ -140,10 +140,7 @@ class Measurements:
         return identity_of(self._digest, self.canaries.identity)
 
     def refuse_other(self) -> None:
-        """Raise InputError if rows cannot be stored, before anything is measured.
-
-        The folder has other content, or cannot be written, or the number of copies of a canary is unknown.
-        """
+        """Raise InputError if rows cannot be stored, or a number of copies is unknown, before anything is measured."""
         unknown = [canary.id for canary in self.canaries.planting.canaries if canary.copies is None]
         if unknown and self.canaries.law["source"] == LISTED:
             raise InputError(
@@ -162,11 +159,7 @@ class Measurements:
         refuse_unwritable(self.path, "rows")
 
     def add(self, round: int, rows: Sequence[Row], model: Mapping[str, Any]) -> None:
-        """Store the rows of a round and how to load its model, and replace earlier rows; create the folder if needed.
-
-        Raises:
-            InputError: see `refuse_other`; or the folder has this round of a model with other parameters.
-        """
+        """Store a round's rows and how to load its model; InputError as `refuse_other`, or for another model."""
         self.refuse_other()
         stored = self.path / MODELS / f"round-{round:06d}.json"
         if stored.exists() and from_json(stored.read_bytes())["digest"] != model["digest"]:
@@ -291,10 +284,9 @@ def measure(
     out: Path | None = None,
     name: str | None = None,
 ) -> list[Row]:
-    """Measure each checkpoint of a model as `flsim.evaluation.audit.audit` does, and store the rows if `out` is set.
+    """Measure each checkpoint of a model as `flsim.evaluation.audit.audit` does; store the rows if `out` is set.
 
-    Raises:
-        InputError: a checkpoint or the factory is wrong, the model breaks the protocol, or `out` has other content.
+    Raises InputError for a wrong checkpoint or factory, a model against the protocol, or another `out`.
     """
     folder = None if out is None else Measurements(out, name or model.label, canaries, hparams, seed)
     if folder is not None:
@@ -313,11 +305,7 @@ def measure(
 
 
 def canaries_of(path: Path) -> CanarySet:
-    """Return the canaries of a folder of measurements, drawn again from their law.
-
-    Raises:
-        InputError: somebody listed the canaries, or they are not those that were measured.
-    """
+    """Return the canaries of measurements, drawn again from their law; InputError if others were measured or listed."""
     if not (path / "planted" / MANIFEST).is_file():
         raise InputError(
             f"{path}: has no law of its canaries, so nothing can be proven; draw canaries with flsim data canaries "
@@ -330,15 +318,9 @@ def canaries_of(path: Path) -> CanarySet:
 
 
 def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
-    """Return the model of a folder of transformers or peft, with the token ids of the canaries of measurements.
+    """Return the model in a folder of transformers or peft, with the canaries' token ids; `path` has the measurements.
 
-    Args:
-        folder: the folder of the model.
-        canaries: the canaries.
-        path: the folder of measurements.
-
-    Raises:
-        InputError: there is no such model, or its tokens are not those of the canaries.
+    Raises InputError if there is no such model, or its tokens are not those of the canaries.
     """
     if not is_folder_of_model(folder):
         raise InputError(f"{folder}: has no model of transformers or peft; name the folder of a model")
@@ -368,16 +350,9 @@ class MeasuredModel:
     ) -> "MeasuredModel":
         """Load the model of a round, by default of the newest one, and compare it with the measured one.
 
-        Args:
-            path: the folder of measurements.
-            round: the round.
-            spec: factory of the model, whose code is executed. A folder of measurements names its factory, but only the
-                user decides what is executed. For a model without code: a folder, if it has been moved.
-            device: torch device, such as "cuda".
-
-        Raises:
-            InputError: the model is unknown, its factory is not named, or code or parameters are not those that were
-                measured.
+        A folder of measurements at `path` names its factory, but only the user decides what is executed, with `spec`.
+        For a model without code, `spec` is a folder, if it has been moved. InputError if the model is unknown, its
+        factory is not named, or code or parameters are not those that were measured.
         """
         canaries, record, number = canaries_of(path), *_record_of(path, round)
         weights = None if record["weights"] is None else Path(record["weights"])

@@ -282,8 +282,7 @@ class Run:
     def load(self, path: Path, executes_code: bool = True) -> State:
         """Load a checkpoint of this run; without custom code, frozen parameters of a custom model are not compared.
 
-        Raises:
-            InputError: the checkpoint is damaged; `checkpoint.ForeignCheckpointError` if it is of another run.
+        Raises InputError if it is damaged; `checkpoint.ForeignCheckpointError` if it is of another run.
         """
         state, stored = checkpoint.load(path)
         ours = (self.provenance if executes_code else self._with_frozen(stored.frozen)).by_content
@@ -309,12 +308,7 @@ class Run:
         raise checkpoint.ForeignCheckpointError(f"{path}: {why}")
 
     def _custom_code_beyond_settings(self, state: State) -> str:
-        """Return the custom sampler or noise in the ledger of a state that the settings do not have.
-
-        Empty if there is none.
-
-        An epsilon of the ledger would execute it.
-        """
+        """Return the custom sampler or noise that only a state's ledger has, which an epsilon would execute; or ""."""
         for entry in state.ledger.entries:
             if is_custom(entry.sampler) or is_custom(entry.noise):
                 planned = self.config.planned(entry.population, entry.rounds)
@@ -416,15 +410,11 @@ def _with_copies(settings: Settings, folder: Path) -> Settings:
 
 
 def participation(run: Run, rounds: int) -> pd.DataFrame:
-    """Return the participation of sharers in the first rounds of a run.
+    """Return the participation of sharers in the first rounds of a run; in central training, steps that read a copy.
 
-    In central training, these are the steps that read a copy. A sharer is a user who holds a copy; in the IID
-    partition, a synthetic user; for an injected canary, a pseudo-user, whose number follows those of users. A sharer
-    that took part read all its copies, unless local.max_records limited it to some of its records.
-
-    Returns:
-        Columns ``round`` (the first is 1), ``canary`` (its id) and ``user``; a row for each round and sharer (central
-        training: step and copy), ordered by round, canary and user.
+    A sharer is a user who holds a copy; in the IID partition, a synthetic user; for an injected canary, a pseudo-user,
+    whose number follows those of users. A sharer that took part read all its copies, unless local.max_records limited
+    it to some of its records. Columns are ``round`` (from 1), ``canary`` (its id) and ``user``, in this order.
     """
     at, canary, user = run.config.meetings(run.users, rounds)
     extra = of_extra(run.users, rounds, is_by_copy=run.config.unit == "record")

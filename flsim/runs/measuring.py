@@ -70,11 +70,7 @@ def evaluate_checkpoint(
 def evaluate_where_writable(
     run: Path, path: str | Path, device: str = "cpu", calibrate: Sequence[Path] = (), **changes: Any
 ) -> list[Row]:
-    """Measure a checkpoint on request of a user; see `evaluate_checkpoint`.
-
-    Raises:
-        InputError: the rows could not be stored, which is checked before measuring; or see `evaluate_checkpoint`.
-    """
+    """Measure a checkpoint as `evaluate_checkpoint` for a user; InputError before that if rows cannot be stored."""
     refuse_unwritable(run, "rows")
     config = Run.open(run).config
     announce_evaluation(replace(config, evaluation=replace(config.evaluation, **changes)))
@@ -96,11 +92,9 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def written_after(run: Run, round: int, device: str = "cpu") -> dict[str, tuple[int, ...]]:
-    """Return the phrases that beam search generates with the checkpoint of a round: token ids by canary id.
+    """Return the phrases that beam search generates with a round's checkpoint: token ids by canary id.
 
-    Raises:
-        InputError: the checkpoint is missing, or belongs to another run.
-        Diverged: its parameters are not finite.
+    Raises InputError if the checkpoint is missing or of another run, Diverged if its parameters are not finite.
     """
     path = run.path / "checkpoints" / checkpoint.checkpoint_name(round)
     if not path.is_file():

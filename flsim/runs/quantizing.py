@@ -20,11 +20,9 @@ from flsim.runs.measuring import announce_evaluation, evaluate_checkpoint
 def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:
     """Copy a run's evaluated checkpoints to a new run, and measure them with weights of `bits` bits.
 
-    The checkpoints of the new run contain the original weights. Weights are rounded only for the measurement.
-
-    Raises:
-        InputError: `out` exists, `bits` is out of range, the run has no evaluated checkpoint, or is already quantized;
-            or torch has no such device. After any error, there is no new folder.
+    The checkpoints of the new run contain the original weights. Weights are rounded only for the measurement. Raises
+    InputError if `out` exists, `bits` is out of range, or the run has no evaluated checkpoint or is quantized. After
+    any error, there is no new folder.
     """
     refuse_missing_device(device)
     run = Run.open(source)

@@ -223,10 +223,7 @@ def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[
 
 
 def _without_tensorboards(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., None]:
-    """Return the hook without the errors of TensorBoard's threads.
-
-    The next call of TensorBoard's writer raises these errors again.
-    """
+    """Return the hook without the errors of TensorBoard's threads, which the next call of its writer raises again."""
 
     def called(about: threading.ExceptHookArgs) -> None:
         if not type(about.thread).__module__.startswith("tensorboard."):
@@ -281,10 +278,7 @@ def of_round(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, float]:
-    """Return the rows of a round as numbers by tag.
-
-    Numbers of the model are unchanged. Flags of canaries become counts, and other numbers of canaries become means.
-    """
+    """Return a round's rows as numbers by tag: of the model, counts of flags of canaries, and means of numbers."""
     known = {**QUANTITIES, **own}
     counted = {flag.name for flag in flags(known.values()) if not flag.is_partial}
     is_of_model = rows["canary"] == ""

@@ -108,10 +108,7 @@ def below(path: Path | str, base: Path) -> str:
 
 
 def without_folders(settings: Any) -> dict[str, Any]:
-    """Return the values of settings, with names of custom code without the folders of files.
-
-    Copies of one file have one such name in all run folders, such as ``my_model.0a1b2c3d4e5f6a7b.py:Bow``.
-    """
+    """Return the values of settings, with names of custom code without folders, which copies have in common."""
     return renamed(type(settings), asdict(settings), _without_folder)
 
 
@@ -121,13 +118,7 @@ def _without_folder(name: str) -> str:
 
 
 def with_copies(settings: Settings, folder: Path) -> Settings:
-    """Copy all custom files into ``folder/code``, and return settings that name the copies.
-
-    A file with existing content is not copied again.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
+    """Copy all custom files into ``folder/code``, unless they are there, and return settings that name the copies."""
     if not names_in(settings):
         return settings
     kind, folder = type(settings), folder.resolve()
@@ -158,10 +149,7 @@ def refuse_changed_copies(settings: Any) -> None:
 
 
 def refuse_other_settings(started: Any, settings: Any, run: Path) -> None:
-    """Raise InputError if settings differ from those that a run was started with.
-
-    If the content of a file differs, the message names the file.
-    """
+    """Raise InputError, which names a changed file, if settings differ from those that a run was started with."""
     if started.digest == settings.digest:
         return
     for old, new in zip(names_in(started), names_in(settings), strict=False):

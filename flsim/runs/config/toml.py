@@ -66,10 +66,7 @@ def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> No
 
 
 def _reason(error: ValueError | RecursionError) -> str:
-    """Return the reason why the parser of Python refuses a text.
-
-    Tomllib documents only the first two kinds of errors.
-    """
+    """Return the reason why tomllib refuses a text, which documents only the first two kinds of errors."""
     if isinstance(error, tomllib.TOMLDecodeError | UnicodeDecodeError):
         return str(error)
     if isinstance(error, RecursionError):
@@ -78,11 +75,7 @@ def _reason(error: ValueError | RecursionError) -> str:
 
 
 def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
-    """Return values that were read from `source` as a dataclass.
-
-    Raises:
-        InputError: a value is not allowed.
-    """
+    """Return values that were read from `source` as a dataclass; InputError if a value is not allowed."""
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
@@ -113,11 +106,7 @@ def places_of(kind: type, name: str, prefix: str = "") -> Iterator[str]:
 
 
 def override_value(values: dict[str, Any], override: str, change: Callable[[str, Any], Any] = unchanged) -> None:
-    """Set a value from a ``section.key=value`` text, in place, after `change`.
-
-    Raises:
-        InputError: the text has another form, a section is a value, or the value is too large.
-    """
+    """Set a value from a ``section.key=value`` text, in place, after `change`; InputError if it cannot be set."""
     key, equals, text = override.partition("=")
     *sections, name = key.strip().split(".")
     if not equals or not all([*sections, name]):

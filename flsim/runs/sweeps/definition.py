@@ -137,11 +137,7 @@ class Planned:
 
 
 def load(path: Path) -> Definition:
-    """Read a sweep file.
-
-    Raises:
-        InputError: there is no such file, or it is not a TOML definition of a sweep.
-    """
+    """Read a sweep file; InputError if there is none, or it is not a TOML definition of a sweep."""
     values = toml.read(path)
     if "grids" not in values:
         raise InputError(
@@ -228,11 +224,7 @@ def planned_runs(
 
 
 def tuned_of(definition: Definition, tier: Tier, source: str) -> TuningOutcome | None:
-    """Return the outcome of the search that a tier names; None if the tier names none.
-
-    Raises:
-        InputError: there is no such file, or it belongs to another sweep, tier or training.
-    """
+    """Return the outcome of the search that a tier names, or None; InputError if it is of another sweep or tier."""
     if tier.tuned is None:
         return None
     tuned = read_outcome(Path(source).parent / tier.tuned)
@@ -310,10 +302,7 @@ def _single(value: Any) -> Any:
 
 
 def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
-    """Raise InputError for an override of a setting in which runs differ.
-
-    Otherwise, names of runs and published rows would be wrong.
-    """
+    """Raise InputError for an override of a setting in which runs differ: names and published rows would be wrong."""
     for override in overrides:
         key = override.partition("=")[0].strip()
         option = {"seed": "--seeds", "data.corpus": "--corpus"}.get(key)

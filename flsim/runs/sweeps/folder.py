@@ -80,11 +80,7 @@ class SweepFolder:
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Lock the folder, so that no other process continues the sweep in the block.
-
-        Raises:
-            InputError: another process works on the sweep, the folder holds other files, or it cannot be written.
-        """
+        """Lock the folder in the block; InputError if it is locked, has other files, or cannot be written."""
         try:
             make_folder(self.path)
             names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
@@ -226,11 +222,7 @@ def makes_corpus(tier: Tier, path: Path | str, folder: Path) -> bool:
 def refuse_impossible_runs(
     planned: Iterable[Planned], corpus: Corpus | SyntheticHParams | Split, is_trained_here: bool = True
 ) -> None:
-    """Raise InputError for runs that cannot be trained or measured; see `flsim.runs.foresight.refuse_impossible`.
-
-    Raises:
-        InputError: a run is impossible; the message names it.
-    """
+    """Raise InputError, with the name of the run, for the first run that `flsim.runs.foresight` finds impossible."""
     for run in planned:
         try:
             if isinstance(corpus, Corpus):
@@ -245,11 +237,7 @@ def refuse_impossible_runs(
 
 
 def corpus_or_its_settings(tier: Tier, path: Path | str, folder: Path) -> Corpus | SyntheticHParams:
-    """Return the corpus of a tier, or the settings of the corpus that its sweep will create; see `open_corpus`.
-
-    Raises:
-        InputError: the corpus does not exist and will not be created.
-    """
+    """Return the corpus of a tier, or the settings from which `open_corpus` will make it; InputError without either."""
     if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
         return tier.corpus.synthetic
     return Corpus.open(path)
@@ -315,9 +303,6 @@ def _commands(known: Mapping[str, Any] | None, command: str, added: Sequence[str
 
 
 def _in_order(runs: Mapping[str, Any], definition: Definition) -> list[Any]:
-    """Return the runs grid by grid, in the order in which they were first planned.
-
-    Runs of grids that are no longer in the definition are last.
-    """
+    """Return the runs grid by grid, in the order of planning; runs of grids not in the definition are last."""
     places = {grid.name: place for place, grid in enumerate(definition.grids)}
     return sorted(runs.values(), key=lambda run: places.get(run["grid"], len(places)))

@@ -144,10 +144,7 @@ def _left(done: float, seconds: float) -> Text:
 
 @cache  # the result is cached, because it needs all rows and is used every second
 def _results_in_short(run: Path, _when: int) -> str:
-    """Return the results of an ended run in a few words.
-
-    `_when` distinguishes several ends of a run that was continued.
-    """
+    """Return the results of an ended run in a few words; `_when` distinguishes several ends of a run."""
     try:
         results = read_run(run)
         if results.status == "diverged":

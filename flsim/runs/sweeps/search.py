@@ -101,10 +101,7 @@ class GroupOutcome:
 
     @property
     def is_limited_by_stability(self) -> bool:
-        """Return whether all trials at an adjacent value of a chosen setting diverged.
-
-        Otherwise both adjacent values have finite and larger losses.
-        """
+        """Return whether all trials at an adjacent value diverged; else both adjacent values have larger losses."""
         for (name, value), side in product(self.values.items(), (-1, 1)):
             values = [(side * trial.values[name], trial.has_diverged) for trial in self.trials]
             beyond = [(other, has_diverged) for other, has_diverged in values if other > side * value]
@@ -215,10 +212,7 @@ def search(
 
 
 def better_half(trials: Mapping[int, Trial]) -> dict[int, Trial]:
-    """Return the better half by the last perplexity, rounded up, in order, without diverged trials.
-
-    If perplexities are equal, the earlier trial is better.
-    """
+    """Return the better half by last perplexity, rounded up, in order, without diverged ones; of equals the earlier."""
     better = sorted(trials, key=lambda number: trials[number].perplexities[-1])[: (len(trials) + 1) // 2]
     return {number: trials[number] for number in sorted(better) if not trials[number].has_diverged}
 
@@ -254,11 +248,7 @@ class TuningOutcome:
     source: str = ""  # the file; empty in the file itself
 
     def values_for(self, grid: str, axes: Values, overrides: Iterable[str] = ()) -> Point:
-        """Return the chosen values for a run.
-
-        Raises:
-            InputError: the run belongs to no group, or an override changes a chosen value.
-        """
+        """Return the chosen values for a run; InputError if it belongs to no group, or an override changes a value."""
         for group in self.groups:
             if group.grid == grid and all(axes.get(axis) == value for axis, value in group.axes.items()):
                 for override in overrides:
@@ -352,11 +342,7 @@ def _shortest(grid: str, groups: Sequence[GroupOutcome]) -> dict[str, Point]:
 
 
 def read_outcome(path: Path) -> TuningOutcome:
-    """Read the result of a search.
-
-    Raises:
-        InputError: there is no such file, or it is not the result of a search.
-    """
+    """Read the result of a search; InputError if there is no such file, or it has no result."""
     if not path.exists():
         raise InputError(f"{path}: no such file, but a tier needs its settings; create it with `flsim tune`")
     tuned = toml.validate(TuningOutcome, toml.read(path), str(path))

@@ -99,11 +99,7 @@ class TuningFolder(SweepFolder):
     what: ClassVar[str] = "tune"
 
     def begin(self, search: "Search", digest: str) -> None:
-        """Create the folders and write tune.json; an existing tune.json must have the same search.
-
-        Raises:
-            InputError: the folder has another search.
-        """
+        """Create the folders and write tune.json; InputError if the folder has another search."""
         path = self.path / FILE
         if path.exists():
             try:
@@ -125,11 +121,7 @@ class TuningFolder(SweepFolder):
         return self.config(name)
 
     def perplexity(self, name: str, round: int) -> float | None:
-        """Return a run's perplexity after a round: infinite if the run diverged, None before it is measured.
-
-        Raises:
-            InputError: the run is damaged.
-        """
+        """Return a run's perplexity after a round: infinite if it diverged, None before it is measured."""
         if not is_run(self.run(name)):
             return None
         results = read_run(self.run(name))
@@ -166,11 +158,7 @@ class Search:
         return open_corpus(self.tier, self.corpus, folder, seed)
 
     def planned(self, grid: str, values: Point) -> list[Planned]:
-        """Return the runs of a grid that are trained in trials, with these values of settings, to measure utility.
-
-        Raises:
-            InputError: a value is impossible, or a setting is one of the grid's axes.
-        """
+        """Return the runs of a grid in trials with these values; InputError if a value is impossible or on an axis."""
         axes = {axis for its in self.definition.grids if its.name == grid for axis in its.axes}
         if varied := [name for name in values if name in axes]:
             raise InputError(
@@ -197,11 +185,7 @@ class Search:
         return [run for grid, ranges in self.at.grids.items() for run in self.planned(grid, middle(ranges))]
 
     def groups(self) -> list[Group]:
-        """Return the groups in the table's order.
-
-        Raises:
-            InputError: the file does not fit the sweep, or groups have unequal budgets.
-        """
+        """Return the groups in the table's order; InputError if the file does not fit, or budgets are unequal."""
         names = [grid.name for grid in self.definition.grids]
         if set(names) != set(self.at.grids):
             raise InputError(
