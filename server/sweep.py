@@ -75,14 +75,7 @@ def sweep(
     at_once: int | None = None,
     whole_cluster: bool = False,
 ) -> dict[str, str]:
-    """Train all unfinished runs, the longest first, so that no long run is last.
-
-    Returns:
-        The reasons of the runs that failed, by name.
-
-    Raises:
-        InputError, Interrupted: see `train_all`.
-    """
+    """Train all unfinished runs, the longest first, so that no long run is last; return failures by name."""
     rounds = {entry.name: entry.config.rounds_over(entry.config.trained_on(train)) for entry in planned}
     remaining = [
         entry for entry in longest_first(planned, train) if folder.status(entry.name, rounds[entry.name]) not in OVER
@@ -148,20 +141,11 @@ def train_all(
     whole_cluster: bool = False,
     look: Callable[[], None] = lambda: None,
 ) -> Iterator[JobEnd]:
-    """Train all jobs in order, as many as possible at the same time.
+    """Train all jobs in order, as many as possible at the same time, and yield the end of each when it ends.
 
-    Args:
-        address: address of an existing Ray cluster; None starts a local one.
-        at_once: largest number of jobs at the same time; None for no limit.
-        whole_cluster: whether each run takes the complete cluster, one after another.
-        look: function that is called about once a second.
-
-    Yields:
-        The end of each job, when it ends.
-
-    Raises:
-        InputError: there is no cluster at the address, or no cluster with a node on which a run fits.
-        Interrupted: a signal ended it; runs have saved their training.
+    At most `at_once` run together, on the Ray cluster at `address` or a local one; with `whole_cluster` one after
+    another. `look` is called about once a second. InputError without a cluster, or a node on which a run fits;
+    Interrupted after runs saved their training.
     """
     stop = Stop()
     try:

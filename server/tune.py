@@ -38,9 +38,8 @@ class Tuner:
     def tune(self, corpus: str) -> TuningOutcome:
         """Search for the settings of all groups, write the result into the folder, and return it.
 
-        Raises:
-            InputError: the folder has another search, or see `server.sweep.train_all`.
-            RunFailed: a run failed, all trials of a group diverged, or the best value of a group is at an edge.
+        Raises InputError if the folder has another search; RunFailed if a run or all trials failed, or the best value
+        is at an edge.
         """
         groups, tuning = self.search.groups(), self.search.tuning
         first = [run for group in groups for run in self.search.runs_of(group, 0, middle(group.ranges))]

@@ -26,18 +26,11 @@ class Verification:
 
 
 def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verification:
-    """Train from the newest checkpoint before a round to its end, and compare the digests of all states in between.
+    """Train from the newest checkpoint before a round, by default the last, and compare the digests of the states.
 
-    On the same kind of processor, or GPU, all are equal, bit for bit.
-
-    Args:
-        round_: the round, from 1; in central training, a step that has a line in the log. By default the last round in
-            the log.
-        device: torch's name of the device of the run's clients; central training uses its setting.
-
-    Raises:
-        InputError: there is no such round in the log, or it was logged without a digest.
-        Diverged: training diverged.
+    On the same kind of processor, or GPU, all are equal, bit for bit. Rounds are from 1, in central training steps with
+    a line in the log. The device is that of the run's clients; central training uses its setting. InputError if the
+    round was not logged, or without a digest; Diverged if training diverged.
     """
     logged = _logged(run)
     if round_ is None and logged:

@@ -24,11 +24,7 @@ def global_norm(update: Params) -> float:
 
 
 def clip_factor(norm: float, bound: float) -> float:
-    """Return min(1, bound / norm), which is 1 for a norm of 0.
-
-    Raises:
-        ValueError: the norm is not finite: infinity times 0 is NaN, and no factor removes a NaN.
-    """
+    """Return min(1, bound / norm), 1 for a norm of 0; ValueError if it is not finite: no factor removes a NaN."""
     if not math.isfinite(norm):
         raise ValueError(f"an update of norm {norm} cannot be clipped")
     return 1.0 if norm <= bound else bound / norm
@@ -72,11 +68,8 @@ class Counts:
     ) -> tuple["Counts", float]:
         """Return the counts of one user, and the factor of its update in a sum: its weight, or that of the clip.
 
-        Args:
-            norm: norm of the user's update before the clip. If it is not finite, the factor is 0.
-            examples, loss, tokens, left_out: see the attributes.
-            clip: S, the bound on the norm of the complete update; None for no clip.
-            weight: the weight of an update without clip; None for `examples`.
+        `norm` is that of the update before the clip to S = `clip`; if it is not finite, the factor is 0. The weight
+        without clip is `examples` by default.
         """
         counts = cls(users=1, loss=loss, tokens=tokens, examples=examples, left_out=left_out)
         if not math.isfinite(norm):
@@ -113,10 +106,9 @@ class UpdateSum:
         left_out: int = 0,
         weight: float | None = None,
     ) -> "UpdateSum":
-        """Return one user's part of a sum: weighted by its examples, or clipped and of weight 1.
+        """Return one user's part of a sum: weighted by its examples, or clipped and of weight 1; see `Counts.of_user`.
 
-        An update that is not finite is counted and left out of `delta`, because no clip would correct it. For
-        arguments, see `Counts.of_user`, with the update, float64, instead of its norm.
+        An update (float64) that is not finite is counted and left out of `delta`, because no clip would correct it.
         """
         counts, factor = Counts.of_user(
             global_norm(update), examples, loss, tokens, clip=clip, left_out=left_out, weight=weight
@@ -132,10 +124,7 @@ class UpdateSum:
         return UpdateSum(delta, self.counts + other.counts)
 
     def refuse_divergence(self, when: str, vocabulary_size: int) -> None:
-        """Raise Diverged if a value is not finite or the loss is implausibly large.
-
-        `when` names the round, for the message.
-        """
+        """Raise Diverged, with `when`, if a value is not finite or the loss is implausibly large."""
         counts = self.counts
         if not self.is_finite:
             of_users = f" with {counts.non_finite:,} of {counts.users:,} users" if counts.non_finite else ""
@@ -158,13 +147,9 @@ class UpdateSum:
 
 
 def with_canaries(total: Params, users: NDArray[int64], seed: int, clip: float) -> Params:
-    """Return a sum of clipped updates with those of canary users, which `UpdateSum.of_user` clips.
+    """Return a sum of clipped updates, float64 by parameter, with those of canary users, int64 [n], of the round.
 
-    Args:
-        total: sum of the real users' updates, float64 by parameter; it is not changed.
-        users: int64 [n], the canary users of the round; a user that is drawn twice counts twice.
-        seed: the experiment's seed.
-        clip: S of the round.
+    A user that is drawn twice counts twice. `clip` is S of the round. The argument does not change.
     """
     if not len(users):
         return total

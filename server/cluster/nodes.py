@@ -61,12 +61,10 @@ class Nodes:
     """
 
     def __init__(self, run: Path, corpus: Path | str, is_local: bool = False) -> None:
-        """Prepare the checks, without asking nodes.
+        """Prepare the checks of nodes, which must be able to read run and corpus, a folder or URI, without asking them.
 
-        Args:
-            run, corpus: folders of run and corpus, which all nodes must be able to read; or the URI of a corpus.
-            is_local: whether this process has started a local cluster. Its only node has this code and these files, and
-                is not asked, because an answering process would take as long to start as a client.
+        The only node of a local cluster of this process has this code and these files. It is not asked, because an
+        answering process would take as long to start as a client.
         """
         self._paths = run.resolve(), located(corpus)
         self._local = environment_of(*self._paths)
@@ -76,13 +74,7 @@ class Nodes:
         self._lost: set[str] = set()  # nodes whose process died before it could answer
 
     def check(self) -> None:
-        """Ask all nodes of the cluster, and wait for their answers.
-
-        Raises:
-            InputError: nodes differ from this process, or do not answer; the message names the nodes and the
-                differences.
-            RunFailed: no node differs, but Ray lost an answering process, for example because memory ran out.
-        """
+        """Ask all nodes and wait; InputError names those that differ or are silent, RunFailed if Ray lost an answer."""
         self._ask_new(_alive())
         _, silent = (
             ray.wait(list(self._asked), num_returns=len(self._asked), timeout=DEADLINE) if self._asked else ((), ())

@@ -88,11 +88,8 @@ def train(
 def with_shards(run: Run, processes: int) -> Run:
     """Return the run with the numbers of shards and of shards in a branch, from its settings or chosen now.
 
-    `train` records the choice. A run with completed rounds keeps the order of its sums: without a recorded number of
-    shards, it had 2; without recorded branches, it had none.
-
-    Args:
-        processes: number of client processes that fit.
+    `train` records the choice for the `processes` that fit. A run with completed rounds keeps the order of its sums:
+    without a recorded number of shards, it had 2; without recorded branches, it had none.
     """
     system, has_begun = run.federated.system, run.last_round or latest(run.path / "checkpoints")
     if system.shards is not None and (system.branch is not None or has_begun):

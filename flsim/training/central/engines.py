@@ -160,15 +160,12 @@ class PackedEngine:
 
 
 def engine_of(training: CentralTask, state: State) -> Engine:
-    """Return the engine of the settings, with the state.
+    """Return the engine of the settings, with the state; InputError if it does not support device or precision.
 
     Engine "autograd" is plain PyTorch with torch's optimizers, on any device, and the reference for the other engines.
     It also trains DP-SGD, which needs each record's gradient, and models that declare no written-out gradient. Engine
     "fused" is the written-out gradient: on a CPU without padding, and on other devices as one user of the cohort
-    engine, with its kernels and graphs.
-
-    Raises:
-        InputError: the engine, or the device, does not support the precision of the settings.
+    engine.
     """
     refuse_precision(training)
     able = training.capabilities
@@ -185,10 +182,7 @@ def engine_of(training: CentralTask, state: State) -> Engine:
 
 
 def _has_kernels(training: CentralTask) -> bool:
-    """Return whether there are kernels for the model and the optimizer.
-
-    Prints a line if only the optimizer has no kernel.
-    """
+    """Return whether there are kernels for the model and the optimizer; print a line if only the latter has none."""
     if not training.capabilities.stacked:
         return False
     if optimizer_named(configured(training.hparams, "optimizer")).direction is None:

@@ -168,10 +168,7 @@ class StackedEngine:
         return self._training.rate(step), *(1 - beta ** (step + 1 - self._began) for beta in BETAS)
 
     def _drop(self, chunk: Chunk, steps: Steps, shapes: Sequence[Shape]) -> Tensor:
-        """Return dropout of all steps, flat uint8, 1 for kept values.
-
-        A step's part is [T B + N, D]: inputs of cells, then inputs of the output layer.
-        """
+        """Return dropout of all steps, flat uint8, 1 for kept values: [T B + N, D], first inputs of cells."""
         size = sum(map(self._mask_values, shapes))
         mask = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         if not size:

@@ -195,10 +195,7 @@ class CentralTask:
         return self.hparams.rate(step, self.steps or self.hparams.steps_over(self.records.records))
 
     def chunk(self, first: int, end: int) -> Chunk:
-        """Return the records that the steps from `first` to `end` - 1 read, counted from 0.
-
-        Records of pseudo-users in a step follow the drawn records.
-        """
+        """Return the records that the steps from `first` to `end` - 1 read; in a step, those of pseudo-users last."""
         size, records = self.hparams.batch_size, self.records.records
         if self.privacy.mechanism == "none":
             chosen = [positions_at(step, records, size, self.order, self.seed) for step in range(first, end)]
@@ -226,11 +223,7 @@ class CentralTask:
         return self.hparams.batch_size + self.records.extra.most_records
 
     def released_by(self, steps: int) -> Entry:
-        """Return the ledger's entry for this many steps.
-
-        Training without noise also has an entry, with noise multiplier 0, because an empty ledger would mean that
-        nothing was released.
-        """
+        """Return the ledger's entry for this many steps; without noise with multiplier 0, because all was released."""
         records, size = self.records.records, self.hparams.batch_size
         if self.privacy.mechanism == "none":
             return Entry("fixed-size", records, min(size, records), noise_multiplier=0.0, rounds=steps)

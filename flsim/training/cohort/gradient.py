@@ -36,16 +36,7 @@ class PackedBatch:
 
 
 def packed_batch(inputs: Tensor, targets: Tensor, pad: int) -> tuple[PackedBatch, Tensor]:
-    """Return the real positions of a padded batch, and the coordinates of each.
-
-    Args:
-        inputs: int64 [B, T].
-        targets: int64 [B, T]; `pad` after the end of a record.
-        pad: the id of padding.
-
-    Returns:
-        The batch, and int64 [2, N]: the record, as a row of `inputs`, and the time of each position.
-    """
+    """Return the positions of int64 [B, T] whose target is not `pad`, and the row and time of each, int64 [2, N]."""
     longest_first = (targets != pad).sum(1).argsort(descending=True, stable=True)
     time, row = (targets[longest_first] != pad).T.nonzero().T
     record = longest_first[row]
@@ -116,10 +107,7 @@ class PackedModel(ABC):
     def record_gradients(self, batch: PackedBatch, places: Tensor, records: int) -> tuple[Params, Tensor]:
         """Return the gradient of each record's mean loss, by name [records, ...], and its summed loss, nats [records].
 
-        Args:
-            batch: the batch.
-            places: int64 [2, N], the record and the time of each position.
-            records: number of records; those without positions have gradients of 0.
+        `places`, int64 [2, N], is the record and time of each position. Records without positions have gradients of 0.
         """
         losses, cells = self._back(batch)
         (record, _), count, times = places, len(batch.inputs), len(batch.sizes)
@@ -491,8 +479,8 @@ class PackedCIFG(PackedModel):
     def _through_time(self, tape: Tape, d_outputs: Tensor) -> Tensor:
         """Return the gradient by the gates' inputs [rows, 3H], in the gates' memory; `d_outputs` becomes that by r.
 
-        A gate's gradient is that of c, or of o tanh c, times a factor that does not depend on other times; factors are
-        computed first.
+        A gate's gradient is that of c, or of o tanh c, times a factor independent of other times, which is computed
+        first.
         """
         (count, units), first = tape.memory.shape, tape.sizes[0]
         recurrent, projection = (self.weights[name].T for name in ("recurrent_weight", "projection"))
@@ -524,12 +512,7 @@ class PackedCIFG(PackedModel):
 
 
 def packed_model(like: Params, products: Products | None = None) -> PackedModel:
-    """Return the written-out gradient of a built-in model that declares one.
-
-    Args:
-        like: parameters of the model, whose names and shapes determine its architecture; on a CPU.
-        products: see `PackedModel`.
-    """
+    """Return the written-out gradient of a built-in model; `like` has its names and shapes, on a CPU."""
     recurrent = like.get("cells.weight_hh_l0")
     if recurrent is None:
         return PackedCIFG(like, products)

@@ -88,14 +88,10 @@ def pack(
     pin: bool = False,
     scalars: NDArray[np.float64] | None = None,
 ) -> PackedGroup:
-    """Return all steps of a group of at least one user as one flat array.
+    """Return all steps of a group of at least one user as one flat array, for an asynchronous GPU copy if `pin`.
 
-    Args:
-        group: the users' steps.
-        rounding: shapes are rounded up to multiples of these values, so that there are few different shapes.
-        most: the largest values, which rounding does not exceed; None for no limit.
-        pin: whether the data go to pinned memory, from which a GPU copies asynchronously.
-        scalars: float64 [steps, 3], see `Parts`; None for zeros.
+    Shapes are rounded up to multiples of `rounding`, so that there are few, but not above `most`. `scalars`, float64
+    [steps, 3], see `Parts`, are zeros if None.
     """
     users, steps = len(group), max(map(len, group))
     order = np.argsort([-len(member) for member in group], kind="stable")
@@ -171,14 +167,7 @@ def allocate(
 def shapes_of(
     step: Ints, count: Ints, time: Ints, row: Ints, steps: int, rounding: Shape, most: Shape | None
 ) -> list[Shape]:
-    """Return each step's shape.
-
-    Args:
-        step, count, time, row: int64 [segments], the step, number of positions, last time and last row of each segment,
-            which is a step of a user.
-        steps: number of steps.
-        rounding, most: see `pack`.
-    """
+    """Return each step's shape from its segments' step, count, last time and last row, int64 [segments]; as `pack`."""
     sizes = np.zeros((4, steps), np.int64)
     sizes[0] = np.bincount(step, minlength=steps)
     for size, values in zip(sizes[1:], (time + 1, row + 1, count), strict=True):
@@ -279,14 +268,7 @@ def pack_users(
     most: Shape | None = None,
     pin: bool = False,
 ) -> PackedGroup:
-    """Return the local training of at least one user as one flat array.
-
-    Args:
-        group: the users.
-        layout: the corpus' token layout.
-        hparams: settings of local training.
-        rounding, most, pin: as in `flsim.training.cohort.packing.pack`.
-    """
+    """Return the local training of at least one user as one flat array; `rounding`, `most`, `pin` as in `pack`."""
     order = np.argsort([-hparams.examples(len(records)) // hparams.batch_size for records, _ in group], kind="stable")
     members = [group[place] for place in order]
     segments = _segments(members, layout, hparams)
@@ -341,10 +323,7 @@ def _segments(members: Sequence[Participant], layout: Layout, hparams: LocalHPar
 
 
 def _begins(users: Sequence[Records]) -> tuple[Ints, Ints]:
-    """Return the offsets of all records in all words, and the index of each user's first record in them.
-
-    Each user's part has one value more than the user has records: the end of the last record.
-    """
+    """Return the offsets of all records in all words, one more than records for each user, and each user's first."""
     parts = np.array([len(records.offsets) for records in users])
     words = np.array([records.words for records in users])
     begins = np.concatenate([records.offsets for records in users]) + np.repeat(np.cumsum(words) - words, parts)
@@ -352,15 +331,10 @@ def _begins(users: Sequence[Records]) -> tuple[Ints, Ints]:
 
 
 def _fill(flat: NDArray[np.int32], first: Ints, rows: Ints, segments: Segments, words: Tokens, layout: Layout) -> None:
-    """Write the positions of some segments.
+    """Write the positions of some segments into the int32 array of all steps, which has 0 there.
 
-    Args:
-        flat: int32, the flat array of all steps, in which positions are 0.
-        first: int64 [3, segments], the offsets of the tokens, places and targets of each segment.
-        rows: int64 [segments], number of rows in the shape of the segment's step.
-        segments: the segments to write.
-        words: all words of the users, with one token before and one after.
-        layout: the corpus' token layout.
+    `first`, int64 [3, segments], has the offsets of the tokens, places and targets; `rows`, int64 [segments], the rows
+    in the shape of the step. `words` has one token before and one after.
     """
     count, times = segments.sizes.sum(1), segments.sizes.shape[1]
     block = segments.sizes.ravel()  # a block has the positions of a segment at a time, by row

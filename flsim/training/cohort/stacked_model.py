@@ -122,11 +122,7 @@ class Buffers:
         self._flat: dict[str, Tensor] = {}
 
     def reserve(self, steps: Sequence[Shape]) -> bool:
-        """Grow the memory to hold any of these steps, and return whether memory moved.
-
-        Raises:
-            torch.OutOfMemoryError: the device's memory does not suffice (RuntimeError on a CPU).
-        """
+        """Grow the memory to hold any of these steps, and return whether it moved; OutOfMemoryError if impossible."""
         moved = False
         for step in steps:
             shapes = dict(zip(self._sizes.fields, self._sizes.shapes(step), strict=True))
@@ -423,10 +419,7 @@ class PositionModel(StackedWeights):
 
 
 def _by_position(shape: Shape, parts: Parts) -> tuple[Parts, Tensor]:
-    """Return the step as one time with a row for each position, and the offsets of times, int32 [u, T + 1].
-
-    The last value of a user is its number of positions.
-    """
+    """Return the step as one time with a row for each position, and offsets of times and the end, int32 [u, T + 1]."""
     users, times, rows, positions = shape
     numbers: Any = {"device": parts.places.device, "dtype": torch.int32}
     position = torch.arange(positions, **numbers)

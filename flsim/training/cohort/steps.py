@@ -68,16 +68,9 @@ def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.ra
 
 
 def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: int) -> Steps:
-    """Return batches of records as positions.
+    """Return batches of records as positions: BOS and words are read, words and EOS (if the layout has it) predicted.
 
-    A record is read as BOS and its words, and predicted as its words and EOS if `layout.ends_with_eos`.
-
-    Args:
-        records: the records to choose from.
-        layout: the corpus' token layout.
-        record: int64 [n], indices of the chosen records.
-        step: int64 [n], the step of each chosen record, ascending.
-        steps: number of steps.
+    `record` and `step`, int64 [n], are the chosen records and the step of each, ascending.
     """
     words = np.diff(records.offsets)[record]
     length = words + layout.ends_with_eos(words)
