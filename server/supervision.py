@@ -102,8 +102,8 @@ class Evaluations:
             round_ = checkpoint.round_of(Path(evaluation.checkpoint))
             fields = {"round": round_, "file": evaluation.checkpoint}
             log.info("evaluated", extra=fields | {"outcome": evaluation.outcome, "seconds": evaluation.seconds})
-            if evaluation.outcome == "stored":
-                self._print_in_short(round_)
+            if evaluation.outcome == "stored" and (results := round_in_short(self._run.path, round_)):
+                console.print(f"{self._run.name}: evaluated after {round_:,}: {results}", markup=False, soft_wrap=True)
             if evaluation in failed:
                 say(
                     f"{self._run.name}: the evaluation of {evaluation.checkpoint} failed: {evaluation.reason}", **fields
@@ -116,11 +116,6 @@ class Evaluations:
         diverged = next((evaluation for evaluation in ended if evaluation.outcome == "diverged"), None)
         if diverged:
             raise Diverged(f"the evaluation of {diverged.checkpoint} failed: {diverged.reason}")
-
-    def _print_in_short(self, round_: int) -> None:
-        """Print the memorization so far in one line."""
-        if results := round_in_short(self._run.path, round_):
-            console.print(f"{self._run.name}: evaluated after {round_:,}: {results}", markup=False, soft_wrap=True)
 
 
 @contextmanager

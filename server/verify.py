@@ -32,7 +32,7 @@ def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verifica
     a line in the log. The device is that of the run's clients; central training uses its setting. InputError if the
     round was not logged, or without a digest; Diverged if training diverged.
     """
-    logged = _logged(run)
+    logged = {line["round"]: str(line["digest"]) for line in roundlog.read(run.path) if "digest" in line}
     if round_ is None and logged:
         round_ = max(logged)
     if round_ is None or round_ not in logged:
@@ -52,11 +52,6 @@ def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verifica
             if differs:
                 break
     return Verification(round_, start, logged[differs or round_], digest, differs)
-
-
-def _logged(run: Run) -> dict[int, str]:
-    """Return the logged digests by round."""
-    return {line["round"]: str(line["digest"]) for line in roundlog.read(run.path) if "digest" in line}
 
 
 def _state_before(run: Run, round_: int) -> State:

@@ -150,17 +150,10 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
 
 
 def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
-    """Return the built-in object of a name, or the object that a custom file defines.
+    """Return the built-in object of a name, or what a custom file defines, which is executed once per content.
 
-    A file is executed once per process and content.
-
-    Args:
-        name: a key of `built_in`, ``path/to/file.py:NAME``, or a name that `by_content` returned in this process.
-        kind: kind of the objects, such as "model", for messages.
-
-    Raises:
-        InputError: the name is invalid, there is no such file or NAME, the file failed, or `restrict_custom_code` does
-            not allow executing it.
+    Names are keys of `built_in`, ``path/to/file.py:NAME``, or from `by_content` in this process. Raises InputError if a
+    name is invalid, its file is missing or failed, or `restrict_custom_code` does not allow it. `kind` is for messages.
     """
     refuse_unknown(name, built_in, kind)
     if not is_custom(name):
@@ -190,12 +183,9 @@ def not_executed(name: str, kind: str) -> InputError:
 
 @contextmanager
 def restrict_custom_code(*kinds: str) -> Iterator[None]:
-    """Allow only custom code of these kinds in the block, or in the decorated function.
+    """Allow only custom code of these kinds, such as "architecture", by default none, in the block or function.
 
     Commands that read runs use it, so that a run folder from another person cannot execute code.
-
-    Args:
-        kinds: kinds of code that can be executed, such as "architecture"; none by default.
     """
     outer = _executable.get()
     token = _executable.set(frozenset(kinds) if outer is None else outer.intersection(kinds))
@@ -287,14 +277,10 @@ def custom_code_errors(
 ) -> Iterator[None]:
     """Turn an error of custom code into a one-line error that names the file and the line.
 
-    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success. Errors of flsim and of other
-    libraries, Ctrl-C, and errors of memory are not changed.
-
-    Args:
-        failure: the type of the new error; InputError if nothing has been trained yet. Errors of disks and GPUs, which
-            may not occur again, are RunFailed instead of CustomCodeError.
-        with_all_exits: whether SystemExit is an error also if no frame of custom code is in its traceback. False around
-            a complete command, whose libraries raise SystemExit.
+    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success; without `with_all_exits`,
+    around a command whose libraries raise it, only from custom code. Errors of flsim and of other libraries, Ctrl-C,
+    and errors of memory are not changed. `failure` is InputError if nothing has been trained yet; errors of disks and
+    GPUs, which may not occur again, are RunFailed instead of CustomCodeError.
     """
     try:
         yield
@@ -310,7 +296,7 @@ def custom_code_errors(
             raise
         if failure is CustomCodeError and (isinstance(error, OSError) or "CUDA" in str(error)):
             failure = RunFailed
-        raise failure(f"{where}: {_described(error)}") from error
+        raise failure(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 @contextmanager
@@ -375,10 +361,6 @@ def _about_neighbours(path: Path, error: InputError) -> InputError:
             "the code in one file"
         )
     return error
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 # The labels that custom code declares, read from its source without executing it.

@@ -73,12 +73,9 @@ def _without_partial(path: Path) -> Path:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `path` on success and is removed after an exception.
+    """Yield an empty folder that becomes `path` on success, and is removed after an exception or by the next call.
 
-    The incomplete folder of a killed process is removed when a folder with this name is created again.
-
-    Raises:
-        InputError: `path` already exists, or its parent cannot be written.
+    Raises InputError if `path` already exists, or its parent cannot be written.
     """
     refuse_existing(path)
     with ExitStack() as stack:
@@ -120,16 +117,10 @@ def _begun(path: Path, stack: ExitStack) -> Path:
 
 @contextmanager
 def held(path: Path, wait: bool = False) -> Iterator[None]:
-    """Lock an existing file or folder against other processes, until the block or this process ends.
+    """Lock an existing file or folder, no link, against other processes, until the block or this process ends.
 
-    Args:
-        path: the file or folder; a symbolic link is not followed.
-        wait: whether to wait until no other process holds the lock.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and `wait` is not set.
-        FileNotFoundError: the path does not exist, or was removed while this process waited.
-        OSError: the filesystem has no locks, or the path cannot be opened.
+    Unless it may `wait`, BlockingIOError if another process holds the lock. FileNotFoundError if the path does not
+    exist, or was removed meanwhile; OSError without locks, or if it cannot be opened.
     """
     access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # NFS allows locks only to processes that can write the file
     descriptor = os.open(path, access | os.O_NOFOLLOW)
@@ -208,13 +199,9 @@ def from_json(text: str | bytes) -> Any:
 
 @contextmanager
 def naming(path: Path, *numbers: int) -> Iterator[None]:
-    """Add a file name to every OSError that leaves the block.
+    """Add `path` to each OSError, of these numbers if any are given, that leaves the block without a file name.
 
-    An error without a file name, such as that of a failed write, gets `path`. The same error object leaves the block. A
-    subclass without an error number, such as the error about a damaged archive, is not changed.
-
-    Args:
-        numbers: the error numbers to change; all if none is given.
+    The same error object leaves the block. A subclass without an error number, as of a damaged archive, is not changed.
     """
     try:
         yield
@@ -230,7 +217,7 @@ def naming(path: Path, *numbers: int) -> Iterator[None]:
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a new, empty file next to `path`, which replaces `path` durably and atomically when the block ends.
 
-    The file is created by this process, so that no link of another user is followed in a shared folder.
+    This process creates the file, so that no link of another user is followed in a shared folder.
     """
     # Not the number of the process, which threads share, and also processes of two machines or containers.
     partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
@@ -248,13 +235,9 @@ def new_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def named_file(path: Path) -> Iterator[Path]:
-    """Yield a new file like `new_file`, for a path that the user gave.
+    """Yield a new file like `new_file`, for a path that the user gave; InputError if it cannot be written.
 
-    A symbolic link is followed. A file that exists keeps its mode and its owner. A device or a pipe is not replaced:
-    the new content is written into it.
-
-    Raises:
-        InputError: the path is a folder, its folder does not exist, or it cannot be written.
+    A symbolic link is followed. A file that exists keeps its mode and its owner. A device or a pipe is written into.
     """
     if path.is_dir():
         raise InputError(f"{path}: this is a folder; name a file in it")
@@ -318,10 +301,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def digest(*parts: bytes | str) -> str:
-    """Return the sha256, in hexadecimal, of the parts' digests.
-
-    The digest depends on the division into parts: ``digest("ab", "c")`` differs from ``digest("a", "bc")``.
-    """
+    """Return the sha256, in hexadecimal, of the parts' digests: ``digest("ab", "c")`` is not ``digest("a", "bc")``."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
@@ -329,11 +309,7 @@ def digest(*parts: bytes | str) -> str:
 
 
 class HashedFile:
-    """An open binary file whose bytes are counted and hashed while they are read or written.
-
-    Attributes:
-        bytes: how many bytes were read and written.
-    """
+    """An open binary file whose `bytes` are counted and hashed while they are read or written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.bytes = 0

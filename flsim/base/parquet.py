@@ -27,7 +27,11 @@ def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) ->
             if file.metadata.num_rows > MOST_ROWS:
                 raise InputError(f"{path}: has {file.metadata.num_rows:,} rows, more than a run can have; remove it")
             present = pa.schema([field for field in schema if field.name in names])
-            table = file.read(columns=present.names).select(present.names).cast(_nullable(present))
+            table = (
+                file.read(columns=present.names)
+                .select(present.names)
+                .cast(pa.schema([field.with_nullable(True) for field in present]))
+            )
         table.validate(full=True)  # also checks that text is UTF-8
         for field in present:
             if not field.nullable and _lacks(table[field.name]):
@@ -38,10 +42,6 @@ def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) ->
         raise
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, MemoryError) as error:
         raise InputError(f"{path}: not a readable Parquet file; remove or restore it") from error
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def _lacks(column: pa.ChunkedArray) -> bool:

@@ -165,10 +165,7 @@ def forest(frame: pd.DataFrame) -> list[Block]:
 
 
 def curves(gathered: Gathered) -> list[Block]:
-    """Return figures of every metric over training.
-
-    Few settings share one panel per metric. Otherwise there is one panel per row of the tables.
-    """
+    """Return figures of every metric over training: few settings share a panel, others have one for each row."""
     drawn = [setting for setting in gathered.settings if setting.shown_runs]
     absent = [setting.label for setting in gathered.settings if not setting.shown_runs]
     if not drawn:

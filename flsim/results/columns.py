@@ -148,8 +148,8 @@ def shares(metric: str, memorized: int, canaries: int) -> dict[str, float]:
 def controls(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quantity]) -> dict[str, Any]:
     """Return the cells of `columns_of_controls` over runs at given rounds; empty if all canaries were planted.
 
-    A phrase that was never planted is drawn like the |R| references, so it has rank 1 with probability 1 / (|R| + 1),
-    or less if there are ties.
+    A phrase that was never planted is drawn like the references, so it has rank 1 with probability 1 / (|R| + 1) or
+    less.
     """
     number = sum(len(run.controls) for run, _ in runs)
     if not number:

@@ -240,11 +240,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:
-    """Return the row of a quantity of canaries over seeds.
-
-    The exchange test of a and b within seeds makes no assumptions about counts. Equal differences of integers have no
-    estimate of their spread, and no interval.
-    """
+    """Return the row of a quantity of canaries over seeds; equal differences of integers have no interval."""
     values = [[one.canaries[f"{quantity.name}_{side}"] for side in "ab"] for one in paired]
     if not quantity.is_flag:
         means = np.mean([[side.mean() for side in sides] for sides in values], axis=0)

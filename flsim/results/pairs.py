@@ -242,10 +242,7 @@ def at_perplexity(run: RunResults, perplexity: float) -> "tuple[float, pd.Series
 
 
 def trajectory(run: RunResults) -> pd.DataFrame:
-    """Return each evaluation's "round" and the exposure of each canary, indexed by cross-entropy on test text, nats.
-
-    Raises InputError if the run diverged, or no evaluation has both values.
-    """
+    """Return each evaluation's round and exposures, indexed by cross-entropy on test text (nats), or InputError."""
     if run.status == "diverged":
         raise InputError(f"run {run.name}: diverged and cannot be compared; lower its learning rate")
     rows = []

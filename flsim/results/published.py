@@ -89,11 +89,7 @@ def _files() -> dict[str, list[dict[str, object]]]:
 
 
 def matching(rows: Sequence[Mapping[str, object]], keys: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the row whose cells equal the keys, or None; ``""`` means a blank cell.
-
-    Numbers are compared by value and texts without case. Raises InputError if a key is not a column, or several rows
-    match.
-    """
+    """Return the row whose cells equal the keys (``""``: blank), by value, without case; InputError if several do."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for name in keys:
         if name not in columns:

@@ -73,9 +73,8 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 def write_rows(run_folder: Path, round: int, rows: Sequence[Row], own: Iterable[Quantity] = ()) -> None:
     """Store the measurements of one round in ``rows/round-000010.parquet``, replacing earlier rows of this round.
 
-    Raises:
-        ValueError: there are no rows, rows belong to another round or to several runs, or a key occurs twice.
-        Diverged: a canary's value is not finite. (A finite model can have infinite perplexity.)
+    Raises ValueError for no rows, those of another round or several runs, or a key twice; Diverged for a canary's value
+    that is not finite. (A finite model can have infinite perplexity.)
     """
     wrong = sorted({row.round for row in rows} - {round})
     if wrong or len({row.run for row in rows}) != 1:

@@ -33,10 +33,7 @@ def setting_of(partition: str | None, label: str) -> str:
 
 
 def read_run_file(run_folder: Path) -> dict[str, Any]:
-    """Return what run.json holds of `RunResults`, and ``recorded_name``, which the folder can have lost.
-
-    Raises InputError if there is no run.json, or it does not describe a run.
-    """
+    """Return what run.json holds of `RunResults`, and ``recorded_name``; InputError if it does not describe a run."""
     path = run_folder / FILE
     if not is_run(run_folder):
         runs = [str(folder) for folder in sorted(run_folder.glob("*")) if is_run(folder)]

@@ -82,11 +82,7 @@ def _by_length(group: list[RunResults]) -> list[list[RunResults]]:
 
 
 def named_apart(runs: Iterable[Path]) -> dict[Path, dict[str, str]]:
-    """Return the ``setting`` and ``series`` of each run folder, for tables that average over the seeds of a series.
-
-    If a seed occurs twice in a series, as with short and long training, both names end with the number of rounds. An
-    older run without a series is a separate series.
-    """
+    """Return the ``setting`` and ``series`` of each run folder, with its rounds if a seed is twice in a series."""
     described = {path: read_run_file(path) for path in runs}
     series = {path: run["series"] or str(path) for path, run in described.items()}
     times = Counter((series[path], run["seed"]) for path, run in described.items())
@@ -102,14 +98,10 @@ def named_apart(runs: Iterable[Path]) -> dict[Path, dict[str, str]]:
 
 
 def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> Sample:
-    """Return the runs of a series that can be averaged.
+    """Return the runs of a series that can be averaged: with equal epochs, or rounds if epochs are unknown.
 
-    All have the same number of epochs, or of rounds if epochs are unknown. Diverged runs are excluded. Without a round
-    or epoch, incomplete runs are also excluded; otherwise, runs without an evaluation at this point are excluded.
-
-    Raises:
-        InputError: the last evaluations are at different lengths of training, no completed run was evaluated at this
-            point, or both a round and an epoch are given.
+    Diverged runs are excluded, and those without an evaluation at this point, by default the end of completed runs.
+    Raises InputError if the last evaluations are at different lengths, or no completed run was evaluated there.
     """
     refuse_two_points(round, epoch)
     is_last = round is None and epoch is None

@@ -128,14 +128,10 @@ class RunResults:
         return None if self.rounds_per_epoch is None else round / self.rounds_per_epoch
 
     def evaluation_at_epoch(self, epochs: float) -> int:
-        """Return the evaluated round nearest to this number of epochs.
+        """Return the evaluated round nearest to this number of epochs, or InputError.
 
-        The distance is less than a round, or less than 1% of the rounds if that is more. An epoch can end within a
-        round; its evaluation then follows this round. Within 1%, memorization changes less than from one evaluation to
-        the next.
-
-        Raises:
-            InputError: no evaluated round is close enough, or an older run does not store its rounds per epoch.
+        The distance is less than a round, or less than 1% of the rounds if that is more: an epoch can end within a
+        round, and within 1%, memorization changes less than from one evaluation to the next.
         """
         self.evaluation()  # raises if there is none
         if self.rounds_per_epoch is None:

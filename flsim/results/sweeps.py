@@ -214,11 +214,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 
 
 def over_runs(paths: Sequence[Path | str], measure: Callable[[Path], Measured]) -> dict[Path, Measured]:
-    """Return the results of a function for each run folder; paths can be folders of sweeps and of runs.
-
-    Among several runs, one for which the function raises InputError, such as one that diverged, is excluded with one
-    line on standard error. Raises InputError if no run has a result.
-    """
+    """Return the results of a function for each run folder; of several, those with InputError are only reported."""
     folders, measured = run_folders(expanded(paths)), dict[Path, Measured]()
     for folder in folders:
         try:
@@ -247,10 +243,7 @@ def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
 
 
 def tuned_notes(paths: Sequence[Path]) -> list[str]:
-    """Return the distinct sentences on the choice of settings in the sweeps of the paths.
-
-    If sweeps differ, each sentence begins with the names of its sweeps. Runs without a sweep have no sentence.
-    """
+    """Return the distinct sentences on the choice of settings in the sweeps of the paths, with names if they differ."""
     by_note: dict[str, list[str]] = {}
     for sweep in dict.fromkeys(folder for path in paths if (folder := _sweep_of(path))):
         by_note.setdefault(_read(sweep).get("tuned") or NOT_SEARCHED, []).append(sweep.name)

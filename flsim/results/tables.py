@@ -318,10 +318,7 @@ def copies(number: int) -> str:
 
 
 def user_share(p_u: float) -> str:
-    """Return a probability as a fraction: ``"1/5K"``, ``"3/50K"``, ``"1/20"``; its relative error is below 1e-9.
-
-    If the numerator would have more than three digits, return a decimal number of six digits.
-    """
+    """Return a probability as a fraction such as ``"3/50K"``, to 1e-9; or as a decimal above three digits."""
     fraction = Fraction(p_u).limit_denominator(10**9)
     if fraction.numerator > 999 or abs(fraction - Fraction(p_u)) > Fraction(p_u) / 10**9:
         return f"{p_u:.6g}"

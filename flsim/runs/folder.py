@@ -80,11 +80,7 @@ class Run:
 
     @classmethod
     def create(cls, settings: Config, path: Path) -> "Run":
-        """Check the corpus, plant the canaries, and create the folder, atomically.
-
-        Raises:
-            InputError: a setting, the corpus or custom code is wrong, or the folder exists.
-        """
+        """Check the corpus, plant the canaries, and create the folder, atomically; InputError for a wrong setting."""
         refuse_missing(settings.system.tracking)
         refuse_begun(path)
         with new_folder(path) as folder:
@@ -111,11 +107,9 @@ class Run:
         """Return a run to continue with `settings`, which can differ in the length of training and the use of machines.
 
         Nothing in the folder changes. `record` writes the settings after the run is locked and all checks have passed.
-
-        Raises:
-            InputError: there is no such run; it was started with settings that give other results; its files have
-                changed; its rows belong to another run; its folder of checkpoints is missing; or more rounds are
-                trained than the settings have.
+        Raises InputError without such a run; if settings would change its results; if its files have changed, its rows
+        belong to another run, or its folder of checkpoints is missing; or if more rounds are trained than the settings
+        have.
         """
         refuse_missing(settings.system.tracking)
         started = cls.open(path)

@@ -24,11 +24,7 @@ LOCK_DEADLINE = 60.0  # seconds that flsim waits for the end of a previous train
 
 @contextmanager
 def hold_lock(run: Run, lock: str = TRAINED) -> Iterator[None]:
-    """Hold a lock of the run in the block, so that no other process trains the run.
-
-    A process whose driver died can still write for a moment; its end is awaited. RunFailed after `LOCK_DEADLINE`
-    seconds.
-    """
+    """Hold a lock of the run in the block, after the end of a process whose driver died; RunFailed after a deadline."""
     path = run.path / lock
     path.touch()
     with ExitStack() as stack:

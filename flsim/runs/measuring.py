@@ -28,20 +28,10 @@ def evaluate_checkpoint(
 ) -> list[Row]:
     """Measure a checkpoint and store its rows in the run; equal measurements store equal rows.
 
-    Args:
-        run: the run folder of the checkpoint.
-        path: the checkpoint.
-        device: torch device, such as "cuda".
-        calibrate: checkpoints of runs without these canaries, or `BASE`; their mean scores calibrate the exposures.
-        changes: changes of the run's `EvaluationHParams`, by name.
-
-    Returns:
-        The stored rows.
-
-    Raises:
-        InputError: a checkpoint is not of its run, the corpus changed since training, or a run for calibration had one
-            of the canaries.
-        Diverged: the model's parameters are not finite; a row records this instead of the measurements.
+    `calibrate` are checkpoints of runs without these canaries, or `BASE`, whose mean scores calibrate the exposures;
+    `changes` are of the run's `EvaluationHParams`. Raises InputError if a checkpoint is not of its run, the corpus
+    changed since training, or a run for calibration had one of the canaries; Diverged if the model's parameters are not
+    finite, which a row records.
     """
     opened = Run.open(Path(run))
     state, model = load_model(opened, Path(path), device)

@@ -122,11 +122,7 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """Tracker for Weights & Biases.
-
-    A run that is resumed online knows the last reported rounds. Offline, everything is reported again, because the
-    folder of a session is complete and replaces previous folders.
-    """
+    """Tracker for Weights & Biases; offline, a session's folder is complete, so everything is reported again."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

@@ -121,14 +121,9 @@ def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
 
 def table_of_pairs(frame: pd.DataFrame, pairs: Sequence[Pair]) -> Table:
     """Return differences, utility and published differences of pairs, with a legend."""
-    wide, labels = to_wide(frame), _labels(pairs)
+    wide, labels = to_wide(frame), [pair.label for pair in pairs]
+    labels = labels if len(set(labels)) == len(labels) else [pair.row for pair in pairs]
     return Table(frame, *_columns(wide, labels), _legend(wide) + _notes(wide, labels))
-
-
-def _labels(pairs: Sequence[Pair]) -> list[str]:
-    """Return the common part of each pair's settings; or the axes of the pairs if these parts are not unique."""
-    labels = [pair.label for pair in pairs]
-    return labels if len(set(labels)) == len(labels) else [pair.row for pair in pairs]
 
 
 def _columns(wide: pd.DataFrame, names: list[str]) -> Units:
@@ -234,11 +229,7 @@ def _known(labels: Sequence[str], whys: "pd.Series[Any]") -> list[tuple[str, str
 
 
 def compare_partitions(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:
-    """Return the differences of series whose settings differ only in the partition; empty if there are none.
-
-    Raises:
-        InputError: see `flsim.results.tables.memorization_table`.
-    """
+    """Return the differences of series whose settings differ only in the partition; empty if there are none."""
     pairs, several = partitions_of(runs)
     why = "several rows have this setting, so it is not compared; show fewer runs"
     text = "".join(note(f"{label}: {why}") for label in several)
@@ -250,10 +241,7 @@ def compare_partitions(runs: Sequence[RunResults], round: int | None = None, epo
 
 
 def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
-    """Return IID and non-IID series of the same settings as in a table, and the settings that several rows have.
-
-    If a label has several lengths of training, pairs have the same length.
-    """
+    """Return IID and non-IID series of equal settings and lengths, and the settings that several rows have."""
     named: dict[str, dict[str, list[list[RunResults]]]] = {}
     groups = by_series(runs)
     lengths = {(run.label, run.partition): set[int]() for run, *_ in groups}

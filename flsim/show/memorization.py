@@ -193,10 +193,7 @@ def population(table: pd.DataFrame) -> str:
 
 
 def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[Column]]:
-    """Return the units of a flag: its count with its interval and lowest setting.
-
-    If published shares are shown, the count becomes a share.
-    """
+    """Return the units of a flag: its count, or its share next to published ones, its interval and lowest setting."""
     name = flag.heading
     bounds = [
         "" if pd.isna(low) else f"{100 * low:.0f}-{100 * high:.0f}"
@@ -313,10 +310,7 @@ def utility(table: pd.DataFrame, quantities: Sequence[Quantity], has_deviations:
 
 
 def epsilons(table: pd.DataFrame) -> list[list[Column]]:
-    """Return the units of epsilon that the table has: for a user, such as ``"5.62/28.5"``, and for a record.
-
-    A dash means that a convention does not apply to the run's sampler.
-    """
+    """Return the units of a user's epsilon, such as ``"5.62/28.5"``, a dash for no convention, and of a record's."""
     units = []
     if "epsilon_sound" in table:
         pairs = zip(table["epsilon_paper"], table["epsilon_sound"], strict=True)

@@ -43,10 +43,7 @@ LATEX = {
 
 
 def note(text: str, width: int = 80) -> str:
-    """Return a sentence below a table, in lines of at most `width` characters.
-
-    Longer words, such as paths, are not broken.
-    """
+    """Return a sentence below a table, in lines of at most `width` characters without broken words such as paths."""
     return textwrap.fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
@@ -66,11 +63,7 @@ def to_csv(table: pd.DataFrame) -> str:
 
 
 def write_parquet(table: pd.DataFrame, path: Path) -> None:
-    """Write all columns with their types; `pandas.read_parquet` reads the file.
-
-    Raises:
-        InputError: see `flsim.base.files.named_file`.
-    """
+    """Write all columns with their types; `pandas.read_parquet` reads the file."""
     with named_file(path) as partial:
         table.to_parquet(partial, index=False)
 
@@ -186,10 +179,7 @@ def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: i
 
 
 def latex(labels: Columns, units: Sequence[Columns], more: str = "") -> str:
-    """Return LaTeX tabulars, which need the package booktabs. Notes are comments.
-
-    If labels are too long for a unit, rows are numbered, and a separate table has the labels.
-    """
+    """Return LaTeX tabulars for booktabs, with notes as comments; long labels are in a table, and rows are numbered."""
     words, tables = _fitting(labels, units, _printed, PAGE)
     comments = ["needs \\usepackage{booktabs}", *(_notes(tables, TERMINAL - 2) + more).splitlines()]
     tables = [[tables[0][0], *words]] * bool(words) + tables

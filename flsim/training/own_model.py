@@ -66,7 +66,11 @@ def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:
     if is_new:
         _refuse_overwritten(model.label, one, other)
     one, other = one.initialize(seed), other.initialize(seed)
-    _refuse_names(model.label, one)
+    if not one.trainable:
+        raise InputError(f"{model.label}: no parameter requires a gradient, so training would change nothing")
+    for parameter, value in one.trainable.items():
+        if value.dtype != torch.float32 or "/" in parameter:
+            raise InputError(f"{model.label}: parameter {parameter} must be float32, and have no / in its name")
     _refuse_chance(model.label, one, other, untouched)
     _refuse_logits(model.label, one, layout)
     _refuse_short(model.label, one, layout)
@@ -121,14 +125,6 @@ def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -
         f"{name}: the inherited initialize would replace {is_set[0]}{more}, which the constructor "
         f"sets to the same values each time; override initialize, e.g. return self"
     )
-
-
-def _refuse_names(name: str, model: TrainableModel) -> None:
-    if not model.trainable:
-        raise InputError(f"{name}: no parameter requires a gradient, so training would change nothing")
-    for parameter, value in model.trainable.items():
-        if value.dtype != torch.float32 or "/" in parameter:
-            raise InputError(f"{name}: parameter {parameter} must be float32, and have no / in its name")
 
 
 def _refuse_chance(name: str, one: TrainableModel, other: TrainableModel, untouched: str) -> None:

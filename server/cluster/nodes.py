@@ -97,10 +97,9 @@ class Nodes:
         self._ask_new(alive)
         for node, why in self._answers():
             if node in alive:
-                say(
-                    f"{self._name(node)} "
-                    + (f"joined, but is not used, because it {why}" if why else f"joined: {_size(alive[node])}")
-                )
+                cpus, gpus = (alive[node]["Resources"].get(kind, 0) for kind in ("CPU", "GPU"))
+                use = f", but is not used, because it {why}" if why else f": {cpus:g} CPUs, {gpus:g} GPUs"
+                say(f"{self._name(node)} joined{use}")
         return [alive[node] for node in alive if node in self._good]
 
     def _ask_new(self, alive: dict[str, Node]) -> None:
@@ -161,11 +160,6 @@ class Nodes:
 
 def _alive() -> dict[str, Node]:
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-
-
-def _size(node: Node) -> str:
-    resources = node["Resources"]
-    return f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
 
 
 def _short(environment: Environment, name: str) -> str:

@@ -57,7 +57,10 @@ def train(
     # Sums of complete models are limited by memory bandwidth, and a second thread would wait for cores that clients
     # use.
     with hold_lock(run), logging_to(run.path), threads(1):
-        if not _is_trained(run):  # otherwise only evaluations can be missing, which need no client
+        newest = latest(run.path / "checkpoints")
+        if (
+            newest is None or round_of(newest) < run.rounds
+        ):  # otherwise only evaluations can be missing, which need no client
             wait_for_nodes(grid, system.known_shards, stop, NODES_DEADLINE)
         has_user_states = run.federated.training_of(run.users, run.rounds).method.user_slots
         run.record()  # now, because the run is locked and all checks have passed
@@ -144,12 +147,6 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
     if spent:
         say(f"{run.name}: {ledger.sentence(spent, run.config.sampler, run.delta)}")
     return state
-
-
-def _is_trained(run: Run) -> bool:
-    """Return whether there is a checkpoint of the last round."""
-    newest = latest(run.path / "checkpoints")
-    return newest is not None and round_of(newest) >= run.rounds
 
 
 def say_micro_cohorts(name: str, lines: Sequence[Any]) -> None:

@@ -197,7 +197,8 @@ class EvaluationService:
 
     def _advance(self) -> None:
         """Process ended and late evaluations, and assign queued jobs."""
-        _refuse_without_ray()
+        if not ray.is_initialized():  # a call into Ray would start another Ray
+            raise RunFailed("evaluation needs Ray, which is not initialised in this process")
         for actor, job, outcome in self._pool.ended():
             self._conclude(actor, job, outcome)
         for actor, error in self._pool.started():
@@ -275,11 +276,6 @@ class EvaluationService:
         log_evaluation(job.run, evaluation)
         if outcome != "retried":
             self._ended.setdefault(job.run, []).append(evaluation)
-
-
-def _refuse_without_ray() -> None:
-    if not ray.is_initialized():  # a call into Ray would start another Ray
-        raise RunFailed("evaluation needs Ray, which is not initialised in this process")
 
 
 class EvaluationInProcess:

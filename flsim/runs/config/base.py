@@ -405,7 +405,7 @@ def settings_of_both(settings: Config) -> str:
 def shared_rounds(settings: Config, rounds: int) -> int:
     """Return the last of `rounds` rounds after which one arm can continue from a checkpoint of the other.
 
-    Both arms are equal bit for bit until the first window begins. Checkpoints do not contain the tensors of users, so
-    arms of algorithms with such tensors have no common rounds.
+    Both are equal bit for bit until the first window begins. Checkpoints have no tensors of users: such algorithms
+    share none.
     """
     return 0 if settings.slots_kept_by_users else settings.canaries.parting(rounds)

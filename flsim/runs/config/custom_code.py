@@ -166,10 +166,7 @@ def refuse_other_settings(started: Any, settings: Any, run: Path) -> None:
 
 
 def _difference(started: Any, settings: Any) -> str:
-    """Return the first setting that differs with both values, as text to append; empty if unknown.
-
-    The length is the last candidate, because it can differ in a resumed run if nothing depends on it.
-    """
+    """Return the first setting that differs with both values, as text to append, the length last; empty if unknown."""
     old, new = (dict(flat(renamed(type(values), asdict(values), by_content))) for values in (started, settings))
     differing = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     differing = [key for key in differing if not key.startswith(CHANGES_NO_RESULT)]

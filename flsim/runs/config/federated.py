@@ -133,13 +133,10 @@ class FederatedConfig(Config):
     has_a_line_per_round = True
 
     @property
-    def _knows_end(self) -> bool:
-        is_constant = self.training.server_schedule == self.local.schedule == "constant"
-        return not is_constant or self.canaries.depends_on_length or noise.depends_on_length(self.privacy.noise)
-
-    @property
     def _without_digest(self) -> tuple[str, ...]:
-        return () if self._knows_end else ("rounds", "epochs")
+        is_constant = self.training.server_schedule == self.local.schedule == "constant"
+        depends_on_length = self.canaries.depends_on_length or noise.depends_on_length(self.privacy.noise)
+        return ("rounds", "epochs") if is_constant and not depends_on_length else ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,11 +254,7 @@ class FederatedConfig(Config):
         return replace(self, training=replace(self.training, rounds=rounds, epochs=None))
 
     def with_shards(self, processes: int, users: int) -> Self:
-        """Return the settings with the numbers of shards and of shards in a branch, from the settings or by default.
-
-        The default is a shard for each client process. There are at most as many shards as users in a round, because a
-        shard without users has no work. For branches see `flsim.algorithms.summation.default_branch`.
-        """
+        """Return the settings with numbers of branches and of shards: one a process, at most the users in a round."""
         shards, branch = self.system.shards, self.system.branch
         if shards is None:
             shards = min(processes, users, max(self.training.cohort, SHARDS))

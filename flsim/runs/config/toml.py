@@ -24,12 +24,7 @@ def unchanged(_key: str, value: Any) -> Any:
 
 
 def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any], Any] = unchanged) -> dict[str, Any]:
-    """Return the values of a TOML file, with overrides.
-
-    Raises:
-        InputError: the file is missing or not TOML, an override has another form, an integer has more than 64 bits, or
-            values are nested more than `DEEPEST` levels deep.
-    """
+    """Return the values of a TOML file, with overrides; InputError if something cannot be read, or is too large."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -47,9 +42,8 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
 
 
 def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> None:
-    """Raise InputError for values that Python can parse but settings cannot have.
+    """Raise InputError for integers of more than 64 bits, which TOML does not have, and values nested too deep.
 
-    They are integers of more than 64 bits, which TOML does not have, and values nested more than `DEEPEST` levels deep.
     A key with dots, such as the axis of a sweep, has a level for each of its parts.
     """
     where = ": ".join(filter(None, (source, key)))

@@ -182,9 +182,8 @@ def planned_runs(
 ) -> list[Planned]:
     """Return all runs in the order of the table: by grid, then by axes (the first varies slowest), then by seed.
 
-    Raises:
-        InputError: there is no such grid; the number of runs is 0 or too large; a run's settings are wrong; an override
-            changes a setting in which runs differ; axes of a tier do not fit; or a published row is missing.
+    Raises InputError for an unknown grid, no or too many runs, wrong settings, or a missing published row; and for an
+    override of a setting in which runs differ.
     """
     only, grids = list(only), [grid.name for grid in definition.grids]
     for name in only:
@@ -245,16 +244,16 @@ def training_digest(definition: Definition, tier: Tier, chosen: Collection[str])
     parts = [definition.base, tier.set, *(grid.set for grid in definition.grids)]
     parts += [change.set for change in tier.grids.values()]
     settings = [
-        {name: value for name, value in flat(part.items()).items() if _is_of_training(name) and name not in chosen}
+        {
+            name: value
+            for name, value in flat(part.items()).items()
+            if name.partition(".")[0] not in NOT_TRAINING and name not in chosen
+        }
         for part in parts
     ]
     axes = [(grid.name, grid.axes) for grid in definition.grids]
     tier_axes = [(name, change.axes) for name, change in tier.grids.items()]
     return digest(json.dumps(with_former_names([settings, axes, tier_axes]), sort_keys=True, default=str))
-
-
-def _is_of_training(name: str) -> bool:
-    return name.partition(".")[0] not in NOT_TRAINING
 
 
 def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:

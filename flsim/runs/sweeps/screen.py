@@ -41,13 +41,9 @@ class State:
 
 
 def state_of(run: Path, began: float, is_finished: bool = False) -> State:
-    """Return the state of a run from its folder.
+    """Return the state of a run's folder, which can be missing; without changes since `began` (s), the run waits.
 
-    Args:
-        run: the folder, which can be missing.
-        began: time at which the sweep was last continued, in seconds since 1970; a run without changes since then
-            waits.
-        is_finished: whether the run was complete at that time.
+    `is_finished` is whether the run was complete at that time, when the sweep was last continued.
     """
     try:
         known = from_json((run / "run.json").read_text(encoding="utf-8"))
@@ -121,7 +117,9 @@ class Screen:
         table.add_column(width=10)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
         whole = sum(state.done for state in states.values()) / max(len(states), 1)
-        table.add_row(Text(self._summary(states), style="bold"), _bar(whole), _left(whole, time.time() - self._began))
+        left = clock((time.time() - self._began) * (1 - whole) / whole) if 0.02 < whole < 1 else ""
+        remaining = Text(f"about {left} remaining" if left else "")
+        table.add_row(Text(self._summary(states), style="bold"), _bar(whole), remaining)
         order = {"runs": 0, "failed": 1, "completed": 2, "diverged": 2, "waits": 3}
         by_need = sorted(states, key=lambda name: order.get(states[name].status, 1))  # stable
         for name in by_need[:SHOWN]:
@@ -136,10 +134,6 @@ class Screen:
 
 def _bar(done: float) -> ProgressBar:
     return ProgressBar(total=1.0, completed=done, width=10)
-
-
-def _left(done: float, seconds: float) -> Text:
-    return Text(f"about {clock(seconds * (1 - done) / done)} remaining" if 0.02 < done < 1 else "")
 
 
 @cache  # the result is cached, because it needs all rows and is used every second

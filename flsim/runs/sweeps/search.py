@@ -145,8 +145,8 @@ class Rule:
     ) -> list[Point]:
         """Return values beyond the best value of a setting, on one side: half as many as the range had.
 
-        A grid continues with its steps, and keeps the other settings at their best values. A random search draws within
-        half the width of the range, and draws the other settings from their ranges.
+        A grid continues with its steps, with the other settings at their best. A random search draws within half the
+        width of the range, and draws the other settings from their ranges.
         """
         range_, start = ranges[name], ranges[name].share(best[name])
         if self.method == "grid":
@@ -165,13 +165,9 @@ def search(
     """Search for the values of a group with the lowest perplexity.
 
     The best value of each setting must be inside: there are trials with a lower and with a higher value. Otherwise
-    there are further trials beyond, with the same halving, unless these values are impossible.
-
-    Yields:
-        A share of training and the trials to measure after it, by number; send their perplexities.
-
-    Raises:
-        RunFailed: all trials diverged, or the best trial is still at the edge after all extensions.
+    there are further trials beyond, with the same halving, unless these values are impossible. Yields a share of
+    training and the trials to measure after it, by number, and is sent their perplexities. RunFailed if all trials
+    diverged, or the best is at the edge after all extensions.
     """
     trials = [Trial(values) for values in rule.first_points(group.ranges, rng)]
     new = dict(enumerate(trials))
@@ -313,11 +309,7 @@ class TuningOutcome:
 
 
 def _chosen(groups: Iterable[GroupOutcome]) -> str:
-    """Return the chosen values in words, each with the groups that have it.
-
-    Names of groups contain only the axes that distinguish different values: ``sgd`` if all of its groups share values,
-    not ``sgd-iid, sgd-non-iid``.
-    """
+    """Return the chosen values in words, each with its groups, named by the axes that distinguish different values."""
     by_grid: dict[str, list[GroupOutcome]] = {}
     for group in groups:
         by_grid.setdefault(group.grid, []).append(group)

@@ -247,12 +247,7 @@ class Search:
 
 
 def load(path: Path, tier: str, folder: Path) -> Search:
-    """Read a file for `flsim tune`, and its sweep.
-
-    Raises:
-        InputError: a file is missing or wrong, or has no such tier; an existing corpus is missing, or the corpus of the
-            tier cannot be made from another seed.
-    """
+    """Read a file for `flsim tune`, and its sweep; InputError if one, its tier or a corpus does not fit."""
     values = toml.read(path)
     if "sweep" not in values:
         raise InputError(

@@ -136,7 +136,8 @@ class StackedEngine:
         parts, dropped = shape.parts(data), None
         if self._hparams.dropout:
             stays, places = mask.view(1, -1, self._width), shape.times * shape.rows
-            dropped = Dropped(stays[:, :places], stays[:, places:], _factor(self._hparams.dropout))
+            factor = float(np.float32(1) / np.float32(1 - self._hparams.dropout))  # rounded as in `factors`
+            dropped = Dropped(stays[:, :places], stays[:, places:], factor)
         losses = self._descend(shape, parts, dropped)
         self._losses.index_add_(0, parts.number, losses.sum(1, dtype=torch.float64))
 
@@ -215,8 +216,3 @@ def _by_token(steps: Steps) -> Steps:
     order = np.argsort((steps.step * (int(steps.inputs.max(initial=0)) + 1) + steps.inputs) * len(places) + places)
     sorted_ = {name: getattr(steps, name)[order] for name in ("inputs", "targets", "step", "time", "row")}
     return replace(steps, **sorted_)
-
-
-def _factor(dropout: float) -> float:
-    """Return the factor of kept values, rounded to float32 as in `factors`."""
-    return float(np.float32(1) / np.float32(1 - dropout))
