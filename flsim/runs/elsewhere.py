@@ -57,33 +57,20 @@ LISTED = "listed"  # the source of canaries whose law is unknown
 
 @dataclass(frozen=True)
 class Canaries:
-    """Canaries of a model that was trained elsewhere, and the facts that are known about them.
+    """Canaries of a model that was trained elsewhere, and the facts that are known about them."""
 
-    Attributes:
-        planting: the canaries, with their numbers of sharers and copies.
-        vocabulary: the words.
-        layout: the layout of token ids.
-        law: the settings of the draw, by name; only `source` if they are unknown.
-        unit: the unit of sharers.
-        identity: digest of these attributes.
-        prefix: number of words that an attacker knows, unless an evaluation sets another number.
-        seed: seed of the draws, and of references unless an evaluation sets another seed.
-        tokens: file with the id of a Hugging Face model for each token id; None if words are not tokens of a model.
-        drawn: the canaries with their law; None if somebody listed them.
-        are_of_model: whether a Hugging Face model has these token ids, or those of `tokens`.
-    """
-
-    planting: Planting
-    vocabulary: Vocabulary
-    layout: Layout
-    law: dict[str, Any]
-    unit: Unit
-    identity: str
-    prefix: int = 1
-    seed: int = 0
+    planting: Planting  # the canaries, with their numbers of sharers and copies
+    vocabulary: Vocabulary  # the words
+    layout: Layout  # the layout of token ids
+    law: dict[str, Any]  # the settings of the draw, by name; only `source` if they are unknown
+    unit: Unit  # the unit of sharers
+    identity: str  # digest of these attributes
+    prefix: int = 1  # number of words that an attacker knows, unless an evaluation sets another number
+    seed: int = 0  # seed of the draws, and of references unless an evaluation sets another seed
+    # file with the id of a Hugging Face model for each token id; None if words are not tokens of a model
     tokens: Path | None = None
-    drawn: CanarySet | None = None
-    are_of_model: bool = False
+    drawn: CanarySet | None = None  # the canaries with their law; None if somebody listed them
+    are_of_model: bool = False  # whether a Hugging Face model has these token ids, or those of `tokens`
 
     @classmethod
     def of_folder(cls, drawn: CanarySet, folder: Path) -> "Canaries":
@@ -106,21 +93,13 @@ class Canaries:
 
 @dataclass(frozen=True)
 class Measurements:
-    """A folder of measurements, which may not exist yet.
+    """A folder of measurements, which may not exist yet."""
 
-    Attributes:
-        path: the folder.
-        label: name of the model in tables.
-        canaries: the canaries.
-        hparams: settings of the evaluation.
-        seed: seed of references and of the choice of test users.
-    """
-
-    path: Path
-    label: str
-    canaries: Canaries
-    hparams: EvaluationHParams
-    seed: int
+    path: Path  # the folder
+    label: str  # name of the model in tables
+    canaries: Canaries  # the canaries
+    hparams: EvaluationHParams  # settings of the evaluation
+    seed: int  # seed of references and of the choice of test users
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -208,22 +187,15 @@ def _write_model(folder: Path, round: int, model: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class OtherModel:
-    """A model that was trained elsewhere, as one or several checkpoints.
+    """A model that was trained elsewhere, as one or several checkpoints."""
 
-    Attributes:
-        spec: factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`. Or a folder of
-            transformers or peft, or a folder of such folders, whose names have the rounds.
-        arguments: arguments of the factory.
-        state: a file with weights, or a folder of such files; None if the factory loads weights.
-        context: number of tokens that a module without `start` and `step` reads.
-        round: the round, if no name has it.
-    """
-
+    # factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`. Or a folder of
+    # transformers or peft, or a folder of such folders, whose names have the rounds.
     spec: str
-    arguments: Mapping[str, Any]
-    state: Path | None = None
-    context: int | None = None
-    round: int | None = None
+    arguments: Mapping[str, Any]  # arguments of the factory
+    state: Path | None = None  # a file with weights, or a folder of such files; None if the factory loads weights
+    context: int | None = None  # number of tokens that a module without `start` and `step` reads
+    round: int | None = None  # the round, if no name has it
 
     @cached_property
     def folder(self) -> Path | None:
@@ -330,19 +302,12 @@ def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """The model of a folder of measurements after a round, loaded again.
+    """The model of a folder of measurements after a round, loaded again."""
 
-    Attributes:
-        path: the folder.
-        round: the round.
-        canaries: the canaries, with their law.
-        model: the model, with the parameters that were measured.
-    """
-
-    path: Path
-    round: int
-    canaries: CanarySet
-    model: TrainableModel
+    path: Path  # the folder
+    round: int  # the round
+    canaries: CanarySet  # the canaries, with their law
+    model: TrainableModel  # the model, with the parameters that were measured
 
     @classmethod
     def open(

@@ -55,17 +55,10 @@ def environment_of(run: Path, corpus: Path | str) -> Environment:
 
 
 class Nodes:
-    """The nodes of the connected cluster, checked for a run.
-
-    A node that left is never asked again; for Ray, a node that returns is another node.
-    """
+    """The nodes of the connected cluster, checked for a run; for Ray, a node that returns is another node."""
 
     def __init__(self, run: Path, corpus: Path | str, is_local: bool = False) -> None:
-        """Prepare the checks of nodes, which must be able to read run and corpus, a folder or URI, without asking them.
-
-        The only node of a local cluster of this process has this code and these files. It is not asked, because an
-        answering process would take as long to start as a client.
-        """
+        """Prepare the checks of nodes, which must be able to read run and corpus (a folder or URI), but a local one."""
         self._paths = run.resolve(), located(corpus)
         self._local = environment_of(*self._paths)
         self._asked: dict[ray.ObjectRef, str] = {}  # node by its future reply

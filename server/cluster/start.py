@@ -47,20 +47,11 @@ PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 @contextmanager
 def cluster(address: str | None = None, cpus: int | None = None, head: str | None = None) -> Iterator[None]:
-    """Provide Ray, initialised in this thread, until the block ends.
+    """Provide Ray, initialised in this thread, until the block ends: at an address ("auto" searches), or local.
 
-    A local cluster listens only on loopback. Nodes of another cluster run the code of this process, which is shipped.
-
-    Args:
-        address: address of an existing cluster ("auto" searches for one); None starts a local one.
-        cpus: cores of the local cluster, or of the head; None for all.
-        head: "HOST:PORT" of this machine on which to start a head during the block, which other nodes can join; instead
-            of `address`.
-
-    Raises:
-        InputError: there is no cluster at the address, or no head can be started there.
-        Interrupted: the keyboard interrupted the start.
-        RunFailed: no local cluster starts.
+    `cpus` are the cores of a local cluster, which listens on loopback only, or of a head that other nodes can join at
+    the "HOST:PORT" `head` of this machine. Nodes run the code of this process, which is shipped. InputError without a
+    cluster there, or if no head can start; Interrupted by the keyboard; RunFailed if no local cluster starts.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Task events are only useful for a dashboard, and the control store keeps 100,000: hundreds of MB in a long run.

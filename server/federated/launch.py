@@ -93,8 +93,7 @@ def _say_canary_users(run: Run) -> None:
 def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
     """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
 
-    Nodes are filled with clients by their totals. Therefore a single client per GPU uses slightly less than the
-    complete GPU, and the rest is for evaluators, which need no CPU.
+    Clients fill nodes by their totals. A single client per GPU leaves a bit for evaluators, which need no CPU.
     """
     return gpu_shares(system.gpus_per_client, system.gpus_for_evaluation, system.evaluators, any(gpus))
 

@@ -41,17 +41,10 @@ def train(
 ) -> State:
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
-    Args:
-        run: the run; its status, checkpoints, rows and log are kept up to date.
-        stop: the event that requests a checkpoint of the last completed round and the end.
-        evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
-        service: the evaluation, in this process; None for processes on Ray.
-
-    Raises:
-        InputError: the run is central.
-        Diverged: values are not finite; the message names the round and the last good checkpoint.
-        Interrupted: `stop` was set.
-        RunFailed: a shard kept failing, or an evaluation failed.
+    Its status, checkpoints, rows and log are kept up to date. `stop` requests a checkpoint of the last completed round
+    and the end (Interrupted). Evaluations are in this process (`service`), or in processes with `evaluation_gpus` (0: a
+    CPU). Raises InputError for a central run, Diverged with the last good checkpoint, RunFailed if a shard or an
+    evaluation failed.
     """
     system = run.federated.system
     # Sums of complete models are limited by memory bandwidth, and a second thread would wait for cores that clients

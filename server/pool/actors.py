@@ -59,11 +59,7 @@ class Actors(list[Actor[Job]], Generic[Job]):
         return [(actor, actor.job) for actor in self if actor.job is not None]
 
     def send(self, actor: Actor[Job], job: Job, method: str, *arguments: Any, values: int = 1) -> Any:
-        """Give a job to an actor, ready or not, by calling one of its methods.
-
-        If the method returns two `values`, the first is the result of the job; the reference to the second is returned,
-        unfetched.
-        """
+        """Give a job to an actor by calling a method; of two `values`, return the reference to the second."""
         references = getattr(actor.handle, method).options(num_returns=values).remote(*arguments)
         actor.reply, apart = references if values == 2 else (references, None)
         actor.job, actor.since = job, time.monotonic()

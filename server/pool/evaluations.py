@@ -126,10 +126,7 @@ class EvaluationService:
     """
 
     def __init__(self, work: Work, hparams: ServiceHParams = ServiceHParams()) -> None:
-        """Prepare the service of `work` on a run and a checkpoint, idempotent and importable; no process starts yet.
-
-        Its error `Diverged` means that the model is not finite; any other error is a failure.
-        """
+        """Prepare the service of `work`, which other processes import, on a run and a checkpoint; none starts yet."""
         self._work, self._hparams = work, hparams
         self._pool = Actors[_Job]()
         self._waiting: dict[Path, deque[_Job]] = {}  # queued jobs by run, in the order of the runs' turns

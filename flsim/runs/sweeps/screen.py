@@ -27,17 +27,11 @@ SHOWN = 16  # largest number of shown runs
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run.
+    """The state of a run."""
 
-    Attributes:
-        status: "waits", "runs", or the final status in run.json.
-        done: share of its rounds, 0 to 1.
-        note: text next to the progress bar.
-    """
-
-    status: str
-    done: float = 0.0
-    note: str = ""
+    status: str  # "waits", "runs", or the final status in run.json
+    done: float = 0.0  # share of its rounds, 0 to 1
+    note: str = ""  # text next to the progress bar
 
 
 def state_of(run: Path, began: float, is_finished: bool = False) -> State:

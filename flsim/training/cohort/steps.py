@@ -15,15 +15,10 @@ Ints = NDArray[np.int64]
 
 
 class Participant(NamedTuple):
-    """A user in a round.
+    """A user in a round."""
 
-    Attributes:
-        records: the user's records.
-        rng: random stream of the user and the round, which orders the records.
-    """
-
-    records: Records
-    rng: np.random.Generator
+    records: Records  # the user's records
+    rng: np.random.Generator  # random stream of the user and the round, which orders the records
 
 
 @dataclass(frozen=True)
@@ -32,19 +27,14 @@ class Steps:
 
     The rows of a batch are its records, longest first. Therefore the records at a time are the first rows, and a step
     is a sequence of ever shorter blocks that needs neither padding nor masks.
-
-    Attributes:
-        inputs, targets: int64 [positions], the token that is read and the token to predict.
-        step, time, row: int64 [positions], the coordinates of each position.
-        ends: int64 [steps], the position after each step's last.
     """
 
-    inputs: Ints
+    inputs: Ints  # inputs, targets: int64 [positions], the token that is read and the token to predict
     targets: Ints
-    step: Ints
+    step: Ints  # step, time, row: int64 [positions], the coordinates of each position
     time: Ints
     row: Ints
-    ends: Ints
+    ends: Ints  # int64 [steps], the position after each step's last
 
     def __len__(self) -> int:
         return len(self.ends)
