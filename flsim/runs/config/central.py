@@ -112,9 +112,12 @@ class CentralConfig(Config):
     has_a_line_per_round = False
 
     @property
+    def _knows_end(self) -> bool:
+        return self.training.schedule != "constant" or self.canaries.depends_on_length
+
+    @property
     def _without_digest(self) -> tuple[str, ...]:
-        knows_end = self.training.schedule != "constant" or self.canaries.depends_on_length
-        return ("order",) if knows_end else ("epochs", "steps", "words", "order")
+        return ("order",) if self._knows_end else ("epochs", "steps", "words", "order")
 
     def __post_init__(self) -> None:
         super().__post_init__()

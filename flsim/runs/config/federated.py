@@ -133,10 +133,13 @@ class FederatedConfig(Config):
     has_a_line_per_round = True
 
     @property
-    def _without_digest(self) -> tuple[str, ...]:
+    def _knows_end(self) -> bool:
         is_constant = self.training.server_schedule == self.local.schedule == "constant"
-        depends_on_length = self.canaries.depends_on_length or noise.depends_on_length(self.privacy.noise)
-        return ("rounds", "epochs") if is_constant and not depends_on_length else ()
+        return not is_constant or self.canaries.depends_on_length or noise.depends_on_length(self.privacy.noise)
+
+    @property
+    def _without_digest(self) -> tuple[str, ...]:
+        return () if self._knows_end else ("rounds", "epochs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
