@@ -266,8 +266,8 @@ def refuse_unsafe(folder: Path) -> None:
         raise InputError(f"{folder}: no folder of a model (it has no config.json); name one on this machine")
     if not any(folder.glob("*.safetensors")):
         pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        found = f"only {pickles[0]}, a pickle, which could execute code" if pickles else "no weights"
-        raise InputError(f"{folder}: holds {found}; save the model with safe_serialization, as .safetensors")
+        content = f"only {pickles[0]}, a pickle, which could execute code" if pickles else "no weights"
+        raise InputError(f"{folder}: holds {content}; save the model with safe_serialization, as .safetensors")
 
 
 def files_digest(folder: str) -> str:

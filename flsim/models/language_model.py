@@ -319,12 +319,12 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the sha256, in hexadecimal, of tensors with their names, types and shapes."""
     whole = hashlib.sha256()
     for name, value in sorted(tensors.items()):
-        kept = value.detach().cpu().contiguous()
-        if kept.is_floating_point() and kept.dtype not in FLOATS_OF_NUMPY:  # such as bfloat16
-            kind, data = str(kept.dtype), kept.reshape(-1).view(torch.uint8).numpy().tobytes()
+        tensor = value.detach().cpu().contiguous()
+        if tensor.is_floating_point() and tensor.dtype not in FLOATS_OF_NUMPY:  # such as bfloat16
+            kind, data = str(tensor.dtype), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         else:
-            kind, data = kept.numpy().dtype.str, kept.numpy().tobytes()
-        whole.update(f"{name} {kind} {tuple(kept.shape)} ".encode() + data)
+            kind, data = tensor.numpy().dtype.str, tensor.numpy().tobytes()
+        whole.update(f"{name} {kind} {tuple(tensor.shape)} ".encode() + data)
     return whole.hexdigest()
 
 

@@ -189,8 +189,8 @@ class Line:
         common = set.intersection(*seeds) - {None} if len(both) == len(PARTITIONS) else set()
         if not common:
             return both
-        kept = [[run for run, _ in setting.shown_runs if run.results.seed in common] for setting in both]
-        return [Setting(setting.label, setting.partition, runs) for setting, runs in zip(both, kept, strict=True)]
+        runs_of = [[run for run, _ in setting.shown_runs if run.results.seed in common] for setting in both]
+        return [Setting(setting.label, setting.partition, runs) for setting, runs in zip(both, runs_of, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,12 +233,12 @@ def gather(paths: Sequence[Path]) -> Gathered:
                 path = sweep.path / RUNS / run.name
                 runs[path.resolve()] = _view(path, run.results, run)
     views = list(runs.values())
-    kept = without_copies([run.results for run in views], [run.results for run in views if run.planned])
+    distinct = without_copies([run.results for run in views], [run.results for run in views if run.planned])
     waiting = [run for sweep in sweeps for run in sweep.runs if run.results is None]
     if not runs:
         names = ", ".join(map(str, paths)) or "no paths"
         raise InputError(f"{names}: no run has started; train a run first")
-    return Gathered(sweeps, _lines([run for run in views if run.results in kept]), waiting)
+    return Gathered(sweeps, _lines([run for run in views if run.results in distinct]), waiting)
 
 
 @dataclass(frozen=True)

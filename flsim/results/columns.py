@@ -121,9 +121,9 @@ def is_in(table: pd.DataFrame, quantity: Quantity) -> bool:
 
 def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFrame:
     """Return the table with the descriptions of custom measures, which are also stored in Parquet files."""
-    own = [to_json(quantity) for quantity in quantities if built_in.described(quantity.name) is None]
-    if own:
-        table.attrs[DESCRIBED] = own
+    custom = [to_json(quantity) for quantity in quantities if built_in.described(quantity.name) is None]
+    if custom:
+        table.attrs[DESCRIBED] = custom
     return table
 
 

@@ -112,17 +112,17 @@ def read_rows(path: Path) -> tuple[pd.DataFrame, dict[str, Quantity]]:
 
 def _described(path: Path) -> dict[str, Quantity]:
     try:
-        own = [described(values) for values in from_json(pq.read_schema(path).metadata[METADATA].decode())]
+        quantities = [described(values) for values in from_json(pq.read_schema(path).metadata[METADATA].decode())]
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: its descriptions of measures are damaged; remove it and evaluate again") from error
-    if any(quantity.name in QUANTITIES for quantity in own):
+    if any(quantity.name in QUANTITIES for quantity in quantities):
         raise InputError(f"{path}: the description of a built-in measure is wrong; remove the file and evaluate again")
-    return {quantity.name: quantity for quantity in own}
+    return {quantity.name: quantity for quantity in quantities}
 
 
 def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[pd.DataFrame, dict[str, Quantity]]:
     """Read a file of a run's rows; InputError for rows of another run, round or canary, or impossible values."""
-    rows, own = read_rows(path)
+    rows, custom = read_rows(path)
     _refuse_foreign(path, rows, identity)
     if not rows["canary"].isin({"", *canaries}).all() or {f"round-{value:06d}" for value in rows["round"]} != {
         path.stem
@@ -134,11 +134,11 @@ def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[
         )
     if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
         raise InputError(f"{path}: the file has values of canaries that are not finite; remove it and evaluate again")
-    if not _can_be(rows["metric"], rows["value"], QUANTITIES | own).all():
+    if not _can_be(rows["metric"], rows["value"], QUANTITIES | custom).all():
         raise InputError(
             f"{path}: the file has values that are invalid for their metrics; remove the file and evaluate again"
         )
-    return rows, own
+    return rows, custom
 
 
 def rows_in(run_folder: Path) -> list[Path]:

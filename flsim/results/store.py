@@ -212,17 +212,17 @@ def read_run(run_folder: Path) -> RunResults:
     """Return the results of a run; InputError if the folder is not a run, or a file is damaged or of another run."""
     described = read_run_file(run_folder)
     roster = read_roster(run_folder / "planted" / "roster.parquet")
-    tables, own = [SCHEMA.empty_table().to_pandas()], dict[str, Quantity]()
+    tables, custom = [SCHEMA.empty_table().to_pandas()], dict[str, Quantity]()
     recorded_name = described.pop("recorded_name")
     for path in rows_in(run_folder):
         rows, quantities = read_rows_of(path, described["identity"] or recorded_name, roster["canary"].tolist())
         for name, quantity in quantities.items():
-            if not own.setdefault(name, quantity).is_like(quantity):
+            if not custom.setdefault(name, quantity).is_like(quantity):
                 raise InputError(
                     f"{path}: the description of {name} differs from that of an earlier round; evaluate all "
                     "rounds again"
                 )
-        own |= quantities
+        custom |= quantities
         tables.append(rows)
     rows = pd.concat(tables[1:] or tables, ignore_index=True)
     diverged = rows["metric"] == DIVERGED
@@ -237,7 +237,7 @@ def read_run(run_folder: Path) -> RunResults:
         rows=rows[~diverged].reset_index(drop=True),
         roster=roster,
         failures=failures(run_folder),
-        own=own,
+        own=custom,
         settings=read_settings(run_folder),
     )
 

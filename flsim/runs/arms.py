@@ -91,6 +91,6 @@ def _shared_checkpoints(run: Run, twin: Run) -> list[Path]:
 
 def _copy_micro_cohorts(run: Run, twin: Run, reached: int) -> None:
     lines = [line for line in files.read_lines(twin.path / micro_cohorts.FILE) if micro_cohorts.is_line(line)]
-    if kept := [line for line in lines if line.get("round", 0) < reached]:
+    if common := [line for line in lines if line.get("round", 0) < reached]:
         with new_file(run.path / micro_cohorts.FILE) as partial:
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            partial.write_text("".join(json.dumps(line) + "\n" for line in common), encoding="utf-8")

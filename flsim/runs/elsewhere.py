@@ -77,8 +77,8 @@ class Canaries:
         """Return the canaries of a folder, with their law."""
         law = {name: value for name, value in asdict(drawn.hparams).items() if value not in (None, ())}
         tokens = folder / TABLE if drawn.words.layout.name == TOKENIZER else None
-        about = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens, drawn, tokens is not None
-        return cls(drawn.planting, drawn.words.vocabulary, drawn.words.layout, law, *about)
+        facts = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens, drawn, tokens is not None
+        return cls(drawn.planting, drawn.words.vocabulary, drawn.words.layout, law, *facts)
 
     @classmethod
     def listed(cls, canaries: tuple[Canary, ...], vocabulary: Vocabulary | None, layout: Layout) -> "Canaries":
@@ -163,7 +163,7 @@ class Measurements:
     def _describe(self, folder: Path, round: int) -> None:
         """Write run.json."""
         without_seed = {name: value for name, value in self.settings.items() if name != "seed"}
-        about = {
+        facts = {
             "name": self.path.resolve().name,
             "config": self._digest,
             "corpus": self.canaries.identity,
@@ -177,7 +177,7 @@ class Measurements:
             "seed": self.seed,
             "series": digest(json.dumps(without_seed, sort_keys=True)),
         }
-        write_json(folder / "run.json", about)
+        write_json(folder / "run.json", facts)
 
 
 def _write_model(folder: Path, round: int, model: Mapping[str, Any]) -> None:
@@ -237,13 +237,13 @@ class OtherModel:
 
     def record(self, weights: Path | None, model: Any) -> dict[str, Any]:
         """Return how to load the model of a checkpoint again, with digests of its code and of its parameters."""
-        about = {"weights": None if weights is None else str(weights.resolve()), "digest": weights_digest(model)}
+        entry = {"weights": None if weights is None else str(weights.resolve()), "digest": weights_digest(model)}
         if self.folder is not None:
-            return about
+            return entry
         file, (where, _, name) = code_file(self.spec), self.spec.rpartition(":")
         factory = f"{file}:{name}" if where.endswith(".py") or "/" in where else self.spec
         arguments = {"arguments": dict(self.arguments), "context": self.context}
-        return about | {"factory": factory, "code": code_digests(file)} | arguments
+        return entry | {"factory": factory, "code": code_digests(file)} | arguments
 
 
 def measure(
@@ -266,12 +266,12 @@ def measure(
     run = model.spec if folder is None else folder.identity
     rows = []
     for round_, weights in model.checkpoints:
-        found = model.load(weights, canaries)
+        loaded = model.load(weights, canaries)
         where = model.spec if weights is None else str(weights)
         planted, on = canaries.planting.canaries, torch.device(device)
-        of_round = audit(found, planted, canaries.layout, hparams, seed, where, on, test, run, round_)
+        of_round = audit(loaded, planted, canaries.layout, hparams, seed, where, on, test, run, round_)
         if folder is not None:
-            folder.add(round_, of_round, model.record(weights, found))
+            folder.add(round_, of_round, model.record(weights, loaded))
         rows += of_round
     return rows
 
@@ -283,10 +283,10 @@ def canaries_of(path: Path) -> CanarySet:
             f"{path}: has no law of its canaries, so nothing can be proven; draw canaries with flsim data canaries "
             "before training, and measure the model with them"
         )
-    drawn = CanarySet.read(path / "planted")
-    if drawn.identity != from_json((path / FILE).read_text(encoding="utf-8")).get("corpus"):
+    canary_set = CanarySet.read(path / "planted")
+    if canary_set.identity != from_json((path / FILE).read_text(encoding="utf-8")).get("corpus"):
         raise InputError(f"{path}: its canaries are not those that were measured; measure the model again")
-    return drawn
+    return canary_set
 
 
 def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
@@ -322,16 +322,16 @@ class MeasuredModel:
         canaries, record, number = canaries_of(path), *_record_of(path, round)
         weights = None if record["weights"] is None else Path(record["weights"])
         if "factory" in record:
-            found = _made_again(path, record, weights, spec)
+            loaded = _made_again(path, record, weights, spec)
         else:
-            found = model_in(Path(str(weights if spec is None else spec)), canaries, path)
-        if weights_digest(found) != record["digest"]:
+            loaded = model_in(Path(str(weights if spec is None else spec)), canaries, path)
+        if weights_digest(loaded) != record["digest"]:
             raise InputError(
                 f"{weights or spec}: not the parameters that {path} measured; restore them, or measure the model again"
             )
-        if isinstance(found, TrainableModel):
-            return cls(path, number, canaries, found.to(torch.device(device)).eval())
-        return cls(path, number, canaries, SteppedModel(found, canaries.words.layout, str(spec), torch.device(device)))
+        if isinstance(loaded, TrainableModel):
+            return cls(path, number, canaries, loaded.to(torch.device(device)).eval())
+        return cls(path, number, canaries, SteppedModel(loaded, canaries.words.layout, str(spec), torch.device(device)))
 
 
 def _record_of(path: Path, round: int | None) -> tuple[dict[str, Any], int]:

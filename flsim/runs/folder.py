@@ -121,12 +121,12 @@ class Run:
         custom_code.announce(run.config)
         refuse_unfit(run.config.model, corpus.layout, settings.seed, is_new=False)
         refuse_foreign_rows(path, run.identity)
-        if not (kept := path / "checkpoints").is_dir():
+        if not (checkpoints := path / "checkpoints").is_dir():
             raise InputError(
-                f"{kept}: no such folder; restore it, or create an empty folder to train the run again from "
+                f"{checkpoints}: no such folder; restore it, or create an empty folder to train the run again from "
                 "the beginning"
             )
-        newest = checkpoint.latest(kept)
+        newest = checkpoint.latest(checkpoints)
         if newest is not None and (trained := checkpoint.round_of(newest)) > run.rounds:
             raise InputError(
                 f"{path}: {trained:,} rounds are trained already, and the settings have {run.rounds:,}; a "
@@ -279,15 +279,15 @@ class Run:
         Raises InputError if it is damaged; `checkpoint.ForeignCheckpointError` if it is of another run.
         """
         state, stored = checkpoint.load(path)
-        ours = (self.provenance if executes_code else self._with_frozen(stored.frozen)).by_content
-        if (ours.vocabulary_size, ours.model, ours.frozen) != (stored.vocabulary_size, stored.model, stored.frozen):
-            why = f"this checkpoint has another model ({stored.sizes}); {self.path} has {ours.sizes}"
-        elif ours.corpus != stored.corpus:
+        here = (self.provenance if executes_code else self._with_frozen(stored.frozen)).by_content
+        if (here.vocabulary_size, here.model, here.frozen) != (stored.vocabulary_size, stored.model, stored.frozen):
+            why = f"this checkpoint has another model ({stored.sizes}); {self.path} has {here.sizes}"
+        elif here.corpus != stored.corpus:
             why = (
                 f"this checkpoint was trained on another corpus than {self.config.data.corpus}; restore the corpus "
                 "or train again"
             )
-        elif ours.config != stored.config:
+        elif here.config != stored.config:
             why = (
                 f"this checkpoint was trained with other settings than {self.path / 'config.toml'}; name the run "
                 "of the checkpoint"

@@ -260,8 +260,8 @@ class News:
             yield of_round(line), self._round
         for path in sorted({*rows_in(self._path)} - self._evaluated):
             self._evaluated.add(path)
-            rows, own = read_rows(path)
-            yield of_evaluation(rows, own), int(rows["round"].iloc[0])
+            rows, custom = read_rows(path)
+            yield of_evaluation(rows, custom), int(rows["round"].iloc[0])
 
 
 def of_round(line: Mapping[str, Any]) -> dict[str, float]:

@@ -110,10 +110,10 @@ def _p(wide: pd.DataFrame, name: str, first: str = "") -> Column:
 
 def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
     """Return the quantities in a frame of `to_wide`, with custom quantities last."""
-    own = [
+    custom = [
         quantity for quantity in quantities_in(wide) if f"{quantity.name}_value_a" in wide and quantity not in STANDARD
     ]
-    return [*STANDARD, *panels_first(own)]
+    return [*STANDARD, *panels_first(custom)]
 
 
 # ----- pairs of settings
@@ -151,14 +151,14 @@ def _published(wide: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Colum
     columns = []
     for flag in flags(quantities):
         if flag.name in COUNTED_OF:
-            ours = column(wide, f"{flag.name}_difference") / column(wide, "canaries_value_a")
+            measured = column(wide, f"{flag.name}_difference") / column(wide, "canaries_value_a")
             a, b = (
                 column(wide, f"{PREFIX}{flag.name}_value_{side}") / column(wide, f"{PREFIX}canaries_value_{side}")
                 for side in "ab"
             )
             if (a - b).notna().any():
                 note = PUBLISHED.format(", ".join(quantity.heading for quantity in flags(STANDARD)))
-                columns.append(Column(f"{flag.heading}, %", formatted(ours, "{:+.0f}", 100), note=note))
+                columns.append(Column(f"{flag.heading}, %", formatted(measured, "{:+.0f}", 100), note=note))
                 columns.append(Column("Paper", formatted(a - b, "{:+.0f}", 100)))
     return columns
 
@@ -188,8 +188,8 @@ def _utility(wide: pd.DataFrame, quantity: Quantity) -> Column:
 
 def _sentences(quantities: Sequence[Quantity]) -> str:
     """Return a line about each custom quantity."""
-    own = [quantity for quantity in quantities if not quantity.is_standard]
-    return "".join(note(f"{quantity.heading}: {quantity.sentence}") for quantity in own)
+    custom = [quantity for quantity in quantities if not quantity.is_standard]
+    return "".join(note(f"{quantity.heading}: {quantity.sentence}") for quantity in custom)
 
 
 def _legend(wide: pd.DataFrame) -> str:

@@ -204,13 +204,13 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         empty.set_axis_off()
     counts = sorted({len(run.planted) for run in runs})
     of_all = f" (of {counts[0]})" if len(counts) == 1 else ""
-    drawn = [averaged(group) for group in groups] if over_seeds else groups
+    runs_of_lines = [averaged(group) for group in groups] if over_seeds else groups
     curves = {
-        quantity: [curve(group, partial(measured_values, quantity), in_epochs, over_seeds) for group in drawn]
+        quantity: [curve(group, partial(measured_values, quantity), in_epochs, over_seeds) for group in runs_of_lines]
         for quantity in quantities
     }
     of_flags = np.concatenate([np.zeros(1), *(line.y for flag in flags(quantities) for line in curves[flag])])
-    runs_drawn = [run for group in drawn for run in group]
+    runs_drawn = [run for group in runs_of_lines for run in group]
     last = max((line.x[-1] for lines in curves.values() for line in lines if len(line.x)), default=1.0)  # a shared axis
     for quantity, panel in panels.items():
         heights = of_flags if quantity.is_flag else np.concatenate([line.y for line in curves[quantity]])
@@ -224,7 +224,10 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
             panel.tick_params(labelbottom=True)
     legend = figure.legend(
         grid[0].get_lines(),
-        [label_of(group, runs, len(taken) if over_seeds else None) for group, taken in zip(groups, drawn, strict=True)],
+        [
+            label_of(group, runs, len(taken) if over_seeds else None)
+            for group, taken in zip(groups, runs_of_lines, strict=True)
+        ],
         loc="outside lower center",
         ncols=columns,
         frameon=False,
@@ -379,10 +382,10 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
         }
         last = max((line.x[-1] for line in curves.values() if len(line.x)), default=1.0)
         panel.set_xlim(0, 1.03 * last)
-        for axes, drawn in ((panel, ["training", "test"]), (exposed, ["bits"])):
-            values = np.concatenate([curves[name].y for name in drawn])
+        for axes, names_of_axes in ((panel, ["training", "test"]), (exposed, ["bits"])):
+            values = np.concatenate([curves[name].y for name in names_of_axes])
             scale(axes.yaxis, min(0.0, 1.1 * values.min(initial=0.0)), 1.25 * values.max(initial=0.0) or 1.0)
-            for name in drawn:
+            for name in names_of_axes:
                 line = curves[name]
                 draw_band(axes, line.x, line.low, line.high, LOSS_STYLES[name])
                 draw_line(axes, line.x, line.y, LOSS_STYLES[name])

@@ -76,13 +76,13 @@ def without_services() -> Iterator[None]:
     A local cluster that other machines do not join needs none of them, and they use a tenth of the processor time of a
     short run. `ray.init(include_dashboard=False)` still starts a process, and has no option against the other two.
     """
-    kept = {name: getattr(node.Node, name) for name in SERVICES}
+    originals = {name: getattr(node.Node, name) for name in SERVICES}
     for name in SERVICES:
         setattr(node.Node, name, lambda *_, **__: None)
     try:
         yield
     finally:
-        for name, start in kept.items():
+        for name, start in originals.items():
             setattr(node.Node, name, start)
 
 

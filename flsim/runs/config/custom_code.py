@@ -63,12 +63,12 @@ def kinds_in(settings: Any) -> list[tuple[str, str]]:
     named: list[tuple[str, str]] = []
     kind: type = type(settings)
     for field, hint in _hints(kind).items():
-        value, own = getattr(settings, field), _own_in(hint)
+        value, custom = getattr(settings, field), _own_in(hint)
         if is_dataclass(value):
             named += kinds_in(value)
-        elif own is not None:
+        elif custom is not None:
             values = value if isinstance(value, tuple) else (value,)
-            named += [(own.kind, name) for name in values if isinstance(name, str) and is_custom(name)]
+            named += [(custom.kind, name) for name in values if isinstance(name, str) and is_custom(name)]
     return named
 
 

@@ -268,10 +268,10 @@ class FederatedConfig(Config):
     def resuming(self, started: Config) -> Self:
         if not isinstance(started, FederatedConfig):
             return self
-        ours, stored = self.system, started.system
-        shards = stored.shards if ours.shards is None else ours.shards
-        branch = stored.branch if ours.branch is None else ours.branch
-        return replace(self, system=replace(ours, shards=shards, branch=branch))
+        system, stored = self.system, started.system
+        shards = stored.shards if system.shards is None else system.shards
+        branch = stored.branch if system.branch is None else system.branch
+        return replace(self, system=replace(system, shards=shards, branch=branch))
 
     def training_of(
         self,

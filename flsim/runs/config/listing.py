@@ -86,10 +86,10 @@ def _merged(of_kinds: Sequence[Section]) -> list[Section]:
     is_shared = len(of_kinds) == len(KINDS)
     common = [key for key in first.settings if is_shared and all(key in section.settings for section in of_kinds)]
     shared = replace(first, kind="", settings=tuple(common))
-    own = [
+    specific = [
         replace(section, settings=tuple(key for key in section.settings if key not in common)) for section in of_kinds
     ]
-    return [section for section in (shared, *own) if section.settings]
+    return [section for section in (shared, *specific) if section.settings]
 
 
 def architectures() -> list[Architecture]:

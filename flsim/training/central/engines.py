@@ -94,11 +94,11 @@ class AutogradEngine:
             return None
         rows, times = read.inputs.shape
         width, like = self._model.hparams.embedding, representative(self._named)
-        drawn = factors(training.hparams.dropout, training.seed, step, rows, self._layout.record_words, width)
+        masks = factors(training.hparams.dropout, training.seed, step, rows, self._layout.record_words, width)
         longest_first = np.argsort(-(read.targets != self._layout.pad).sum(1), kind="stable")
         rank = np.empty(rows, np.int64)
         rank[longest_first] = np.arange(rows)
-        return torch.from_numpy(drawn[:, rank, :times]).to(like)
+        return torch.from_numpy(masks[:, rank, :times]).to(like)
 
 
 class PackedEngine:
@@ -137,8 +137,8 @@ class PackedEngine:
         gradients = list(gradient.values())
         if hparams.gradient_clip is not None:
             gradients = list(bound_norm(gradients, hparams.gradient_clip))
-        for weight, own in zip(self._model.weights.values(), gradients, strict=True):
-            weight.grad = own
+        for weight, of_weight in zip(self._model.weights.values(), gradients, strict=True):
+            weight.grad = of_weight
         for group in self._optimizer.param_groups:
             group["lr"] = training.rate(step)
         self._optimizer.step()
@@ -152,8 +152,8 @@ class PackedEngine:
         like = representative(self._model.weights)
         with_factors, first = [], 0
         for index, (packed, end, rows) in enumerate(zip(batches, steps.ends, chunk.counts, strict=True)):
-            drawn = factors(dropout, training.seed, chunk.first + index, int(rows), times, width)
-            mask = torch.from_numpy(drawn[:, steps.row[first:end], steps.time[first:end]]).to(like)
+            masks = factors(dropout, training.seed, chunk.first + index, int(rows), times, width)
+            mask = torch.from_numpy(masks[:, steps.row[first:end], steps.time[first:end]]).to(like)
             with_factors.append(replace(packed, dropout_mask=(mask[0], mask[1])))
             first = end
         return with_factors

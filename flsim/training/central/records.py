@@ -58,5 +58,5 @@ def factors(probability: float, seed: int, step: int, rows: int, times: int, wid
     equal length keep the order of the batch. This is the "inverted" form of Srivastava et al. (2014), section 10: a
     model needs no scaling when it is evaluated.
     """
-    drawn = stream(seed, "dropout", step).random((2, rows, times, width), np.float32)
-    return (drawn >= probability).astype(np.float32) / np.float32(1 - probability)
+    uniform = stream(seed, "dropout", step).random((2, rows, times, width), np.float32)
+    return (uniform >= probability).astype(np.float32) / np.float32(1 - probability)

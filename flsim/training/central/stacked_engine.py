@@ -179,10 +179,10 @@ class StackedEngine:
         for index, (shape, end) in enumerate(zip(shapes, steps.ends, strict=True)):
             draw = self._hparams.dropout, training.seed, chunk.first + index, int(chunk.counts[index])
             row, time = steps.row[begin:end], steps.time[begin:end]
-            drawn = factors(*draw, self._largest.times, self._width)[:, row, time] != 0
+            stays = factors(*draw, self._largest.times, self._width)[:, row, time] != 0
             values = self._mask_values(shape)
             part, places = flat[first : first + values].reshape(-1, self._width), shape.times * shape.rows
-            part[time * shape.rows + row], part[places : places + len(row)] = drawn
+            part[time * shape.rows + row], part[places : places + len(row)] = stays
             first, begin = first + values, end
         return mask
 

@@ -65,8 +65,8 @@ class PackedTrainer:
             gradients = list(gradient.values())
             if hparams.gradient_clip is not None:
                 gradients = list(bound_norm(gradients, hparams.gradient_clip))
-            for weight, own in zip(weights, gradients, strict=True):
-                weight.grad = own
+            for weight, of_weight in zip(weights, gradients, strict=True):
+                weight.grad = of_weight
             optimizer.step()
             loss += summed
         return [loss], [len(steps.inputs)]

@@ -205,14 +205,14 @@ def width_of(params: Params) -> int:
 
 def widened(params: Params, units: int) -> Params:
     """Return the same model with this many units, at least its own number."""
-    own = units_of(params)
+    size = units_of(params)
 
     def widen(name: str, value: Tensor) -> Tensor:
         if name in GATES:
-            return pad(value.reshape(*value.shape[:-1], 3, own), (0, units - own)).flatten(-2)
-        return pad(value, (0, 0, 0, units - own)) if name == "projection" else value
+            return pad(value.reshape(*value.shape[:-1], 3, size), (0, units - size)).flatten(-2)
+        return pad(value, (0, 0, 0, units - size)) if name == "projection" else value
 
-    return params if units == own else {name: widen(name, value) for name, value in params.items()}
+    return params if units == size else {name: widen(name, value) for name, value in params.items()}
 
 
 def narrowed(params: Params, like: Params) -> Params:
@@ -279,8 +279,8 @@ def pack_users(
     # One additional token at both ends: the input of a first word and the target of a last one are replaced.
     unread = np.zeros(1, layout.token_type)
     words = np.concatenate([unread, *(records.tokens for records, _ in members), unread], dtype=layout.token_type)
-    for own, part in segments.parts(AT_ONCE):
-        _fill(data.numpy(), first[:, own], step_rows[own], part, words, layout)
+    for places, part in segments.parts(AT_ONCE):
+        _fill(data.numpy(), first[:, places], step_rows[places], part, words, layout)
 
     tokens = np.zeros(len(group), np.int64)
     np.add.at(tokens, order[segments.user], count)
