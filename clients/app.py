@@ -45,7 +45,7 @@ def train(message: Message, context: Context) -> Message:
 
 @lru_cache(maxsize=4)
 def _open(address: Address, flower_run: int) -> tuple[Run, FederatedTraining, Engine]:  # noqa: ARG001 (see below)
-    """Return the run folder and an engine on the device that Ray gave to this process, once per process and Flower run.
+    """Return the run and an engine on the device that Ray gave, once per process and Flower run.
 
     A process that trains a run and then continues with it, in another Flower run, opens it again.
     """
@@ -59,10 +59,7 @@ def _open(address: Address, flower_run: int) -> tuple[Run, FederatedTraining, En
 
 
 def _gpus(asked: float | None) -> float:
-    """Return the share of a GPU that Ray gave to this process; outside Ray, the requested share or 1.
-
-    0 without a GPU.
-    """
+    """Return the share of a GPU that Ray gave to this process; outside Ray the requested share or 1; 0 without one."""
     if not torch.cuda.is_available():
         return 0.0
     if not ray.is_initialized():

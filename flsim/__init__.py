@@ -68,10 +68,7 @@ __all__ = [
 if not TYPE_CHECKING:  # otherwise mypy would accept every misspelled name
 
     def __getattr__(name: str) -> Any:
-        """Load the public names on first use.
-
-        Therefore `import flsim` takes no time.
-        """
+        """Load the public names on first use, so that `import flsim` takes no time."""
         if name == "__version__":
             from importlib.metadata import PackageNotFoundError, version
 

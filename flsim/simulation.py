@@ -322,10 +322,7 @@ def simulate(
 
 
 def _on_threads(states: Iterator[State], number: int) -> Iterator[State]:
-    """Yield the same states, and release torch's threads between them.
-
-    The caller then has its own number of threads.
-    """
+    """Yield the same states, and release torch's threads between them for the caller."""
     while True:
         with threads_of_torch(number):
             state = next(states, None)

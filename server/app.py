@@ -59,12 +59,7 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         return list(range(self._shards)) if self._grid.get_node_ids() else []
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Give each message to a SuperNode; wait until one is connected.
-
-        Raises:
-            Interrupted: the run must end.
-            RunFailed: no SuperNode connected in time, or Flower no longer accepts messages of this run.
-        """
+        """Give each message to a SuperNode, and wait until one is connected; RunFailed if none comes in time."""
         messages, connected = list(messages), self._wait()
         for message in messages:
             metadata = message.metadata
@@ -148,11 +143,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_of(config_path: str, out: str, resume: bool) -> Run:
-    """Create a run, or reopen one to resume it.
-
-    Raises:
-        InputError: see `Run.create` and `Run.reopen`; or a path is relative, or training is central.
-    """
+    """Create a run, or reopen one to resume it; InputError also if a path is relative, or training is central."""
     for key, path in (("config", config_path), ("out", out)):
         if not Path(path).is_absolute():  # Flower runs this in the folder in which the SuperLink was started
             raise InputError(
@@ -171,13 +162,10 @@ def run_of(config_path: str, out: str, resume: bool) -> Run:
 
 @contextmanager
 def ray_for_evaluators(grid: Grid) -> Iterator[None]:
-    """Provide Ray in this process until the block ends.
+    """Provide Ray in this process until the block ends; RunFailed if Flower has not started it in time.
 
     Flower's simulation starts Ray in another thread. A call into Ray before this start would start a second Ray, and
     both would end. The grid of a simulation is in memory; with any other grid, this function starts Ray itself.
-
-    Raises:
-        RunFailed: Flower has not started Ray in time.
     """
     if not is_simulated(grid):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -46,35 +46,20 @@ class Lost(Exception):  # noqa: N818 (an outcome)
 
 @dataclass(frozen=True)
 class News:
-    """Progress of the training process, for the driver.
+    """Progress of the training process, for the driver."""
 
-    Attributes:
-        step: number of completed steps.
-        loss: nats per position, since the last report.
-        saved: whether there is a checkpoint of this step.
-        spent: epsilons by the name of the convention, if they were computed.
-    """
-
-    step: int
-    loss: float | None = None
-    saved: bool = False
+    step: int  # number of completed steps
+    loss: float | None = None  # nats per position, since the last report
+    saved: bool = False  # whether there is a checkpoint of this step
+    # epsilons by the name of the convention, if they were computed
     spent: dict[str, float] = field(default_factory=dict)
 
 
 def train(path: Path, gpus: float) -> Generator[News]:
-    """Train a run in this process, from its newest checkpoint to its last step.
+    """Train a run in this process, with a share of a GPU, from its newest checkpoint; yield reports for the driver.
 
-    Args:
-        gpus: share of a GPU that this process can use.
-
-    Yields:
-        Progress reports for the driver.
-
-    Raises:
-        InputError: see `opened`; or the settings require a GPU and there is none.
-        Diverged: values are not finite; the message names the step.
-        Interrupted: the driver requested the end; there is a checkpoint.
-        RunFailed: another process trains the run, or custom code failed.
+    Raises InputError as `opened` or without the GPU that the settings require; Diverged with the step; Interrupted
+    after a checkpoint; RunFailed if another process trains the run, or custom code failed.
     """
     run, stop = Run.open(path), StopFile(path)
     _use(run.central.system, gpus)
@@ -101,8 +86,7 @@ def _use(system: CentralSystemHParams, gpus: float) -> None:
 def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]]) -> Iterator[News]:
     """Save and log the training from `state` on; every saved state has a line about the steps before it.
 
-    Raises:
-        Interrupted: training ended before the last step, after a saved state, on request of the driver.
+    Raises Interrupted if training ended before the last step, after a saved state, on request of the driver.
     """
     roundlog.settle(run.path, state.round, run.has_a_line_per_round)
     spent, metrics = run.epsilons(state), RoundMetrics(run)
@@ -166,10 +150,7 @@ def simulate(
 
 
 def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
-    """Train a run like `simulate`, in this process and without Ray.
-
-    Each checkpoint is evaluated before training continues. If the process dies, `--resume` continues the run.
-    """
+    """Train like `simulate`, in this process without Ray; each checkpoint is evaluated before training continues."""
     if not run.central.system.is_one_process:
         raise InputError('--in-process needs a CPU; set system.device = "cpu"')
     stop, stop_file = Stop(), StopFile(run.path)
@@ -208,9 +189,8 @@ def process_gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
 def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> None:
     """Train in attempts: if a process dies, the next starts from the newest checkpoint after 1, 2, 4, ... s.
 
-    Raises:
-        Interrupted: `stop` was set.
-        RunFailed: processes died `system.retries` + 1 times without a checkpoint in between.
+    Raises Interrupted if `stop` was set, RunFailed if processes died `system.retries` + 1 times without a checkpoint in
+    between.
     """
     failures, retries = 0, run.central.system.retries
     while True:
@@ -233,17 +213,10 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
 
 
 def attempt(run: Run, gpus: float) -> Generator[News | None]:
-    """Train a run in one task on the Ray cluster until it ends; closing the iterator ends the training.
+    """Train a run in one task on the Ray cluster; yield its reports, and regularly None; closing ends the training.
 
-    Args:
-        run: the run, whose folder all nodes can read.
-
-    Yields:
-        Progress reports, and regularly None if there is no report.
-
-    Raises:
-        Lost: the process died, or ran out of memory; the newest checkpoint is valid.
-        Exception: training raised this error.
+    All nodes can read the run's folder. Raises the error of training, or Lost if the process died or ran out of memory;
+    the newest checkpoint is then valid.
     """
     system = run.central.system
     group = placement_group([{"CPU": float(system.threads)} | ({"GPU": gpus} if gpus else {})])

@@ -17,21 +17,11 @@ def train(
     retrain_lost: bool = False,
     in_process: bool = False,
 ) -> None:
-    """Train a run from its newest checkpoint to its end on a Ray cluster, and wait for its evaluations.
+    """Train a run from its newest checkpoint to its end on a Ray cluster, or in this process; wait for evaluations.
 
-    Args:
-        run: the run; its status, checkpoints, rows and log are kept up to date.
-        address: address of an existing Ray cluster ("auto" searches for one); None starts a local one.
-        cpus: cores of the local cluster, or of the head; None for all.
-        head: "HOST:PORT" of this machine on which to start a head that others can join, instead of `address`.
-        in_process: whether to train and evaluate in this process, without Ray.
-
-    Raises:
-        InputError: there is no cluster at the address, or no cluster on which the training fits; or the run cannot be
-            trained in this process.
-        Diverged: values are not finite; the message names the round and the last good checkpoint.
-        Interrupted: a signal ended the run, after a checkpoint.
-        RunFailed: training or an evaluation failed.
+    `address`, `cpus` and `head` are as for `server.cluster.start.cluster`. The run's status, checkpoints, rows and log
+    are kept up to date. Raises InputError if the training cannot begin there; Diverged with the last good checkpoint;
+    Interrupted by a signal, after a checkpoint; RunFailed if training or an evaluation failed.
     """
     launch = central if isinstance(run.config, CentralConfig) else federated
     if in_process:

@@ -47,10 +47,7 @@ class StopFile:
 
 @contextmanager
 def stopping(stop: Stop) -> Iterator[None]:
-    """Let the first signal in the block set `stop`; a second signal ends the process immediately.
-
-    Only the main thread of Python gets signals; in other threads this has no effect.
-    """
+    """Let the first signal in the block set `stop`, and a second end the process; only in Python's main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -71,10 +68,7 @@ def stopping(stop: Stop) -> Iterator[None]:
 
 @contextmanager
 def no_signal_lost() -> Iterator[None]:
-    """Raise Interrupted after the block if a signal arrived in it and the block continued.
-
-    Handlers end a program with an exception, which a library can catch, as Ray does during its start.
-    """
+    """Raise Interrupted after the block if a signal arrived in it, whose exception a library such as Ray caught."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -30,10 +30,7 @@ LOOK = 0.5  # seconds between two checks whether the run must end
 
 
 class Evaluations:
-    """The evaluations of one run during its training, which does not wait for them or fail with them.
-
-    Checkpoints that do not fit in the queue of the service remain on disk, and are submitted later.
-    """
+    """The evaluations of one run, which training does not wait for; those without space in the queue follow later."""
 
     def __init__(self, run: Run, service: EvaluationService | EvaluationInProcess, stop: Stop | None = None) -> None:
         self._run, self._service, self._stop = run, service, stop or Stop()
@@ -61,21 +58,11 @@ class Evaluations:
         )
 
     def poll(self) -> None:
-        """Record evaluations that ended, without waiting; failures are reported in the terminal and in run.json.
-
-        Raises:
-            Diverged: the model of a checkpoint has values that are not finite.
-        """
+        """Record evaluations that ended, without waiting, and report failures; Diverged if a model is not finite."""
         self._see(self._service.poll(self._key))
 
     def finish(self) -> None:
-        """Wait for all evaluations that are due, including those that were not submitted yet.
-
-        Raises:
-            Diverged: see `poll`.
-            Interrupted: the run must end.
-            RunFailed: evaluations failed, now or during training; `--resume` repeats them.
-        """
+        """Wait for all evaluations that are due; raise Diverged as `poll`, Interrupted, or RunFailed if some failed."""
         with progress(f"{self._run.name}: evaluating", total=1) as advance:
             while self._is_busy:
                 self._stop.check()
@@ -115,8 +102,8 @@ class Evaluations:
             round_ = checkpoint.round_of(Path(evaluation.checkpoint))
             fields = {"round": round_, "file": evaluation.checkpoint}
             log.info("evaluated", extra=fields | {"outcome": evaluation.outcome, "seconds": evaluation.seconds})
-            if evaluation.outcome == "stored":
-                self._print_in_short(round_)
+            if evaluation.outcome == "stored" and (results := round_in_short(self._run.path, round_)):
+                console.print(f"{self._run.name}: evaluated after {round_:,}: {results}", markup=False, soft_wrap=True)
             if evaluation in failed:
                 say(
                     f"{self._run.name}: the evaluation of {evaluation.checkpoint} failed: {evaluation.reason}", **fields
@@ -130,11 +117,6 @@ class Evaluations:
         if diverged:
             raise Diverged(f"the evaluation of {diverged.checkpoint} failed: {diverged.reason}")
 
-    def _print_in_short(self, round_: int) -> None:
-        """Print the memorization so far in one line."""
-        if results := round_in_short(self._run.path, round_):
-            console.print(f"{self._run.name}: evaluated after {round_:,}: {results}", markup=False, soft_wrap=True)
-
 
 @contextmanager
 def supervised(
@@ -145,17 +127,10 @@ def supervised(
 ) -> Iterator[Evaluations]:
     """Train in the block, from the run's newest checkpoint, and evaluate each checkpoint that `keep` submits.
 
-    Checkpoints that are due and have no rows yet are evaluated first. The end of the block waits for all evaluations.
-
-    Args:
-        run: the run after its recovery; its status is kept up to date.
-        evaluation_gpus: GPUs of an evaluator; 0 evaluates on a CPU.
-        service: a service with the work `evaluate_checkpoint`, which other runs can share; None for a separate service.
-
-    Raises:
-        Diverged: values are not finite; the message names the round and the last good checkpoint.
-        Interrupted: `stop` was set.
-        RunFailed: an evaluation failed, or the block failed.
+    The status of the run is kept up to date. Checkpoints that are due and have no rows yet are evaluated first. The end
+    of the block waits for all evaluations, on `evaluation_gpus` (0: a CPU), or by a `service` that runs share. Raises
+    Diverged with the round and the last good checkpoint, Interrupted if `stop` was set, RunFailed if an evaluation or
+    the block failed.
     """
     shared, service = service is not None, service or _service_of(run, evaluation_gpus)
     evaluations = Evaluations(run, service, stop)
@@ -198,10 +173,7 @@ def supervised(
 
 
 def _has_diverged(run: Run) -> bool:
-    """Return whether run.json states that the run diverged.
-
-    A missing or damaged file, which `mark` writes again, means False.
-    """
+    """Return whether run.json states that the run diverged; False if it is missing or damaged."""
     try:
         return bool(read_run_file(run.path)["status"] == "diverged")
     except InputError:
@@ -248,10 +220,7 @@ TAGS = {"epsilon": ("convention", "of")}
 
 
 class RoundMetrics:
-    """The Ray metrics of the process that trains a run; their names begin with ``flsim_``.
-
-    Without Ray there are none.
-    """
+    """The Ray metrics of the process that trains a run, named ``flsim_...``; none without Ray."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._metrics = run, dict[str, Gauge | Counter]()

@@ -47,33 +47,24 @@ OVER = {"completed", "diverged"}  # statuses of runs that have a result
 
 @dataclass(frozen=True)
 class Job:
-    """A run to train.
-
-    Attributes:
-        out: folder of the run; an existing one is resumed.
-        twin: the folder of the finished run of arm IN whose first rounds this run of arm OUT copies; None for none.
-    """
+    """A run to train."""
 
     name: str
     config: Config
     file: Path
-    out: Path
+    out: Path  # folder of the run; an existing one is resumed
     log: Path
+    # the folder of the finished run of arm IN whose first rounds this run of arm OUT copies; None for none
     twin: Path | None = None
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job.
-
-    Attributes:
-        failure: the reason why it failed; None if it did not fail.
-        seconds: duration of its process; 0 if the process was lost.
-    """
+    """The end of a job."""
 
     name: str
-    failure: str | None
-    seconds: float = 0.0
+    failure: str | None  # the reason why it failed; None if it did not fail
+    seconds: float = 0.0  # duration of its process; 0 if the process was lost
 
 
 def sweep(
@@ -84,14 +75,7 @@ def sweep(
     at_once: int | None = None,
     whole_cluster: bool = False,
 ) -> dict[str, str]:
-    """Train all unfinished runs, the longest first, so that no long run is last.
-
-    Returns:
-        The reasons of the runs that failed, by name.
-
-    Raises:
-        InputError, Interrupted: see `train_all`.
-    """
+    """Train all unfinished runs, the longest first, so that no long run is last; return failures by name."""
     rounds = {entry.name: entry.config.rounds_over(entry.config.trained_on(train)) for entry in planned}
     remaining = [
         entry for entry in longest_first(planned, train) if folder.status(entry.name, rounds[entry.name]) not in OVER
@@ -157,20 +141,11 @@ def train_all(
     whole_cluster: bool = False,
     look: Callable[[], None] = lambda: None,
 ) -> Iterator[JobEnd]:
-    """Train all jobs in order, as many as possible at the same time.
+    """Train all jobs in order, as many as possible at the same time, and yield the end of each when it ends.
 
-    Args:
-        address: address of an existing Ray cluster; None starts a local one.
-        at_once: largest number of jobs at the same time; None for no limit.
-        whole_cluster: whether each run takes the complete cluster, one after another.
-        look: function that is called about once a second.
-
-    Yields:
-        The end of each job, when it ends.
-
-    Raises:
-        InputError: there is no cluster at the address, or no cluster with a node on which a run fits.
-        Interrupted: a signal ended it; runs have saved their training.
+    At most `at_once` run together, on the Ray cluster at `address` or a local one; with `whole_cluster` one after
+    another. `look` is called about once a second. InputError without a cluster, or a node on which a run fits;
+    Interrupted after runs saved their training.
     """
     stop = Stop()
     try:

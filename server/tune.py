@@ -27,25 +27,19 @@ Measured = tuple[str, Config, int]  # a run: its name, its settings, and the num
 
 @dataclass(frozen=True)
 class Tuner:
-    """A search for the settings of all groups, whose trials train at the same time.
+    """A search for the settings of all groups, whose trials train at the same time."""
 
-    Attributes:
-        folder: its folder; measured trials in it are not trained again.
-        address, at_once: see `server.sweep.train_all`.
-    """
-
-    folder: TuningFolder
+    folder: TuningFolder  # its folder; measured trials in it are not trained again
     search: Search
     train: Split
-    address: str | None = None
+    address: str | None = None  # address, at_once: see `server.sweep.train_all`
     at_once: int | None = None
 
     def tune(self, corpus: str) -> TuningOutcome:
         """Search for the settings of all groups, write the result into the folder, and return it.
 
-        Raises:
-            InputError: the folder has another search, or see `server.sweep.train_all`.
-            RunFailed: a run failed, all trials of a group diverged, or the best value of a group is at an edge.
+        Raises InputError if the folder has another search; RunFailed if a run or all trials failed, or the best value
+        is at an edge.
         """
         groups, tuning = self.search.groups(), self.search.tuning
         first = [run for group in groups for run in self.search.runs_of(group, 0, middle(group.ranges))]

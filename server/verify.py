@@ -15,38 +15,24 @@ from flsim.training.state import State
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of repeated training.
-
-    Attributes:
-        start: round of the checkpoint that training started from; 0 for none.
-        logged: digest of the state after the round, in the log of the run.
-        found: digest of the state after the round, trained again; if a round differs, that of the first different
-            round.
-        differs: the first round after `start` whose digests differ; None if all are equal.
-    """
+    """The result of repeated training."""
 
     round: int
-    start: int
-    logged: str
+    start: int  # round of the checkpoint that training started from; 0 for none
+    logged: str  # digest of the state after the round, in the log of the run
+    # digest of the state after the round, trained again; if a round differs, that of the first different round
     found: str
-    differs: int | None
+    differs: int | None  # the first round after `start` whose digests differ; None if all are equal
 
 
 def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verification:
-    """Train from the newest checkpoint before a round to its end, and compare the digests of all states in between.
+    """Train from the newest checkpoint before a round, by default the last, and compare the digests of the states.
 
-    On the same kind of processor, or GPU, all are equal, bit for bit.
-
-    Args:
-        round_: the round, from 1; in central training, a step that has a line in the log. By default the last round in
-            the log.
-        device: torch's name of the device of the run's clients; central training uses its setting.
-
-    Raises:
-        InputError: there is no such round in the log, or it was logged without a digest.
-        Diverged: training diverged.
+    On the same kind of processor, or GPU, all are equal, bit for bit. Rounds are from 1, in central training steps with
+    a line in the log. The device is that of the run's clients; central training uses its setting. InputError if the
+    round was not logged, or without a digest; Diverged if training diverged.
     """
-    logged = _logged(run)
+    logged = {line["round"]: str(line["digest"]) for line in roundlog.read(run.path) if "digest" in line}
     if round_ is None and logged:
         round_ = max(logged)
     if round_ is None or round_ not in logged:
@@ -66,11 +52,6 @@ def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verifica
             if differs:
                 break
     return Verification(round_, start, logged[differs or round_], digest, differs)
-
-
-def _logged(run: Run) -> dict[int, str]:
-    """Return the logged digests by round."""
-    return {line["round"]: str(line["digest"]) for line in roundlog.read(run.path) if "digest" in line}
 
 
 def _state_before(run: Run, round_: int) -> State:

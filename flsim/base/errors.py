@@ -10,10 +10,7 @@ class InputError(ValueError):
 
 
 def at_least_one(**values: int) -> None:
-    """Raise InputError for the first value that is not an integer, or is below 1.
-
-    Settings check their counts with this function.
-    """
+    """Raise InputError for the first value that is not an integer, or is below 1."""
     for name, value in values.items():
         _refuse_fraction(name, value)
         if value < 1:

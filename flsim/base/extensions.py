@@ -41,14 +41,10 @@ _executable: ContextVar[frozenset[str] | None] = ContextVar("_executable", defau
 
 @dataclass(frozen=True)
 class CustomName:
-    """Annotation of a setting that names built-in or custom code: ``Annotated[str, CustomName("noise", NOISES)]``.
+    """Annotation of a setting that names built-in or custom code: ``Annotated[str, CustomName("noise", NOISES)]``."""
 
-    Attributes:
-        kind: kind of the object, such as "noise".
-        built_in: the built-in objects by name; pydantic refuses other names that do not have the form of a custom name.
-    """
-
-    kind: str
+    kind: str  # kind of the object, such as "noise"
+    # the built-in objects by name; pydantic refuses other names that do not have the form of a custom name
     built_in: Mapping[str, object] = field(repr=False, compare=False)
 
     def check(self, name: Any) -> Any:
@@ -124,22 +120,13 @@ def refuse_wrong_options(settings: object, *names: str) -> None:
 
 
 def refuse_options(name: str, options: Mapping[str, object], setting: str) -> None:
-    """Raise InputError for options of a built-in name.
-
-    Args:
-        name: the built-in name, or ``path/to/file.py:NAME``.
-        setting: the setting that holds the options, for messages.
-    """
+    """Raise InputError for options of a built-in name, which `setting` holds."""
     if options and not is_custom(name):
         raise InputError(f'{setting}: options are for custom code only, found "{name}"; remove them')
 
 
 def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
-    """Call a class or function with arguments, and with the options of its name as keyword arguments.
-
-    Raises:
-        InputError: a custom class or function does not accept these options.
-    """
+    """Call a class or function with arguments and its name's options; InputError if custom code refuses them."""
     options = options_of(name)
     try:
         return make(*arguments, **options)
@@ -155,10 +142,7 @@ def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
 
 
 def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None:
-    """Raise InputError if a name is neither built-in nor of the form ``path/to/file.py:NAME``.
-
-    No code is executed.
-    """
+    """Raise InputError if a name is neither built-in nor ``path/to/file.py:NAME``; no code is executed."""
     if not isinstance(name, str):
         raise InputError(f"{kind} {BY_NAME}, found {name!r:.60}")
     if without_options(name) not in built_in and not is_custom(name):
@@ -166,17 +150,10 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
 
 
 def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
-    """Return the built-in object of a name, or the object that a custom file defines.
+    """Return the built-in object of a name, or what a custom file defines, which is executed once per content.
 
-    A file is executed once per process and content.
-
-    Args:
-        name: a key of `built_in`, ``path/to/file.py:NAME``, or a name that `by_content` returned in this process.
-        kind: kind of the objects, such as "model", for messages.
-
-    Raises:
-        InputError: the name is invalid, there is no such file or NAME, the file failed, or `restrict_custom_code` does
-            not allow executing it.
+    Names are keys of `built_in`, ``path/to/file.py:NAME``, or from `by_content` in this process. Raises InputError if a
+    name is invalid, its file is missing or failed, or `restrict_custom_code` does not allow it. `kind` is for messages.
     """
     refuse_unknown(name, built_in, kind)
     if not is_custom(name):
@@ -206,12 +183,9 @@ def not_executed(name: str, kind: str) -> InputError:
 
 @contextmanager
 def restrict_custom_code(*kinds: str) -> Iterator[None]:
-    """Allow only custom code of these kinds in the block, or in the decorated function.
+    """Allow only custom code of these kinds, such as "architecture", by default none, in the block or function.
 
     Commands that read runs use it, so that a run folder from another person cannot execute code.
-
-    Args:
-        kinds: kinds of code that can be executed, such as "architecture"; none by default.
     """
     outer = _executable.get()
     token = _executable.set(frozenset(kinds) if outer is None else outer.intersection(kinds))
@@ -222,13 +196,7 @@ def restrict_custom_code(*kinds: str) -> Iterator[None]:
 
 
 def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, base: type[Thing]) -> type[Thing]:
-    """Return a class that is derived from `base`.
-
-    For other arguments and errors, see `resolve`.
-
-    Raises:
-        InputError: the object of the custom file is not a subclass of `base`.
-    """
+    """Return a class that is derived from `base`; otherwise as `resolve`."""
     thing: object = resolve(name, built_in, kind)
     if not (isinstance(thing, type) and issubclass(thing, base)):
         raise InputError(
@@ -256,11 +224,7 @@ def options_as_text(name: str) -> str:
 
 
 def source_digest(name: str) -> str:
-    """Return the sha256, in hexadecimal, of the file of ``path/to/file.py:NAME``.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Return the sha256, in hexadecimal, of the file of ``path/to/file.py:NAME``; InputError if it cannot be read."""
     path, _ = parts(name)
     try:
         return file_digest(path)
@@ -269,13 +233,7 @@ def source_digest(name: str) -> str:
 
 
 def by_content(name: str) -> str:
-    """Return ``SHA256.py:NAME`` for ``path/to/file.py:NAME``, which does not depend on the place of the file.
-
-    A built-in name and a name by content are not changed.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Return ``SHA256.py:NAME`` for ``path/to/file.py:NAME``, independent of its place; other names are unchanged."""
     path, attribute = parts(name)
     if not is_custom(name) or path.stem in _places:
         return name
@@ -296,11 +254,7 @@ def name_in_settings(name: str) -> str:
 
 
 def execute(path: Path) -> ModuleType:
-    """Execute a file and return it as a new module, which can import files of its folder, like a script.
-
-    Raises:
-        InputError: the file cannot be read, or it failed; the message names the line.
-    """
+    """Execute a file as a new module, which can import files of its folder, like a script; InputError with the line."""
     source = _read(path)
     sys.path.insert(0, str(path.resolve().parent))
     return _execute(path, source)
@@ -312,10 +266,7 @@ def add_own_file(path: str) -> None:
 
 
 def place(error: BaseException) -> str | None:
-    """Return the innermost frame of an error in a custom file, such as ``file.py:12``.
-
-    The result is None if the error passed through no custom file.
-    """
+    """Return the innermost frame of an error in a custom file, such as ``file.py:12``; None without one."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _files]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
@@ -326,14 +277,10 @@ def custom_code_errors(
 ) -> Iterator[None]:
     """Turn an error of custom code into a one-line error that names the file and the line.
 
-    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success. Errors of flsim and of other
-    libraries, Ctrl-C, and errors of memory are not changed.
-
-    Args:
-        failure: the type of the new error; InputError if nothing has been trained yet. Errors of disks and GPUs, which
-            may not occur again, are RunFailed instead of CustomCodeError.
-        with_all_exits: whether SystemExit is an error also if no frame of custom code is in its traceback. False around
-            a complete command, whose libraries raise SystemExit.
+    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success; without `with_all_exits`,
+    around a command whose libraries raise it, only from custom code. Errors of flsim and of other libraries, Ctrl-C,
+    and errors of memory are not changed. `failure` is InputError if nothing has been trained yet; errors of disks and
+    GPUs, which may not occur again, are RunFailed instead of CustomCodeError.
     """
     try:
         yield
@@ -349,19 +296,14 @@ def custom_code_errors(
             raise
         if failure is CustomCodeError and (isinstance(error, OSError) or "CUDA" in str(error)):
             failure = RunFailed
-        raise failure(f"{where}: {_described(error)}") from error
+        raise failure(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 @contextmanager
 def custom_call_errors(
     name: str, needs: str, failure: type[InputError] | type[RunFailed] = CustomCodeError
 ) -> Iterator[None]:
-    """Turn errors of custom code, and of calls that it does not accept, into one-line errors.
-
-    Args:
-        needs: the calls that the object must accept, for the message.
-        failure: the type of the new error, as for `custom_code_errors`.
-    """
+    """Turn errors of custom code, and of calls that it does not accept but `needs` lists, into one-line errors."""
     try:
         with custom_code_errors(failure):
             yield
@@ -419,10 +361,6 @@ def _about_neighbours(path: Path, error: InputError) -> InputError:
             "the code in one file"
         )
     return error
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 # The labels that custom code declares, read from its source without executing it.

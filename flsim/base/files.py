@@ -30,10 +30,8 @@ _warned: set[int] = set()  # devices, so that a process warns once about each fi
 def sync(path: Path) -> None:
     """Sync the bytes of a file, or the names in a folder, so that they survive a loss of power.
 
-    If the file system cannot sync folders, flsim warns once about the folder and raises no error.
-
-    Raises:
-        OSError: the path cannot be synced. The error names the path, except for a temporary file.
+    If the file system cannot sync folders, flsim warns once about the folder and raises no error. Other OSErrors name
+    the path, except for a temporary file.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -75,12 +73,9 @@ def _without_partial(path: Path) -> Path:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `path` on success and is removed after an exception.
+    """Yield an empty folder that becomes `path` on success, and is removed after an exception or by the next call.
 
-    The incomplete folder of a killed process is removed when a folder with this name is created again.
-
-    Raises:
-        InputError: `path` already exists, or its parent cannot be written.
+    Raises InputError if `path` already exists, or its parent cannot be written.
     """
     refuse_existing(path)
     with ExitStack() as stack:
@@ -122,16 +117,10 @@ def _begun(path: Path, stack: ExitStack) -> Path:
 
 @contextmanager
 def held(path: Path, wait: bool = False) -> Iterator[None]:
-    """Lock an existing file or folder against other processes, until the block or this process ends.
+    """Lock an existing file or folder, no link, against other processes, until the block or this process ends.
 
-    Args:
-        path: the file or folder; a symbolic link is not followed.
-        wait: whether to wait until no other process holds the lock.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and `wait` is not set.
-        FileNotFoundError: the path does not exist, or was removed while this process waited.
-        OSError: the filesystem has no locks, or the path cannot be opened.
+    Unless it may `wait`, BlockingIOError if another process holds the lock. FileNotFoundError if the path does not
+    exist, or was removed meanwhile; OSError without locks, or if it cannot be opened.
     """
     access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # NFS allows locks only to processes that can write the file
     descriptor = os.open(path, access | os.O_NOFOLLOW)
@@ -159,10 +148,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def refuse_unwritable(folder: Path, *names: str) -> None:
-    """Raise InputError if no file can be created in a folder, or in its folders with these names.
-
-    Use it before long computations that store results at the end. Nothing is written.
-    """
+    """Raise InputError, before long computations, if no file can be created in a folder, or in these folders of it."""
     for path in (folder, *(folder / name for name in names)):
         if path.exists() and not (path.is_dir() and os.access(path, os.W_OK | os.X_OK)):
             raise InputError(
@@ -172,10 +158,7 @@ def refuse_unwritable(folder: Path, *names: str) -> None:
 
 
 def refuse_missing_folder(path: Path) -> None:
-    """Raise InputError if `path`, or a folder above it, does not exist.
-
-    A missing folder was probably moved, so the message does not mention damage.
-    """
+    """Raise InputError if `path`, or a folder above it, is missing: it was probably moved, which is no damage."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:
         raise InputError(
@@ -192,11 +175,7 @@ def make_folder(path: Path) -> None:
 
 
 def inside(folder: Path, name: object) -> Path:
-    """Return the path of a file that a data file names, which must be inside the folder, also after links are followed.
-
-    Raises:
-        InputError: the path is outside the folder, or is not a valid name.
-    """
+    """Return the path of a file that a data file names; InputError if it is not inside the folder, after links."""
     try:
         parts = PurePath(str(name)).parts
         if isinstance(name, str) and parts and ".." not in parts:
@@ -220,13 +199,9 @@ def from_json(text: str | bytes) -> Any:
 
 @contextmanager
 def naming(path: Path, *numbers: int) -> Iterator[None]:
-    """Add a file name to every OSError that leaves the block.
+    """Add `path` to each OSError, of these numbers if any are given, that leaves the block without a file name.
 
-    An error without a file name, such as that of a failed write, gets `path`. The same error object leaves the block. A
-    subclass without an error number, such as the error about a damaged archive, is not changed.
-
-    Args:
-        numbers: the error numbers to change; all if none is given.
+    The same error object leaves the block. A subclass without an error number, as of a damaged archive, is not changed.
     """
     try:
         yield
@@ -242,7 +217,7 @@ def naming(path: Path, *numbers: int) -> Iterator[None]:
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a new, empty file next to `path`, which replaces `path` durably and atomically when the block ends.
 
-    The file is created by this process, so that no link of another user is followed in a shared folder.
+    This process creates the file, so that no link of another user is followed in a shared folder.
     """
     # Not the number of the process, which threads share, and also processes of two machines or containers.
     partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
@@ -260,13 +235,9 @@ def new_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def named_file(path: Path) -> Iterator[Path]:
-    """Yield a new file like `new_file`, for a path that the user gave.
+    """Yield a new file like `new_file`, for a path that the user gave; InputError if it cannot be written.
 
-    A symbolic link is followed. A file that exists keeps its mode and its owner. A device or a pipe is not replaced:
-    the new content is written into it.
-
-    Raises:
-        InputError: the path is a folder, its folder does not exist, or it cannot be written.
+    A symbolic link is followed. A file that exists keeps its mode and its owner. A device or a pipe is written into.
     """
     if path.is_dir():
         raise InputError(f"{path}: this is a folder; name a file in it")
@@ -330,10 +301,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def digest(*parts: bytes | str) -> str:
-    """Return the sha256, in hexadecimal, of the parts' digests.
-
-    The digest depends on the division into parts: ``digest("ab", "c")`` differs from ``digest("a", "bc")``.
-    """
+    """Return the sha256, in hexadecimal, of the parts' digests: ``digest("ab", "c")`` is not ``digest("a", "bc")``."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
@@ -341,11 +309,7 @@ def digest(*parts: bytes | str) -> str:
 
 
 class HashedFile:
-    """An open binary file whose bytes are counted and hashed while they are read or written.
-
-    Attributes:
-        bytes: how many bytes were read and written.
-    """
+    """An open binary file whose `bytes` are counted and hashed while they are read or written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.bytes = 0
@@ -373,10 +337,7 @@ class HashedFile:
 
 
 def file_digest(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal.
-
-    A process reads a file once, and again only after the file changed.
-    """
+    """Return the sha256 of a file, in hexadecimal, read once per process and again only after it changed."""
     status = path.stat()
     return _digest_of(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -393,19 +354,13 @@ TAIL = 4096  # bytes that are read first at the end of a file, enough for most l
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """Yield the value of each line of a file.
-
-    Incomplete and damaged lines are omitted. A missing file has no lines.
-    """
+    """Yield the value of each complete and valid line of a file; nothing for a missing file."""
     if path.exists():
         yield from _values(path.read_bytes())
 
 
 def last_line(path: Path) -> Any:
-    """Return the value of a file's last line without reading the lines before it.
-
-    The result is None if the line is damaged or the file is empty.
-    """
+    """Return the value of a file's last line, without reading the others; None if it is damaged or missing."""
     try:
         with path.open("rb") as file:
             line = _end(file)

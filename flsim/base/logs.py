@@ -20,11 +20,7 @@ _ALWAYS_THERE = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "t
 
 @contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    """Append the events of the block to ``folder/log.jsonl``, one line each.
-
-    A line has the time (UTC), the level, the event, the run (the folder's name) and the details of the event. An event
-    that cannot be written, for example on a full disk, is lost.
-    """
+    """Append the events of the block to ``folder/log.jsonl``; what cannot be written, as on a full disk, is lost."""
     handler, level = _Lines(folder / FILE), log.level
     handler.setFormatter(_Json(folder.resolve().name))
     log.addHandler(handler)

@@ -44,13 +44,7 @@ def text_of(path: Path) -> str:
 
 
 def refuse_missing_device(device: str, name: str = "device") -> None:
-    """Raise InputError if torch has no such device here, or flsim does not support it.
-
-    torch has more devices, such as "meta", whose tensors have no values, and "mps".
-
-    Args:
-        device: torch's name of a device, such as "cuda".
-    """
+    """Raise InputError if torch has no such device here, or flsim does not support it, such as "meta" and "mps"."""
     import torch
 
     try:
@@ -62,16 +56,9 @@ def refuse_missing_device(device: str, name: str = "device") -> None:
 
 
 def refuse_beyond_memory(needed: float, what: str, remedy: str, gpu: float | None = None) -> None:
-    """Raise InputError if something needs more bytes than this machine or its container has, or a GPU.
+    """Raise InputError if `what` needs more bytes than this machine, its container, or a GPU's share `gpu` has.
 
-    Args:
-        needed: lower bound on the bytes that are needed.
-        what: object that needs the memory, with the setting and its value.
-        remedy: what to do, as the end of a sentence.
-        gpu: bytes of the share of a GPU that it may use; None for the memory of the machine.
-
-    Raises:
-        InputError: `needed` exceeds it.
+    `needed` is a lower bound; `remedy` is the end of a sentence.
     """
     memory, of = (machine_memory(), "this machine has") if gpu is None else (gpu, "its share of a GPU has")
     if needed > memory:
@@ -93,15 +80,10 @@ SAMPLE_EVERY = 0.1  # seconds
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident memory of processes, in bytes.
+    """Resident memory of processes, in bytes."""
 
-    Attributes:
-        anonymous: memory that belongs only to these processes.
-        file: pages of mapped files, shared memory included.
-    """
-
-    anonymous: int = 0
-    file: int = 0
+    anonymous: int = 0  # memory that belongs only to these processes
+    file: int = 0  # pages of mapped files, shared memory included
 
     @property
     def total(self) -> int:
@@ -125,15 +107,10 @@ class Memory:
 
 
 class PeakMemory:
-    """A context manager that samples the memory of a process and stores the largest values.
+    """A context manager that samples the memory of a process every `every` seconds and stores the largest values.
 
-    The peaks in `anonymous`, `file` and `total` (bytes) can be from different times.
-
-    Args:
-        every: seconds between two samples.
-
-    Raises:
-        InputError: this system has no /proc/self/smaps_rollup.
+    The peaks in `anonymous`, `file` and `total` (bytes) can be from different times. InputError without
+    /proc/self/smaps_rollup.
     """
 
     def __init__(self, process: int, every: float = SAMPLE_EVERY) -> None:

@@ -19,15 +19,9 @@ def flat(values: Mapping[str, Any], between: str = ".") -> Iterator[tuple[str, A
 
 
 def with_present_names(values: Any, names: Mapping[str, str] = RENAMED, section: str = "") -> Any:
-    """Return values of TOML or JSON with the new names of renamed settings.
+    """Return values of TOML or JSON with the new names of settings by their old `names`; InputError if both occur.
 
     A setting is a key of its section, a key with a dot (the axis of a sweep), or a text in a list.
-
-    Args:
-        names: old names of settings and the new names.
-
-    Raises:
-        InputError: a setting has both names.
     """
     if isinstance(values, list | tuple):
         return [names.get(item, item) if isinstance(item, str) else with_present_names(item, names) for item in values]

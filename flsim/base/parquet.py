@@ -15,13 +15,8 @@ MOST_ROWS = 10**7  # repeated rows need no space in a file, but need memory
 def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) -> pd.DataFrame:
     """Return the columns of `schema` with their types; the pandas metadata of the file is ignored.
 
-    Args:
-        schema: names and types. If a field is not nullable, no cell of its column and no item of its lists can be
-            missing.
-        optional: names of columns that may be absent.
-
-    Raises:
-        InputError: the file is damaged, or a column is missing.
+    If a field is not nullable, no cell of its column and no item of its lists can be missing; `optional` columns may be
+    absent. InputError otherwise, or if the file is damaged.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -32,7 +27,11 @@ def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) ->
             if file.metadata.num_rows > MOST_ROWS:
                 raise InputError(f"{path}: has {file.metadata.num_rows:,} rows, more than a run can have; remove it")
             present = pa.schema([field for field in schema if field.name in names])
-            table = file.read(columns=present.names).select(present.names).cast(_nullable(present))
+            table = (
+                file.read(columns=present.names)
+                .select(present.names)
+                .cast(pa.schema([field.with_nullable(True) for field in present]))
+            )
         table.validate(full=True)  # also checks that text is UTF-8
         for field in present:
             if not field.nullable and _lacks(table[field.name]):
@@ -43,10 +42,6 @@ def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) ->
         raise
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, MemoryError) as error:
         raise InputError(f"{path}: not a readable Parquet file; remove or restore it") from error
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def _lacks(column: pa.ChunkedArray) -> bool:

@@ -45,26 +45,18 @@ def ignore(_amount: float) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """A call ``function(report, *arguments)``, where `report` receives the progress since the last report.
-
-    Attributes:
-        function: a function of a module, which workers import by name.
-        arguments: arguments; they and the returned value must be picklable.
-        silence: seconds without a report after which the worker is killed. A task with such a limit never runs in the
-            process of the caller.
-    """
+    """A call ``function(report, *arguments)``, where `report` receives the progress since the last report."""
 
     label: str
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    function: Callable[..., Any]  # a function of a module, which workers import by name
+    arguments: tuple[Any, ...]  # arguments; they and the returned value must be picklable
+    # seconds without a report after which the worker is killed. A task with such a limit never runs in the process of
+    # the caller.
     silence: float | None = None
 
 
 class Pool:
-    """A pool of worker processes that run tasks.
-
-    The processes start when they are first needed. A single worker is the process of the caller.
-    """
+    """A pool of worker processes, which start when needed; a single worker is the process of the caller."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -81,15 +73,10 @@ class Pool:
             worker.end()
 
     def run(self, tasks: Sequence[Task], done: Callable[[int, Any], None], report: Report = ignore) -> None:
-        """Run all tasks, which start in order.
+        """Run all tasks, which start in order; `done` gets the index and the value of each.
 
-        Args:
-            done: called with the index of each completed task and the value that it returned.
-            report: called with the progress that tasks report.
-
-        Raises:
-            WorkerDied: a worker died `TRIES` times on the same task.
-            Exception: the error of the first failed task in order. Later tasks can be missing.
+        Raises WorkerDied if a worker died `TRIES` times on the same task, or the error of the first failed task in
+        order; later tasks can be missing.
         """
         if self.workers == 1 and not any(task.silence for task in tasks):
             for index, task in enumerate(tasks):
@@ -198,10 +185,7 @@ def serve(descriptor: int) -> None:
 
 
 def _end_after(silence: float | None, nowhere: IO[str]) -> None:
-    """End this process unless this function is called again in time.
-
-    A C thread ends the process, so a library that hangs cannot prevent this.
-    """
+    """End this process from a C thread, which no hanging library can prevent, unless it is called again in time."""
     if silence:
         faulthandler.dump_traceback_later(silence, exit=True, file=nowhere)
 

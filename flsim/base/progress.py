@@ -30,11 +30,7 @@ LINES_EVERY = 15.0  # seconds between two plain lines
 
 
 class Advance(Protocol):
-    """A function that reports the completed amount, `done`, with a short note.
-
-    `work` is the amount of work since the progress began. It replaces `done` in the rate if the rate and the count have
-    different units.
-    """
+    """A function that reports the completed amount, `done`, and the `work`, if its unit differs, with a short note."""
 
     def __call__(self, done: float, note: str = "", work: float | None = None) -> None: ...
 

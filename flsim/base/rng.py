@@ -27,20 +27,15 @@ def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
     >>> stream(0, "cohort", 3).integers(100) == stream(0, "cohort", 3).integers(100)
     True
     """
-    name = "/".join([str(int(seed)), purpose, *(f"{type(key).__name__}:{key}" for key in map(_plain, keys))])
+    # Integers of numpy become Python's, so that the name of a stream does not depend on the type of a key.
+    plain = (key if isinstance(key, str) else int(key) for key in keys)
+    name = "/".join([str(int(seed)), purpose, *(f"{type(key).__name__}:{key}" for key in plain)])
     return np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")))
 
 
 @contextmanager
 def shared_generators(device: "torch.device", seed: int, *keys: int | str) -> Iterator[None]:
-    """Seed the generators that a process shares within the block, and restore their states afterwards.
-
-    These are torch's default generators of CPUs and of one device, Python's `random`, and NumPy's `np.random`.
-
-    Args:
-        device: the device; on "cpu" only the generator of CPUs is seeded.
-        keys: values that distinguish this block from others, as for `stream`.
-    """
+    """Seed torch's generators of CPUs and of a device, `random` and `np.random`, by `stream`, and restore them."""
     import torch
 
     value = int(stream(seed, "torch", *keys).integers(2**63))
@@ -68,8 +63,3 @@ def states_of_shared_generators() -> tuple[str, ...]:
     words: Any = np.random.get_state(legacy=False)["state"]
     numpy_state = (words["key"].tolist(), words["pos"])
     return str(torch.get_rng_state().tolist()), str(random.getstate()), str(numpy_state)
-
-
-def _plain(key: int | str) -> int | str:
-    """Convert a numpy integer to Python's, so that the name of a stream does not depend on the type of a key."""
-    return key if isinstance(key, str) else int(key)

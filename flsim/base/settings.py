@@ -138,12 +138,7 @@ SENTENCES = {  # by the type of error in pydantic
 
 
 def input_error(error: Any, kind: type, source: str = "") -> InputError:
-    """Return the first error of a pydantic.ValidationError in one line, with the place and the value that was found.
-
-    Args:
-        kind: the class of settings, which has the names of positional fields.
-        source: the file of the settings; empty for settings that are created in Python.
-    """
+    """Return the first error of a pydantic.ValidationError in one line, with the place and the value that was found."""
     first = error.errors(include_url=False)[0]
     context, loc, value = first.get("ctx", {}), list(first["loc"]), text_of(first["input"])
     if loc and isinstance(loc[0], int):
@@ -176,11 +171,7 @@ def text_of(value: object) -> str:
 
 
 def refuse_other(kind: type | UnionType, expected: str, **values: object) -> None:
-    """Raise InputError for the first argument that has another type.
-
-    Args:
-        expected: what to pass instead, for the message.
-    """
+    """Raise InputError for the first argument that has another type; `expected` is what to pass instead."""
     for name, value in values.items():
         if not isinstance(value, kind):
             raise InputError(f"{name} must be {expected}, found {text_of(value)}")

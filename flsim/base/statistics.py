@@ -89,15 +89,10 @@ def at_least(probabilities: Sequence[float], successes: int) -> float:
 
 @cache
 def differ_by_more_than_chance(counts: tuple[int, int], totals: tuple[int, int], level: float = 0.05) -> bool:
-    """Return whether two counts, such as of memorized canaries, differ by Fisher's exact test (two-sided).
+    """Return whether two counts, such as of memorized canaries, differ by Fisher's exact test (two-sided) at a level.
 
-    The test treats the trials of both counts as independent. Two models with the same canaries tend to memorize the
-    same canaries, so their counts differ less by chance, and the test is conservative.
-
-    Args:
-        counts: the successes of two sides.
-        totals: the trials of each.
-        level: largest p-value at which counts differ.
+    Trials are treated as independent. Two models with the same canaries tend to memorize the same ones, so their counts
+    differ less by chance, and the test is conservative.
     """
     table = [[count, max(total - count, 0)] for count, total in zip(counts, totals, strict=True)]
     return float(scipy.stats.fisher_exact(table).pvalue) < level
@@ -129,10 +124,7 @@ def median_interval(values: Floats) -> tuple[float, float, float]:
 
 
 def paired_t_p(differences: NDArray[np.floating[Any]]) -> float:
-    """Return the two-sided p-value of the t test that float64 [n] differences have mean zero.
-
-    It is 1 if all differences are zero, and NaN for a single difference.
-    """
+    """Return the two-sided p of the t test that float64 [n] differences have mean 0; 1 if all are 0, NaN for one."""
     if len(differences) < 2:
         return math.nan
     if not differences.any():
@@ -155,10 +147,7 @@ def signed_rank_p(differences: NDArray[np.floating[Any]]) -> float:
 
 
 def mcnemar_p(only_a: int, only_b: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test, by the numbers of canaries memorized in one model only.
-
-    This is the binomial test of one half on the discordant pairs (McNemar, 1947); 1 if there are none.
-    """
+    """Return McNemar's (1947) exact two-sided p: the binomial test of one half on discordant canaries; 1 without."""
     discordant = only_a + only_b
     return float(scipy.stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
 
@@ -202,44 +191,29 @@ class AtLevel:
 
     The threshold is the lowest that allows at most k = level * others false positives. At this threshold, random
     guesses have an expected rate of (k + 1) / (others + 1), slightly above the level.
-
-    Attributes:
-        level: the largest false-positive rate that is allowed.
-        alarms: number of non-members at or above the threshold.
-        detected: number of members at or above the threshold.
-        tpr: share of members at or above the threshold.
-        low, high: interval of the rate at a false-positive rate of `level` in the population, not only in these
-            non-members; see `Roc.interval`.
     """
 
-    level: float
-    alarms: int
-    detected: int
-    tpr: float
+    level: float  # the largest false-positive rate that is allowed
+    alarms: int  # number of non-members at or above the threshold
+    detected: int  # number of members at or above the threshold
+    tpr: float  # share of members at or above the threshold
+    # low, high: interval of the rate at a false-positive rate of `level` in the population, not only in these
+    # non-members; see `Roc.interval`
     low: float
     high: float
 
 
 @dataclass(frozen=True)
 class Roc:
-    """A curve with a point for each threshold, from above all scores to below all.
+    """A curve with a point for each threshold, from above all scores to below all."""
 
-    Attributes:
-        fpr, tpr: float64 [points], ascending, from (0, 0) to (1, 1).
-        members, others: their numbers.
-    """
-
-    fpr: Floats
+    fpr: Floats  # fpr, tpr: float64 [points], ascending, from (0, 0) to (1, 1)
     tpr: Floats
-    members: int
+    members: int  # members, others: their numbers
     others: int
 
     def at(self, level: float) -> AtLevel:
-        """Return the last point whose false-positive rate is at most the level, without interpolation.
-
-        Raises:
-            InputError: the level is below 1 / others, which allows only 0 false positives.
-        """
+        """Return the last point whose false-positive rate is at most the level; InputError for one below 1 / others."""
         if level * (1 + 1e-12) * self.others < 1:  # 1 / 98 times 98 is below 1 in float64
             raise InputError(
                 f"a false-positive rate of {level:g} needs {1 / level:,.0f} non-members, found {self.others:,}"
@@ -276,11 +250,7 @@ class Roc:
 
 
 def roc(members: Floats, others: Floats) -> Roc:
-    """Return the curve of scores of members [n_in] and of others [n_out].
-
-    Raises:
-        InputError: there are no members or no others, or a score is not finite.
-    """
+    """Return the curve of scores of members [n_in] and others [n_out]; InputError if a side or a value is missing."""
     _check(members, others)
     scores = np.concatenate([members, others])
     order = np.argsort(-scores, kind="stable")
@@ -312,12 +282,9 @@ def auroc_interval(
     rng: np.random.Generator,
     confidence: float = 0.95,
 ) -> tuple[float, float]:
-    """Return the bootstrap interval (percentiles) of the area, with complete units drawn with replacement.
+    """Return the bootstrap interval (percentiles) of the area of float64 [n_in] and [n_out], drawing complete units.
 
-    Args:
-        members: float64 [n_in].
-        others: float64 [n_out].
-        units: the unit, such as the user, of each member and each non-member.
+    `units` are those, such as users, of each member and of each non-member.
     """
     sides = [_by_unit(scores, names) for scores, names in zip((members, others), units, strict=True)]
     areas = []

@@ -12,11 +12,7 @@ LIBRARIES = ("torch", "numpy", "scipy", "pyarrow", "safetensors", "flwr", "ray")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of everything that determines the numbers of a run.
-
-    Keys are "python", "machine" (the architecture), the names of installed libraries, and "flsim", which is
-    `code_digest`.
-    """
+    """Return the versions of what determines a run's numbers: "python", "machine", libraries, and the code's digest."""
     installed = {"python": platform.python_version(), "machine": platform.machine()}
     for name in LIBRARIES:
         try:

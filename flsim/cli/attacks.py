@@ -229,12 +229,9 @@ def membership(
     from flsim.attacks.membership.tables import means_over_seeds, means_to_text, to_text
     from flsim.attacks.membership.users import attack_users
     from flsim.results.sweeps import expanded, over_runs, run_folders
-    from flsim.show.figure import refuse_other_than_figure
     from flsim.show.table import json_rows
 
     check_device(device)
-    if out is not None:
-        refuse_other_than_figure(out)
     if shadows:
         if out is not None:
             raise InputError(f"--out {out}: attacks with shadow models have no figure; remove --out or --shadows")
@@ -376,7 +373,6 @@ def extract(
     from flsim.attacks.extraction.extract import extract as extract_from
     from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
     from flsim.attacks.membership.attacked import ElsewhereHParams
-    from flsim.show.figure import refuse_other_than_figure
 
     check_device(device)
     if personal_data:
@@ -386,8 +382,6 @@ def extract(
         return
     if names is not None:
         raise InputError(f"--names {names}: is for --personal-data; add it, or remove --names")
-    if out is not None:
-        refuse_other_than_figure(out)
     measured = extract_from(
         *runs,
         prefixes=prefix or (),
@@ -461,11 +455,8 @@ def forgetting(
     refuse_json_and_csv(as_json, as_csv)
     from flsim.attacks.forgetting.measure import measure_forgetting
     from flsim.attacks.forgetting.tables import to_text
-    from flsim.show.figure import refuse_other_than_figure
     from flsim.show.table import to_csv
 
-    if out is not None:
-        refuse_other_than_figure(out)
     measured = measure_forgetting(*runs, alpha=alpha, by_hardness=by_hardness, pool=pool)
     if out is not None:
         from flsim.attacks.forgetting.plot import plot
@@ -523,11 +514,8 @@ def reveal(
     """
     from flsim.attacks.reveal.reveal import reveal as reveal_in
     from flsim.attacks.reveal.tables import to_text
-    from flsim.show.figure import refuse_other_than_figure
 
     check_device(device)
-    if out is not None:
-        refuse_other_than_figure(out)
     revealed = reveal_in(*runs, round=round, records=records, references=references, noise=noise or (), device=device)
     if out is not None:
         from flsim.attacks.reveal.plot import plot

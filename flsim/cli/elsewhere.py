@@ -102,18 +102,18 @@ def canaries(
     else:
         raise InputError("the words of phrases need either --vocabulary or --tokenizer; set one of them")
     hparams = validate(CanaryHParams, settings, "--set")
-    drawn = CanarySet.draw(words, holders, hparams, seed, prefix)
-    drawn.write(out, format.value)
-    copies = drawn.planting.insertions
-    about = {
+    canary_set = CanarySet.draw(words, holders, hparams, seed, prefix)
+    canary_set.write(out, format.value)
+    copies = canary_set.planting.insertions
+    summary = {
         "canaries": len(copies),
         "with copies": int((copies > 0).sum()),
         "records": int(copies.sum()),
         "users": len(holders),
-        "unit": drawn.unit,
+        "unit": canary_set.unit,
         "file": str(out / FILES[format.value]),
     }
-    typer.echo(json.dumps(about) if as_json else "\n".join(f"{name}: {value}" for name, value in about.items()))
+    typer.echo(json.dumps(summary) if as_json else "\n".join(f"{name}: {value}" for name, value in summary.items()))
 
 
 def preflight(
@@ -160,14 +160,14 @@ def preflight(
     from flsim.show.table import Field, json_rows, table_of
 
     how = Training(encoder(tokenizer), record_length, mask_prompt, not no_begin)
-    found = check(CanarySet.read(planted), how, read_records(training, text_column, prompt_column))
+    checked = check(CanarySet.read(planted), how, read_records(training, text_column, prompt_column))
     if as_json:
-        typer.echo(json.dumps(json_rows(found)))
+        typer.echo(json.dumps(json_rows(checked)))
     else:
         numbers = {"Copies": "planned", "Found": "found", "Tokens": "tokens", "With loss": "loss"}
         fields = [*(Field(head, name, "{:,}") for head, name in numbers.items()), Field("Trained", "trained")]
-        typer.echo(table_of(found, [Field("Canary", "canary")], [fields]).markdown(), nl=False)
-    untrained, other = found[found["trained"] == NONE], found[found["planned"] != found["found"]]
+        typer.echo(table_of(checked, [Field("Canary", "canary")], [fields]).markdown(), nl=False)
+    untrained, other = checked[checked["trained"] == NONE], checked[checked["planned"] != checked["found"]]
     if len(other):
         raise RunFailed(f"{training}: has another number of copies than {planted}, e.g. of {other['canary'].iloc[0]}")
     if len(untrained):

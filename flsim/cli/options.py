@@ -77,9 +77,20 @@ Epoch = Annotated[
     ),
 ]
 
+
+def check_figure(path: Path | None) -> Path | None:
+    """Return the path of a figure that a command can write, or raise InputError."""
+    if path is not None:
+        from flsim.show.figure import refuse_other_than_figure
+
+        refuse_other_than_figure(path)
+    return path
+
+
 FigureOut = Annotated[
     Path | None,
     typer.Option(
+        callback=check_figure,
         help="Figure to write in addition, .png, .svg or .pdf, e.g. figure.png; replaces an existing file.",
         show_default="no figure",
     ),

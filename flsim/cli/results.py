@@ -19,6 +19,7 @@ from flsim.cli.options import (
     TableOut,
     TorchDevice,
     check_device,
+    check_figure,
     refuse_json_and_csv,
     refuse_two_prints,
     write_table,
@@ -127,7 +128,10 @@ def table(
 def plot(
     runs: Annotated[list[Path], typer.Argument(help=RUNS)],
     out: Annotated[
-        Path, typer.Option(help="File to write, .png, .svg or .pdf, e.g. plot.png; replaces an existing file.")
+        Path,
+        typer.Option(
+            callback=check_figure, help="File to write, .png, .svg or .pdf, e.g. plot.png; replaces an existing file."
+        ),
     ],
     kind: Annotated[
         Kind,
@@ -160,10 +164,8 @@ def plot(
     """
     from flsim.results.sweeps import expanded, read_shown
     from flsim.runs import roundlog
-    from flsim.show.figure import refuse_other_than_figure
     from flsim.show.plots import plot as write_plot
 
-    refuse_other_than_figure(out)
     read = read_shown(expanded(runs))
     losses = {}
     if kind is Kind.loss:
@@ -315,10 +317,7 @@ def trace(
     from flsim.runs import roundlog
     from flsim.runs.folder import Run, participation
     from flsim.show import trace as traces
-    from flsim.show.figure import refuse_other_than_figure
 
-    if out is not None:
-        refuse_other_than_figure(out)
     results = read_run(run)
     took_part = None if results.is_elsewhere else participation(Run.open(run), results.evaluation())
     table = traced(results, took_part, canary or ())

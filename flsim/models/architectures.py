@@ -230,19 +230,12 @@ BUILT_IN: Mapping[str, type[TrainableModel]] = {
 
 
 def class_of(architecture: str) -> type[TrainableModel]:
-    """Return the class of a built-in architecture, or of a custom architecture, whose file is executed.
-
-    Raises:
-        InputError: see `flsim.base.extensions.resolve_class`.
-    """
+    """Return the class of a built-in architecture, or of a custom architecture, whose file is executed."""
     return resolve_class(architecture, BUILT_IN, "architecture", TrainableModel)  # type: ignore[type-abstract]
 
 
 def declared(architecture: str) -> Capabilities | None:
-    """Return the capabilities of a built-in architecture.
-
-    None for a custom architecture, because no code is executed.
-    """
+    """Return the capabilities of a built-in architecture; None for a custom one, because no code is executed."""
     return None if is_custom(architecture) else class_of(architecture).capabilities
 
 
@@ -269,11 +262,7 @@ def without_values(vocabulary_size: int, hparams: ModelSettings) -> TrainableMod
 
 
 def weights_of(vocabulary_size: int, hparams: ModelSettings, is_trained: bool = True) -> int:
-    """Return the number of trained weights, or of frozen ones; executes the code of a custom model.
-
-    Raises:
-        InputError: a tensor is too large to be addressed.
-    """
+    """Return the number of trained weights, or of frozen ones; InputError if a tensor is too large to be addressed."""
     try:
         weights = without_values(vocabulary_size, hparams).parameters()
         return sum(value.numel() for value in weights if value.requires_grad == is_trained)

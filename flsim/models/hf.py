@@ -130,7 +130,7 @@ class HuggingFaceModel(TrainableModel):
         return self.logits(self.hidden(tokens)[0])
 
     def hidden(self, tokens: Tensor, state: State | None = None, keeps_state: bool = False) -> tuple[Tensor, State]:
-        """Return what the output layer reads, [B, T, D], over tokens int64 [B, T] after a state, and the new state.
+        """Return what the output layer reads, [B, T, D], after tokens int64 [B, T] and a state, and the new state.
 
         Without `keeps_state` the new state is empty.
         """
@@ -195,13 +195,11 @@ class HuggingFaceModel(TrainableModel):
         return blocks
 
     def export(self, folder: Path, merge: bool = False) -> None:
-        """Write the model into a new folder, in the form of peft or transformers.
+        """Write the model into an empty folder, in the form of peft or transformers.
 
-        Args:
-            folder: an empty folder. Adapters are written as `peft.PeftModel.from_pretrained` reads them, with a base of
-                random weights in its subfolder "base". Without adapters, and with `merge`, the complete model is
-                written as `transformers.AutoModelForCausalLM.from_pretrained` reads it.
-            merge: whether to add the adapters' products to the weights of the base.
+        Adapters are for `peft.PeftModel.from_pretrained`, with a base of random weights in the subfolder "base".
+        Without adapters, and with `merge`, which adds them to the base,
+        `transformers.AutoModelForCausalLM.from_pretrained` reads the folder.
         """
         peft, lora = _imported("peft"), self.hparams.lora
         with _quiet():
@@ -224,11 +222,7 @@ class HuggingFaceModel(TrainableModel):
 
 
 def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
-    """Return the configuration of the base, a transformers.PreTrainedConfig, without dropout.
-
-    Raises:
-        InputError: transformers does not know the type of model or a setting of it, or there is no such folder.
-    """
+    """Return the base's transformers.PreTrainedConfig, without dropout; InputError if transformers refuses it."""
     auto = _transformers().AutoConfig
     try:
         if hparams.path is not None:
@@ -272,16 +266,12 @@ def refuse_unsafe(folder: Path) -> None:
         raise InputError(f"{folder}: no folder of a model (it has no config.json); name one on this machine")
     if not any(folder.glob("*.safetensors")):
         pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        found = f"only {pickles[0]}, a pickle, which could execute code" if pickles else "no weights"
-        raise InputError(f"{folder}: holds {found}; save the model with safe_serialization, as .safetensors")
+        content = f"only {pickles[0]}, a pickle, which could execute code" if pickles else "no weights"
+        raise InputError(f"{folder}: holds {content}; save the model with safe_serialization, as .safetensors")
 
 
 def files_digest(folder: str) -> str:
-    """Return the sha256, in hexadecimal, of the names and contents of a folder's configuration and weights.
-
-    Raises:
-        InputError: see `refuse_unsafe`.
-    """
+    """Return the sha256, in hexadecimal, of the names and contents of a folder's configuration and weights."""
     refuse_unsafe(Path(folder))
     files = [Path(folder) / "config.json", *sorted(Path(folder).glob("*.safetensors"))]
     return digest(*(part for file in files for part in (file.name, file_digest(file))))
@@ -291,15 +281,10 @@ _bases: dict[str, Params] = {}  # the last two of this process, by content
 
 
 def base_of(hparams: ModelSettings, vocabulary_size: int, seed: int = BASE_SEED) -> Params:
-    """Return the weights of the base by name, which all models of a process share; tied ones have all of their names.
+    """Return the weights of the base by name, which a process's models share; tied ones have all of their names.
 
-    Args:
-        hparams: settings of the model.
-        vocabulary_size: V of the corpus.
-        seed: seed of random weights, where the settings name no folder.
-
-    Raises:
-        InputError: the folder's weights changed since their digest was recorded, or are not those of its configuration.
+    Weights are drawn from `seed` if the settings name no folder. InputError if the folder's weights changed since their
+    digest was recorded, or are not those of its configuration.
     """
     if hparams.path is None:
         content = json.dumps([dict(hparams.config), vocabulary_size, seed], sort_keys=True)

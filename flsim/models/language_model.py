@@ -202,12 +202,7 @@ class TrainableModel(nn.Module, ABC):
     def rows_of_tokens(self, tensors: Params) -> tuple[Tensor | None, Tensor | None]:  # noqa: ARG002 (for subclasses)
         """Return the parts of trained tensors, or of their update, that have a row for each token id.
 
-        Args:
-            tensors: a tensor for each of `trainable`.
-
-        Returns:
-            The part of the output bias [V], and of the input embedding [V, D]; None for a part that is not trained, or
-            that the model does not name.
+        These are the output bias [V], and the input embedding [V, D]; None for a part that is not trained or not named.
         """
         return None, None
 
@@ -272,10 +267,7 @@ class NextWordModel(TrainableModel):
 
     @abstractmethod
     def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return r [B, T, D] over tokens int64 [B, T >= 1] that follow a state, and the new state.
-
-        None is the empty state.
-        """
+        """Return r [B, T, D] over tokens int64 [B, T >= 1] that follow a state (None: empty), and the new state."""
 
     def _bound(self, name: str, parameter: Tensor) -> float:
         """Return the bound of `TrainableModel`; for embeddings, the bound with unit expected norm."""
@@ -297,10 +289,7 @@ class NextWordModel(TrainableModel):
         return self.logits(self.outputs(embedding(tokens, self.embedding)))
 
     def logits_at(self, inputs: Tensor, real: Tensor, dropout_mask: Tensor | None = None) -> Tensor:
-        """Return logits as `TrainableModel.logits_at`, and compute only the requested positions.
-
-        `dropout_mask` has the factors [2, B, T, D] of embeddings and outputs.
-        """
+        """Return logits as `TrainableModel.logits_at`, computed only there; `dropout_mask` is [2, B, T, D]."""
         embedded = embedding(inputs, self.embedding)
         outputs = self.outputs(embedded if dropout_mask is None else embedded * dropout_mask[0])
         return self.logits((outputs if dropout_mask is None else outputs * dropout_mask[1])[real])
@@ -330,12 +319,12 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the sha256, in hexadecimal, of tensors with their names, types and shapes."""
     whole = hashlib.sha256()
     for name, value in sorted(tensors.items()):
-        kept = value.detach().cpu().contiguous()
-        if kept.is_floating_point() and kept.dtype not in FLOATS_OF_NUMPY:  # such as bfloat16
-            kind, data = str(kept.dtype), kept.reshape(-1).view(torch.uint8).numpy().tobytes()
+        tensor = value.detach().cpu().contiguous()
+        if tensor.is_floating_point() and tensor.dtype not in FLOATS_OF_NUMPY:  # such as bfloat16
+            kind, data = str(tensor.dtype), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         else:
-            kind, data = kept.numpy().dtype.str, kept.numpy().tobytes()
-        whole.update(f"{name} {kind} {tuple(kept.shape)} ".encode() + data)
+            kind, data = tensor.numpy().dtype.str, tensor.numpy().tobytes()
+        whole.update(f"{name} {kind} {tuple(tensor.shape)} ".encode() + data)
     return whole.hexdigest()
 
 
@@ -345,15 +334,9 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 def loss_sum(
     model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0, dropout_mask: Tensor | None = None
 ) -> tuple[Tensor, int]:
-    """Return the summed cross-entropy in nats, and the number of positions in the sum.
+    """Return the summed cross-entropy in nats over int64 [B, T] targets that are not `pad`, and their number.
 
-    Args:
-        model: the model.
-        inputs: int64 [B, T].
-        targets: int64 [B, T]; positions equal to `pad` are ignored, and no logits are computed for them.
-        pad: the id of padding.
-        dropout_mask: factors of dropout [2, B, T, D], of the embeddings and of the outputs; see
-            `flsim.training.central.records`.
+    `dropout_mask` has the factors [2, B, T, D] of `flsim.training.central.records`.
     """
     real = targets != pad
     return cross_entropy(model.logits_at(inputs, real, dropout_mask), targets[real], reduction="sum"), int(real.sum())
@@ -372,15 +355,9 @@ def predictions(model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int
 
 @contextmanager
 def refusing_changes(name: str, models: Sequence[object], inputs: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-    """Raise RunFailed if the block changes values of models or of other tensors.
+    """Raise RunFailed if the block, in which user's code `name` is called, changes a model's or an input's values.
 
-    Args:
-        name: the name of the user's object that is called in the block, for the message.
-        models: the models; models that are not torch modules are not compared.
-        inputs: other tensors by name.
-
-    Raises:
-        RunFailed: a value of a parameter, of a buffer or of a tensor in `inputs` differs after the block.
+    Models that are not torch modules are not compared.
     """
 
     def values() -> dict[str, Tensor]:

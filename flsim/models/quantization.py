@@ -13,14 +13,10 @@ Model = TypeVar("Model", bound=TrainableModel)
 
 @torch.no_grad()
 def quantized(model: Model, bits: int) -> Model:
-    """Return a copy whose tensors have at most 2^bits different values, evenly spaced from the smallest to the largest.
+    """Return a copy whose tensors have at most 2^bits different, evenly spaced values; buffers are not changed.
 
     Carlini et al. (2019), appendix D.3: 256 values for the weights of a trained network. The value 0 does not change.
-    Frozen parameters are quantized too; buffers are not.
-
-    Args:
-        model: a trained model; it is not changed.
-        bits: number of bits, from `FEWEST` to `MOST`.
+    Frozen parameters are quantized too.
     """
     copy = deepcopy(model)
     levels = 2**bits - 1

@@ -105,11 +105,7 @@ class _Profile:
 
 
 def contrasts(gathered: Gathered) -> pd.DataFrame:
-    """Return the frame of this module's docstring: first the factors, then each setting of both partitions.
-
-    If a single pair of settings compares the partitions, there is no row of the factor, because the row of the pair has
-    more.
-    """
+    """Return the frame of this module's docstring; a single pair of partitions has its row, not that of a factor."""
     every_contrast = factor_contrasts(gathered)
     single = [
         contrast for contrast in every_contrast if contrast.factor.startswith(PARTITION) and len(contrast.pairs) == 1
@@ -187,10 +183,7 @@ def _at_end(pairs: Pairs, seeds: Sequence[int], quantity: Quantity) -> dict[str,
 
 
 def _at_equal_perplexity(pairs: Pairs, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the difference of exposure at the first equal perplexity, over the seeds that have it.
-
-    A seed with a pair without such a point is excluded, with the reason of the first such pair.
-    """
+    """Return the difference of exposure at the first equal perplexity, over the seeds whose pairs all have it."""
     means, reasons = list[float](), dict[int, str]()
     for seed in seeds:
         try:
@@ -355,10 +348,7 @@ def _techniques(profiles: Sequence[_Profile]) -> dict[Setting, str]:
 
 
 def _differing(a: _Profile, b: _Profile) -> frozenset[str]:
-    """Return the factors in which two settings differ.
-
-    Techniques are averaged over settings that only one technique has, such as the users in a round.
-    """
+    """Return the factors in which settings differ, without settings that only one technique has."""
     is_of_one_kind = a.values["training.kind"] == b.values["training.kind"]
     factors = set()
     for key in {*a.values, *b.values}:
@@ -399,10 +389,7 @@ def _contrasts(
     pairs: Sequence[tuple[_Profile, _Profile]],
     names: Mapping[Setting, str],
 ) -> Iterator[Contrast]:
-    """Yield each value with the first value; for numbers, only the largest with the smallest.
-
-    If factors change only together, the values are those of the first factor.
-    """
+    """Yield each value of the first factor with its first value; for numbers, only the largest with the smallest."""
     first_factor, *following = sorted(factors, key=lambda factor: (_place(factor), factor))
     levels: dict[tuple[Any, ...], str] = {}
     for profile in sorted(

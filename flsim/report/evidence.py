@@ -271,13 +271,13 @@ def _attack(name: str, row: "pd.Series[float]", has_claims: bool) -> list[Cell]:
 def _attack_curves(rows: pd.DataFrame, styles: Mapping[str, int], index: int) -> Markup:
     """Return a panel with a curve for each attack that has a style, of one run; the best attack has an interval."""
     low = min(1 / float(rows["n_out"].max()), 0.1)
-    drawn = rows[rows["attack"].isin(styles)].sort_values("auroc", ascending=False).to_dict("records")
-    lines = [(styles[row["attack"]], *_floats(row, "fpr", "tpr")) for row in drawn]
-    best = drawn[0]
+    attacks = rows[rows["attack"].isin(styles)].sort_values("auroc", ascending=False).to_dict("records")
+    lines = [(styles[row["attack"]], *_floats(row, "fpr", "tpr")) for row in attacks]
+    best = attacks[0]
     band = _floats(best, "fpr", "low", "high")
     fpr, most = _floats(best, "fpr", "allowed")
     has_claim = bool(np.isfinite(most).any())
-    description = " ".join(f"{row['attack']}: area {row['auroc']:.3f}." for row in drawn)
+    description = " ".join(f"{row['attack']}: area {row['auroc']:.3f}." for row in attacks)
     title = "True-positive rate by false-positive rate"
     allowed = (lambda rates: np.interp(rates, fpr, most)) if has_claim else None
     return roc_panel(title, f"membership-{index}", lines, (low, low), description, band, allowed)

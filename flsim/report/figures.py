@@ -155,8 +155,8 @@ def forest(frame: pd.DataFrame) -> list[Block]:
         values = [value for dot in dots for value in (dot.low, dot.mean, dot.high) if not math.isnan(value)]
         low, high = max(-furthest, min([0.0, *values])), min(furthest, max([0.0, *values]))
         ends = low - 0.06 * (high - low) - 0.05, high + 0.06 * (high - low) + 0.05
-        drawn = _dot_panels(rows, ends, "bits", "{:+.2f}", 0.0, f"Exposure, {title}", f"difference-{int(is_main)}")
-        images += [(title, image) for image in drawn]
+        dot_panels = _dot_panels(rows, ends, "bits", "{:+.2f}", 0.0, f"Exposure, {title}", f"difference-{int(is_main)}")
+        images += [(title, image) for image in dot_panels]
     caption = (
         "Difference in mean exposure, a − b, with its 95% interval, at the end of training and at the first "
         "equal perplexity. Dotted: no difference. Intervals that end at the edge are cut."
@@ -165,17 +165,14 @@ def forest(frame: pd.DataFrame) -> list[Block]:
 
 
 def curves(gathered: Gathered) -> list[Block]:
-    """Return figures of every metric over training.
-
-    Few settings share one panel per metric. Otherwise there is one panel per row of the tables.
-    """
-    drawn = [setting for setting in gathered.settings if setting.shown_runs]
+    """Return figures of every metric over training: few settings share a panel, others have one for each row."""
+    begun_settings = [setting for setting in gathered.settings if setting.shown_runs]
     absent = [setting.label for setting in gathered.settings if not setting.shown_runs]
-    if not drawn:
+    if not begun_settings:
         return []
     left_out = f" These runs cannot be shown: {'; '.join(absent)}." if absent else ""
-    if len(drawn) <= TOGETHER:
-        styles = {setting: index for index, setting in enumerate(drawn)}
+    if len(begun_settings) <= TOGETHER:
+        styles = {setting: index for index, setting in enumerate(begun_settings)}
         images = [
             (title_of(quantity), _curve(gathered, quantity, styles, "all"))
             for quantity in panels_first(gathered.quantities)
@@ -191,7 +188,9 @@ def curves(gathered: Gathered) -> list[Block]:
             if (begun := [setting for setting in line.settings if setting.shown_runs])
         ]
         caption = f"{title_of(quantity)}, over {_x(gathered)}, each panel as long as its training. {BAND}{left_out}"
-        blocks.append(Fold(title_of(quantity), [Figure(caption, images, legend_of(drawn))], quantity.is_primary))
+        blocks.append(
+            Fold(title_of(quantity), [Figure(caption, images, legend_of(begun_settings))], quantity.is_primary)
+        )
     return blocks
 
 
@@ -215,19 +214,19 @@ def _curve(gathered: Gathered, quantity: Quantity, styles: Mapping[Setting, int]
     """Return a panel with the settings' curves, on the scale of all settings."""
     title, x = title_of(quantity), _x(gathered)
     measured = {setting: setting.curve(quantity, gathered.in_epochs) for setting in gathered.settings}
-    drawn = {style: measured[setting] for setting, style in styles.items()}
+    curves_by_style = {style: measured[setting] for setting, style in styles.items()}
     figure, (axes,) = panels()
-    last = max((line.x[-1] for line in drawn.values() if len(line.x)), default=1.0)
+    last = max((line.x[-1] for line in curves_by_style.values() if len(line.x)), default=1.0)
     scale(axes.xaxis, 0, last or 1.0, x, is_whole=not gathered.in_epochs)
     heights = np.concatenate(
         [values for line in measured.values() for values in (line.y, *_known(line.low, line.high))]
     )
     runs = [run.results for setting in styles for run, _ in setting.shown_runs]
     canaries = max(len(run.planted) for run in runs)
-    draw_quantity(axes, quantity, drawn, heights, canaries, runs)
+    draw_quantity(axes, quantity, curves_by_style, heights, canaries, runs)
     label_above(axes, unit_of(quantity))
     descriptions = []
-    for setting, line in zip(styles, drawn.values(), strict=True):
+    for setting, line in zip(styles, curves_by_style.values(), strict=True):
         begin, end = (_with_unit(quantity, line.y[place]) for place in (0, -1)) if len(line.y) else ("", "")
         description = (
             f"from {begin} at {line.x[0]:.3g} to {end} at {line.x[-1]:.3g} {x}" if len(line.y) else "not measured"

@@ -93,11 +93,7 @@ class Setting:
 
     @cached_property
     def shown_runs(self) -> list[tuple[RunView, int]]:
-        """Return the averaged runs, each with its last evaluated round.
-
-        These are the completed runs. If there are none, these are the runs that have not diverged, at the last round at
-        which all of them were evaluated.
-        """
+        """Return the completed runs with their last evaluation; without any, those alive at their last common one."""
         completed = [run for run in self.runs if run.results.status == "completed" and run.results.evaluated]
         if completed:
             return [(run, run.results.evaluated[-1]) for run in completed]
@@ -187,17 +183,14 @@ class Line:
 
     @property
     def paired(self) -> list[Setting]:
-        """Return the IID and the non-IID setting with their common seeds, if any; a comparison is over these seeds.
-
-        Where a seed diverged in one partition, its run in the other partition is also excluded.
-        """
+        """Return the IID and the non-IID setting with their common seeds, if any: a comparison excludes other seeds."""
         both = [setting for partition in PARTITIONS if (setting := self.in_partition(partition))]
         seeds = [{run.results.seed for run, _ in setting.shown_runs} for setting in both]
         common = set.intersection(*seeds) - {None} if len(both) == len(PARTITIONS) else set()
         if not common:
             return both
-        kept = [[run for run, _ in setting.shown_runs if run.results.seed in common] for setting in both]
-        return [Setting(setting.label, setting.partition, runs) for setting, runs in zip(both, kept, strict=True)]
+        runs_of = [[run for run, _ in setting.shown_runs if run.results.seed in common] for setting in both]
+        return [Setting(setting.label, setting.partition, runs) for setting, runs in zip(both, runs_of, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,11 +221,7 @@ class Gathered:
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
-    """Read run folders and sweeps; a run that is named twice counts once.
-
-    Raises:
-        InputError: a path is neither a run nor a sweep, a file is damaged, or no run has started.
-    """
+    """Read run folders and sweeps, each once; InputError if a path is neither, a file is damaged, or no run started."""
     sweeps = [read_sweep(path) for path in paths if is_sweep(path)]
     runs: dict[Path, RunView] = {}
     for path in paths:
@@ -244,28 +233,22 @@ def gather(paths: Sequence[Path]) -> Gathered:
                 path = sweep.path / RUNS / run.name
                 runs[path.resolve()] = _view(path, run.results, run)
     views = list(runs.values())
-    kept = without_copies([run.results for run in views], [run.results for run in views if run.planned])
+    distinct = without_copies([run.results for run in views], [run.results for run in views if run.planned])
     waiting = [run for sweep in sweeps for run in sweep.runs if run.results is None]
     if not runs:
         names = ", ".join(map(str, paths)) or "no paths"
         raise InputError(f"{names}: no run has started; train a run first")
-    return Gathered(sweeps, _lines([run for run in views if run.results in kept]), waiting)
+    return Gathered(sweeps, _lines([run for run in views if run.results in distinct]), waiting)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The common probabilities or number of copies, and the common rounds, of a group of canaries.
+    """The common probabilities or number of copies, and the common rounds, of a group of canaries."""
 
-    Attributes:
-        p_u, p_e: probabilities; NaN if a number of copies was set.
-        copies: planned number of copies; NaN if probabilities were set, or if the number is unknown.
-        window: the rounds in which canaries are planted, in words; empty for all rounds.
-    """
-
-    p_u: float
+    p_u: float  # p_u, p_e: probabilities; NaN if a number of copies was set
     p_e: float
-    copies: float
-    window: str = ""
+    copies: float  # planned number of copies; NaN if probabilities were set, or if the number is unknown
+    window: str = ""  # the rounds in which canaries are planted, in words; empty for all rounds
 
     @property
     def is_grid(self) -> bool:
@@ -318,10 +301,7 @@ def _view(path: Path, results: RunResults, planned: SweepRun | None) -> RunView:
 
 
 def _lines(runs: Sequence[RunView]) -> list[Line]:
-    """Group runs so that twins have the same row.
-
-    Runs of a sweep are grouped by its rows, others by their names, as in `flsim table --over-seeds`.
-    """
+    """Group runs so that twins share a row: runs of a sweep by its rows, others by their names and series."""
     groups: dict[Any, dict[Any, list[RunView]]] = {}
     for index, run in enumerate(runs):
         series = run.results.series if run.results.seed is not None else None

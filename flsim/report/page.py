@@ -38,12 +38,7 @@ class Opening:
 
 @restrict_custom_code()
 def write_report(paths: Sequence[Path], out: Path) -> None:
-    """Write a report about run folders and sweeps, atomically.
-
-    Raises:
-        InputError: the suffix of `out` is not .html; see also `flsim.base.files.named_file` and
-            `flsim.report.gather.gather`.
-    """
+    """Write a report about run folders and sweeps, atomically; InputError for a suffix other than .html."""
     if not is_device(out) and out.suffix.lower() not in {".html", ".htm"}:
         raise InputError(f"{out}: reports have the format .html; use this suffix")
     with named_file(out) as partial:
@@ -74,11 +69,7 @@ def render(gathered: Gathered) -> str:
 
 
 def answer(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
-    """Return the first screen: one figure, and a table of at most eight rows.
-
-    The table has the effects of each factor on exposure, and on as many other quantities as fit. Without contrasts, it
-    has the means of each setting.
-    """
+    """Return the first screen: one figure, and at most eight effects of factors, or the means of each setting."""
     figure = figures.overview(gathered) or figures.primary_curve(gathered)
     frame = frame[frame["difference"].notna() & frame["is_main"].astype(bool)]
     contrast = frame.groupby(["factor", "setting", "a", "b"], sort=False)

@@ -173,15 +173,12 @@ OF_PAPER = "which are the paper’s values if the paper states them"
 
 
 def settings(gathered: Gathered) -> list[Block]:
-    """Return the section on settings that differ from the defaults.
-
-    The order is: settings common to all runs, those of each setting, and the use of machines.
-    """
+    """Return the section on settings that differ from the defaults: of all runs, of each setting, and of machines."""
     configs = {run: run.config for run in gathered.runs if run.config is not None}
     if not configs:
         return [Note("The settings of these runs are not known, because their folders have no config.toml.")]
     values = {run: _flat(config) for run, config in configs.items()}
-    defaults = {run: _flat(_default(config)) for run, config in configs.items()}
+    defaults = {run: _flat(type(config)(data=DataHParams(config.data.corpus))) for run, config in configs.items()}
     common = _agreed(list(values.values()))
     differing = {
         key: value for key, value in common.items() if any(default.get(key) != value for default in defaults.values())
@@ -217,10 +214,6 @@ def _flat(config: Config) -> dict[str, Any]:
             settings_by_key |= {f"{section}.{key}": value for key, value in values.items()}
     del settings_by_key["data.corpus"]
     return settings_by_key
-
-
-def _default(config: Config) -> Config:
-    return type(config)(data=DataHParams(config.data.corpus))
 
 
 def _default_of(key: str, defaults: Mapping[RunView, Mapping[str, Any]]) -> str:

@@ -37,10 +37,7 @@ def blocks_of(table: ShownTable, caption: str, runs: Sequence[str] = ()) -> list
 
 
 def memorization(gathered: Gathered) -> list[Block]:
-    """Return a table with a row for each setting over its seeds, next to the published row, and a table of all runs.
-
-    Only the runs are shown if no setting has a second seed or a published row.
-    """
+    """Return a table by setting over its seeds, if any has two or a published row, and a table of all runs."""
     published: Published = {run.results: row for run in gathered.runs if run.planned and (row := run.planned.published)}
     runs = _runs(gathered, published)
     if not published and all(len(setting.runs) == 1 for setting in gathered.settings):
@@ -164,7 +161,9 @@ def contrast_blocks(frame: pd.DataFrame, quantities: Sequence[Quantity]) -> list
     places = [order.index(key) for key in zip(frame["quantity"], frame["at"], strict=True)]
     frame = frame.assign(place=places).sort_values("place", kind="stable")
     has_ceiling = bool((frame["quantity"] == AT_CEILING).any())
-    note = CONTRASTS + CEILING * has_ceiling + _explained(quantities)
+    note = CONTRASTS + CEILING * has_ceiling
+    custom = [quantity for quantity in quantities if not quantity.is_standard and not quantity.beside]
+    note += "".join(f" {quantity.title}: {quantity.sentence}" for quantity in custom)
     blocks = list[Block]()
     for is_main, caption in {
         True: "Each factor, with all other settings equal",
@@ -180,12 +179,6 @@ def contrast_blocks(frame: pd.DataFrame, quantities: Sequence[Quantity]) -> list
         for row in lost
     ]
     return [*blocks, *([Note(f"Excluded. {'. '.join(dict.fromkeys(reasons))}.")] if reasons else [])]
-
-
-def _explained(quantities: Sequence[Quantity]) -> str:
-    """Return sentences about the quantities of custom measures."""
-    custom = [quantity for quantity in quantities if not quantity.is_standard and not quantity.beside]
-    return "".join(f" {quantity.title}: {quantity.sentence}" for quantity in custom)
 
 
 MOST = 20  # largest number of phrases of a run

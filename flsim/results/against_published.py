@@ -60,37 +60,25 @@ def size(low: float, high: float, published: float) -> str:
 
 @dataclass(frozen=True)
 class Order:
-    """The agreement of rows with the published order.
+    """The agreement of rows with the published order."""
 
-    Attributes:
-        pairs: number of pairs of rows whose published values differ.
-        agreeing: number of those pairs whose difference has the same sign in our values; a tie in our values counts
-            half.
-        clear_pairs, clear_agreeing: the same for the pairs whose published difference exceeds chance.
-        of_rows: for each row, the share of its clear pairs that agrees; NaN if it has none.
-        tau: Kendall's tau-b between our and the published values; NaN if either has only one value.
-        p: two-sided p-value of tau (scipy), which treats rows as exchangeable and independent; NaN if tau is.
-    """
-
-    pairs: int
+    pairs: int  # number of pairs of rows whose published values differ
+    # number of those pairs whose difference has the same sign in our values; a tie in our values counts half
     agreeing: float
-    clear_pairs: int
+    clear_pairs: int  # clear_pairs, clear_agreeing: the same for the pairs whose published difference exceeds chance
     clear_agreeing: float
-    of_rows: tuple[float, ...]
-    tau: float
-    p: float
+    of_rows: tuple[float, ...]  # for each row, the share of its clear pairs that agrees; NaN if it has none
+    tau: float  # Kendall's tau-b between our and the published values; NaN if either has only one value
+    p: float  # two-sided p-value of tau (scipy), which treats rows as exchangeable and independent; NaN if tau is
 
 
-def order(ours: Sequence[float], theirs: Sequence[float], is_clear: NDArray[np.bool_] | None = None) -> Order:
-    """Return the agreement of two orders of rows.
+def order(ours: Sequence[float], published: Sequence[float], is_clear: NDArray[np.bool_] | None = None) -> Order:
+    """Return the agreement of the orders of our and the published values, float [rows].
 
-    Args:
-        ours: float [rows], our values.
-        theirs: float [rows], the published values in the same order.
-        is_clear: bool [rows, rows], symmetric: whether published values differ by more than chance. Without it, all
-            pairs that differ are clear.
+    `is_clear`, bool [rows, rows], symmetric, is whether published values differ by more than chance; without it, all
+    pairs that differ are clear.
     """
-    a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    a, b = np.asarray(ours, dtype=np.float64), np.asarray(published, dtype=np.float64)
     signs = [np.sign(values[:, None] - values[None, :]) for values in (a, b)]
     differ = signs[1] != 0
     agree = np.where(differ, (1 + signs[0] * signs[1]) / 2, 0.0)
@@ -111,21 +99,13 @@ def order(ours: Sequence[float], theirs: Sequence[float], is_clear: NDArray[np.b
 
 @dataclass(frozen=True)
 class Agreement:
-    """The agreement of one published table's rows in one metric.
+    """The agreement of one published table's rows in one metric."""
 
-    Attributes:
-        metric: a key of `METRICS`.
-        table: the published table.
-        order: the order of the rows with measured runs.
-        twins: whether IID minus Non-IID has the published sign ("yes", "no" or "tie"), by setting.
-        clear_twins: the settings whose published difference of partitions exceeds chance.
-    """
-
-    metric: str
-    table: str
-    order: Order
-    twins: dict[str, str]
-    clear_twins: frozenset[str]
+    metric: str  # a key of `METRICS`
+    table: str  # the published table
+    order: Order  # the order of the rows with measured runs
+    twins: dict[str, str]  # whether IID minus Non-IID has the published sign ("yes", "no" or "tie"), by setting
+    clear_twins: frozenset[str]  # the settings whose published difference of partitions exceeds chance
 
     def __str__(self) -> str:
         order = self.order
@@ -177,12 +157,12 @@ def against(table: pd.DataFrame) -> pd.DataFrame:
         ]
     for metric in METRICS:
         cells_of_rows = {key: cells for _, points in _judged(table, metric) for key, cells in points.items()}
-        ours, theirs = measured(table, metric)
-        keys = [key if has else None for key, has in zip(_keys(table), ours.notna() & theirs.notna(), strict=True)]
+        ours, published = measured(table, metric)
+        keys = [key if has else None for key, has in zip(_keys(table), ours.notna() & published.notna(), strict=True)]
         more[f"{metric}_pairs"] = [None if key is None else cells_of_rows[key][0] for key in keys]
         more[f"{metric}_twin"] = [None if key is None else cells_of_rows[key][1] for key in keys]
-    kept = {name: cells for name, cells in more.items() if any(cell is not None for cell in cells)}
-    marks = pd.DataFrame(kept, index=table.index).astype({name: AGAINST[name] for name in kept})
+    known = {name: cells for name, cells in more.items() if any(cell is not None for cell in cells)}
+    marks = pd.DataFrame(known, index=table.index).astype({name: AGAINST[name] for name in known})
     marked = pd.concat([table, marks], axis=1)
     marked.attrs = table.attrs | {COMPARED: True}  # pandas drops attributes that only one of the tables has
     return marked
@@ -213,10 +193,7 @@ def source_of(table: pd.DataFrame, metric: str) -> str:
 
 
 def measured(table: pd.DataFrame, metric: str) -> "tuple[pd.Series[float], pd.Series[float]]":
-    """Return our and the published value of each row, as shares of canaries or in bits.
-
-    Missing values are NA.
-    """
+    """Return our and the published value of each row, as shares of canaries or in bits; NA if missing."""
 
     def column(name: str) -> "pd.Series[float]":
         return table[name].astype("Float64") if name in table else pd.Series(pd.NA, table.index, "Float64")
@@ -247,8 +224,7 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[
             if key[0] == name:
                 points[key] = round(float(np.mean([ours for ours, _ in values])), ROUNDING), values[0][1]
         is_clear = _is_clear(table, metric, list(points))
-        ours_of_rows, theirs_of_rows = zip(*points.values(), strict=True)
-        rows = order(ours_of_rows, theirs_of_rows, is_clear)
+        rows = order(*zip(*points.values(), strict=True), is_clear)
         twins = _twins(points)
         clear_twins = frozenset(setting for setting in twins if is_clear is None or is_clear[_places(points, setting)])
         cells = {
@@ -262,10 +238,7 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[
 
 
 def _is_clear(table: pd.DataFrame, metric: str, keys: list[Key]) -> NDArray[np.bool_] | None:
-    """Return whether published values of rows differ by more than chance, bool [rows, rows].
-
-    The result is None if the metric is not a count of canaries.
-    """
+    """Return whether published values of rows differ by more than chance, bool [rows, rows]; None without counts."""
     if metric not in COUNTED:
         return None
     columns = (table[f"published_{metric}"], table["published_canaries"])

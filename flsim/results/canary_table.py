@@ -45,12 +45,7 @@ KINDS = {"flag": "boolean", "count": "Int64", "number": "Float64"}
 def canary_table(
     run: RunResults, round: int | None = None, epoch: float | None = None, written: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
-    """Return a row for each canary, in the order of the roster, with the columns that the module lists.
-
-    Raises:
-        InputError: this point was not evaluated, results of some canaries are missing, or both `round` and `epoch` are
-            given.
-    """
+    """Return a row for each canary, in the roster's order, with the columns of the module; InputError as `at`."""
     refuse_two_points(round, epoch)
     at = run.at(round, epoch)
     roster = run.roster
@@ -63,37 +58,25 @@ def canary_table(
             table[name] = roster.get(name, pd.NA)
     table["round"] = at
     types = {name: kind for name, kind in TYPES.items() if name in table}
-    kept = []
+    shown = []
     for quantity in quantities_of([run]):
         values = run.of_canaries(quantity.name, at, quantity.is_partial) if quantity.of_canaries else None
         if values is not None:
-            kept.append(quantity)
+            shown.append(quantity)
             table[quantity.name], types[quantity.name] = values.to_numpy(), KINDS[quantity.kind]
     if written is not None:
         table[WRITTEN], types[WRITTEN] = roster["canary"].map(dict(written)), "string"
-    return described(table.astype(types), kept)
+    return described(table.astype(types), shown)
 
 
 def trace(run: RunResults, took_part: pd.DataFrame | None, canaries: Sequence[str] = ()) -> pd.DataFrame:
     """Return a row for each canary and evaluated round, in the order of the roster, then of rounds.
 
-    Args:
-        run: the results of the run.
-        took_part: a row for each participation of a sharer, with ``round`` from 1, ``canary``, its id, and ``user``;
-            see `flsim.runs.participation`. In central training, a row for each copy that a step read. None if this is
-            unknown; the columns from sharers on are then omitted.
-        canaries: ids of the canaries to show; all if empty.
-
-    Returns:
-        Columns canary and round; exposure (bits), rs and bs (1 if memorized), and custom quantities of canaries, NaN if
-        the model had diverged; sharers, the number of different sharers that took part since the last evaluation;
-        participations, the number of participations since the start; rounds_since_use, the rounds since a sharer last
-        took part, NaN if none has; sharer_rounds, a tuple of the rounds since the last evaluation in which a sharer
-        took part.
-
-    Raises:
-        InputError: there is no such canary, or no canary, there is no evaluation, or results of some canaries are
-            missing.
+    `took_part` has the rounds from 1, canaries and users of `flsim.runs.folder.participation`, and is None if unknown,
+    which omits the columns from sharers on. Columns are canary and round; exposure (bits), rs and bs (1 if memorized),
+    and custom quantities, NaN if the model had diverged; sharers, the different ones that took part since the last
+    evaluation; participations since the start; rounds_since_use, NaN before a use; and sharer_rounds, a tuple of the
+    rounds since the last evaluation. Raises InputError for unknown or no canaries, no evaluation, or missing results.
     """
     known = run.roster["canary"].tolist()
     if not known:

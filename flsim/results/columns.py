@@ -56,12 +56,7 @@ def columns_over_seeds(quantity: Quantity) -> dict[str, str]:
 
 
 def columns_of_controls(flags: Iterable[Quantity]) -> dict[str, str]:
-    """Return the columns of canaries that were never planted, with their types.
-
-    Tables have them if there are such canaries.
-
-    These are their number, the number with each flag, and the probability that Random Sampling marks one as memorized.
-    """
+    """Return the types of the columns of canaries never planted: their number, flags, and how often RS marks one."""
     counts = {f"{flag.name}_controls": "Int64" for flag in flags}
     return {"controls": "Int64", **counts, FALSE_POSITIVE: "Float64"}
 
@@ -126,9 +121,9 @@ def is_in(table: pd.DataFrame, quantity: Quantity) -> bool:
 
 def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFrame:
     """Return the table with the descriptions of custom measures, which are also stored in Parquet files."""
-    own = [to_json(quantity) for quantity in quantities if built_in.described(quantity.name) is None]
-    if own:
-        table.attrs[DESCRIBED] = own
+    custom = [to_json(quantity) for quantity in quantities if built_in.described(quantity.name) is None]
+    if custom:
+        table.attrs[DESCRIBED] = custom
     return table
 
 
@@ -153,8 +148,8 @@ def shares(metric: str, memorized: int, canaries: int) -> dict[str, float]:
 def controls(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quantity]) -> dict[str, Any]:
     """Return the cells of `columns_of_controls` over runs at given rounds; empty if all canaries were planted.
 
-    A phrase that was never planted is drawn like the |R| references, so it has rank 1 with probability 1 / (|R| + 1),
-    or less if there are ties.
+    A phrase that was never planted is drawn like the references, so it has rank 1 with probability 1 / (|R| + 1) or
+    less.
     """
     number = sum(len(run.controls) for run, _ in runs)
     if not number:

@@ -109,11 +109,7 @@ class Pair:
 
 
 def twins(sweep: Sweep) -> list[Pair]:
-    """Return IID (a) and non-IID (b) of each row of a sweep with both partitions.
-
-    Raises:
-        InputError: no row has both partitions.
-    """
+    """Return IID (a) and non-IID (b) of each row of a sweep with both partitions; InputError if no row has both."""
     rows: dict[tuple[Any, ...], Pair] = {}
     for run in sweep.runs:
         pair = rows.setdefault(run.row, Pair(_label(run), [], []))
@@ -128,11 +124,7 @@ def twins(sweep: Sweep) -> list[Pair]:
 
 
 def same_names(a: Sweep, b: Sweep) -> list[Pair]:
-    """Return pairs of the runs of two sweeps with the same names; runs that differ only in their seed share a pair.
-
-    Raises:
-        InputError: no name occurs in both.
-    """
+    """Return pairs of the runs of two sweeps with the same names, without seeds; InputError if no name is in both."""
     others = {run.name: run for run in b.runs}
     rows: dict[tuple[Any, ...], Pair] = {}
     for run in a.runs:
@@ -158,10 +150,8 @@ def planned(runs: Sequence[RunResults]) -> list[SweepRun]:
 def differences(pairs: Sequence[Pair], round: int | None = None, epoch: float | None = None) -> pd.DataFrame:
     """Return the frame of pairs of settings: over seeds, or over canaries for a pair with one seed.
 
-    The compared runs are those that a table over seeds averages. A pair without a comparison has the reason.
-
-    Raises:
-        InputError: both a round and an epoch are given.
+    The compared runs are those that a table over seeds averages. A pair without a comparison has the reason. Raises
+    InputError if both a round and an epoch are given.
     """
     refuse_two_points(round, epoch)
     runs = [run.results for pair in pairs for run in (*pair.a, *pair.b) if run.results]
@@ -250,11 +240,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:
-    """Return the row of a quantity of canaries over seeds.
-
-    The exchange test of a and b within seeds makes no assumptions about counts. Equal differences of integers have no
-    estimate of their spread, and no interval.
-    """
+    """Return the row of a quantity of canaries over seeds; equal differences of integers have no interval."""
     values = [[one.canaries[f"{quantity.name}_{side}"] for side in "ab"] for one in paired]
     if not quantity.is_flag:
         means = np.mean([[side.mean() for side in sides] for sides in values], axis=0)
@@ -268,12 +254,7 @@ def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:
 
 
 def of_canaries(canaries: pd.DataFrame, quantity: Quantity) -> list[Row]:
-    """Return the rows of a quantity for all or some of `PairedCanaries.canaries` of two runs.
-
-    Zero differences of exposure are common if both runs reach the ceiling. Differences are first rounded to 1e-9 bits,
-    as scipy advises, because rounding error must not break ties. All tests treat canaries as independent, and do not
-    cover other seeds.
-    """
+    """Return the rows of a quantity for all or some of `PairedCanaries.canaries` of two runs, as if independent."""
     a, b = (canaries[f"{quantity.name}_{side}"] for side in "ab")
     if quantity.is_flag:
         return of_flags((a == 1).to_numpy(bool), (b == 1).to_numpy(bool), quantity.name)

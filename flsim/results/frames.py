@@ -41,7 +41,7 @@ import pandas as pd
 from flsim.base.errors import InputError
 from flsim.canaries.roster import SCHEMA, is_drawn
 from flsim.measures.built_in import QUANTITIES
-from flsim.measures.quantity import Quantity
+from flsim.results.canary_table import KINDS
 from flsim.results.canary_table import TYPES as CANARY_TABLE
 from flsim.results.columns import described, quantities_of
 from flsim.results.seeds import without_copies
@@ -58,11 +58,6 @@ RUN = {
     "series": "string",
     "is_final": "boolean",
 }
-
-
-def type_of(quantity: Quantity) -> str:
-    """Return the pandas type of the values of canaries."""
-    return {"flag": "boolean", "count": "Int64", "number": "Float64"}[quantity.kind]
 
 
 CANARY = {
@@ -82,7 +77,7 @@ CANARY = {
     "insertions": "Int64",
     "first_round": "Int64",
     "last_round": "Int64",
-    **{quantity.name: type_of(quantity) for quantity in QUANTITIES.values() if "canaries" in quantity.places},
+    **{quantity.name: KINDS[quantity.kind] for quantity in QUANTITIES.values() if "canaries" in quantity.places},
 }
 # Columns in addition to those of measures, in any table or frame of results.
 TAKEN = {
@@ -107,7 +102,7 @@ class _ListedRun:
         """Evaluated rounds; none for a diverged model, because its last finite evaluation is not a result."""
         return [] if self.results.status == "diverged" else self.results.evaluated
 
-    def about(self, round_: int | None) -> dict[str, Any]:
+    def columns(self, round_: int | None) -> dict[str, Any]:
         """Return the cells of the columns of `RUN`."""
         results = self.results
         return {
@@ -141,8 +136,8 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
         >>> runs[runs.is_final].groupby("partition").mean_exposure.mean()          # doctest: +SKIP
     """
     runs = [run for path in paths for run in _read(str(path))]
-    kept = without_copies([run.results for run in runs], [run.results for run in runs if run.sweep is not None])
-    runs = [run for run in runs if run.results in kept]
+    shown = without_copies([run.results for run in runs], [run.results for run in runs if run.sweep is not None])
+    runs = [run for run in runs if run.results in shown]
     if not runs:
         raise InputError(
             f"{', '.join(map(str, paths)) or 'no paths'}: found no runs; name run folders, or create some with "
@@ -165,17 +160,14 @@ def _read(pattern: str) -> Iterator[_ListedRun]:
 
 
 def _runs(listed: list[_ListedRun]) -> pd.DataFrame:
-    """Return the frame of runs.
-
-    Each evaluation becomes a separate run, because a table shows one evaluation per run.
-    """
+    """Return the frame of runs; each evaluation is a row, so it becomes a run with one evaluation."""
     described, evaluated, published = list[dict[str, Any]](), list[RunResults](), dict[RunResults, Mapping[str, Any]]()
     for run in listed:
         for round_ in run.rounds or (None,):
             results = run.results
             if round_ is not None:
                 results = replace(results, rows=results.rows[results.rows["round"] == round_])
-            described.append(run.about(round_) | _cells(run.axes))
+            described.append(run.columns(round_) | _cells(run.axes))
             evaluated.append(results)
             if run.published:
                 published[results] = run.published
@@ -202,7 +194,7 @@ def _canaries(listed: list[_ListedRun]) -> pd.DataFrame:
         for quantity in quantities_of(run.results for run in listed)
         if quantity.of_canaries and (quantity.name in CANARY or quantity.name in measured_by_some)
     ]
-    types = CANARY | {quantity.name: type_of(quantity) for quantity in quantities}
+    types = CANARY | {quantity.name: KINDS[quantity.kind] for quantity in quantities}
     tables = [pd.DataFrame(columns=list(types))]
     for run in listed:
         roster = run.results.roster
@@ -214,6 +206,6 @@ def _canaries(listed: list[_ListedRun]) -> pd.DataFrame:
             }
             measured = {name: None if value is None else value.to_numpy() for name, value in values.items()}
             at = {"run": run.results.name, "round": round_, "epochs": run.results.epochs_of(round_), "words": words}
-            columns = run.about(round_) | at | measured | {"is_planted": is_drawn(roster)}
+            columns = run.columns(round_) | at | measured | {"is_planted": is_drawn(roster)}
             tables.append(roster.assign(**columns).reindex(columns=list(types)))
     return described(pd.concat([table.astype(types) for table in tables], ignore_index=True), quantities)

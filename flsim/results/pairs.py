@@ -21,32 +21,21 @@ WINDOW = ("first_round", "last_round")
 
 @dataclass(frozen=True, eq=False)
 class PairedCanaries:
-    """The values of the same canaries in two runs.
+    """The values of the same canaries in two runs."""
 
-    Attributes:
-        canaries: a row per canary that was planted in either run, indexed by its id. Columns: p_u, p_e and copies (the
-            planned number, if p_u is not set); first_round and last_round if canaries have windows; NAME_a and NAME_b
-            for each measured quantity.
-        never_planted: number of canaries that were planted in neither run, and are excluded from all statistics.
-        quantities: the quantities that were measured in both runs, the primary quantity first.
-        references: |R| of both.
-    """
-
+    # a row per canary that was planted in either run, indexed by its id. Columns: p_u, p_e and copies (the planned
+    # number, if p_u is not set); first_round and last_round if canaries have windows; NAME_a and NAME_b for each
+    # measured quantity.
     canaries: pd.DataFrame
-    never_planted: int
-    quantities: Sequence[Quantity]
-    references: float
+    never_planted: int  # number of canaries that were planted in neither run, and are excluded from all statistics
+    quantities: Sequence[Quantity]  # the quantities that were measured in both runs, the primary quantity first
+    references: float  # |R| of both
 
 
 def paired_canaries(
     a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None
 ) -> PairedCanaries:
-    """Return the values of the same canaries in two runs.
-
-    Raises:
-        InputError: there are fewer than two planted canaries; the canaries or |R| of the runs differ; a run diverged or
-            was not evaluated at this point; or both a round and an epoch are given.
-    """
+    """Return the values of the same canaries in two runs; InputError if they are not comparable at this point."""
     refuse_two_points(round, epoch)
     _refuse_other_canaries(a, b)
     round_a, round_b = round_of(a, round, epoch), round_of(b, round, epoch)
@@ -85,10 +74,7 @@ def paired_canaries(
 
 
 def _windowed(a: RunResults, b: RunResults) -> pd.DataFrame:
-    """Return the roster of the run whose canaries have windows.
-
-    If both have windows, the run that plants canaries in some round.
-    """
+    """Return the roster of the run whose canaries have windows; of two, that which plants canaries in some round."""
     rosters = [run.roster for run in (a, b) if any(name in run.roster for name in WINDOW)]
     planting = [
         roster
@@ -122,22 +108,14 @@ def _refuse_other_canaries(a: RunResults, b: RunResults) -> None:
 
 
 def round_of(run: RunResults, round: int | None, epoch: float | None) -> int:
-    """Return the evaluated round of a run to compare.
-
-    Raises:
-        InputError: the run diverged, or was not evaluated at this point.
-    """
+    """Return the evaluated round of a run to compare; InputError if it diverged, or was not evaluated there."""
     if run.status == "diverged":
         raise InputError(f"run {run.name}: diverged and cannot be compared; lower its learning rate")
     return run.at(round, epoch)
 
 
 def pairs_of_seeds(a: Sequence[RunResults], b: Sequence[RunResults]) -> list[tuple[int, RunResults, RunResults]]:
-    """Return the runs of two series with the same seed: (seed, run of a, run of b), by ascending seed.
-
-    Raises:
-        InputError: no seed has runs of both series, or a seed has two runs or is unknown.
-    """
+    """Return (seed, run of a, run of b) by ascending seed; InputError if none is common, or one is unknown or twice."""
     runs_a, runs_b = _of_seeds(a), _of_seeds(b)
     seeds = sorted({*runs_a} & {*runs_b})
     if not seeds:
@@ -163,15 +141,10 @@ def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:
 
 @dataclass(frozen=True)
 class LikeUtility:
-    """Two settings at equal perplexity, seed by seed.
+    """Two settings at equal perplexity, seed by seed."""
 
-    Attributes:
-        pairs: the two runs of each seed that reached a common perplexity, ascending.
-        left_out: by seed, the reason why its two runs cannot be compared.
-    """
-
-    pairs: "Mapping[int, PairAtLikeUtility]"
-    left_out: Mapping[int, str]
+    pairs: "Mapping[int, PairAtLikeUtility]"  # the two runs of each seed that reached a common perplexity, ascending
+    left_out: Mapping[int, str]  # by seed, the reason why its two runs cannot be compared
 
     @property
     def differences(self) -> list[float]:
@@ -182,8 +155,8 @@ class LikeUtility:
 def of_mean(differences: ArrayLike) -> dict[str, Any]:
     """Return the mean of differences of independent units, its 95% interval and p by Student's t, and their number.
 
-    Differences are first rounded, as scipy advises, because rounding error must not break ties. All results except the
-    number are NaN if a difference is unknown.
+    Differences are rounded first, as scipy advises, because rounding error must not break ties. An unknown difference
+    makes all except the number NaN.
     """
     rounded = np.round(np.asarray(differences, dtype="float64"), ROUNDING)
     low, high = t_interval(rounded)
@@ -201,12 +174,8 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults]) -> LikeUtilit
     """Compare two series of runs seed by seed, for each seed at the lowest perplexity that both runs reached.
 
     A model that was trained longer predicts better, and has memorized more. A difference at the end of training can
-    therefore be a difference in utility. This comparison is at the first equal perplexity. A seed whose runs have no
-    common perplexity, for example because a first evaluation is already below it, is excluded with its reason.
-
-    Raises:
-        InputError: no seed has runs of both series, or for each seed a run diverged, lacks evaluations, or was never
-            above the final perplexity of the other run.
+    therefore be a difference in utility. A seed without a comparison is excluded, with its
+    reason; InputError if all are.
     """
     compared, left_out = dict[int, PairAtLikeUtility](), dict[int, str]()
     for seed, run_a, run_b in pairs_of_seeds(a, b):
@@ -222,28 +191,17 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults]) -> LikeUtilit
 
 @dataclass(frozen=True, eq=False)
 class PairAtLikeUtility:
-    """A number of canaries in run a minus that in run b, at the lowest perplexity that both reached.
+    """A number of canaries in run a minus that in run b, at the lowest perplexity that both reached."""
 
-    Attributes:
-        perplexity: the perplexity.
-        rounds: the rounds at which a and b first reached it; fractions between two evaluations.
-        value_a, value_b: means over canaries.
-        differences: a - b of each canary that either run planted, by its id, in the number's unit.
-    """
-
-    perplexity: float
-    rounds: tuple[float, float]
-    value_a: float
+    perplexity: float  # the perplexity
+    rounds: tuple[float, float]  # the rounds at which a and b first reached it; fractions between two evaluations
+    value_a: float  # value_a, value_b: means over canaries
     value_b: float
-    differences: "pd.Series[float]"
+    differences: "pd.Series[float]"  # a - b of each canary that either run planted, by its id, in the number's unit
 
 
 def pair_at_like_utility(a: RunResults, b: RunResults) -> PairAtLikeUtility:
-    """Compare two runs over the same canaries at the lowest perplexity that both reached.
-
-    Raises:
-        InputError: a run diverged or lacks evaluations, or was never above the final perplexity of the other run.
-    """
+    """Compare two runs at the lowest perplexity that both reached; InputError as `trajectory` and `at_perplexity`."""
     perplexity = lowest_in_both(a, b)
     (round_a, of_a), (round_b, of_b) = (at_perplexity(run, perplexity) for run in (a, b))
     planted = sorted({*a.planted["canary"], *b.planted["canary"]})
@@ -259,11 +217,8 @@ def lowest_in_both(a: RunResults, b: RunResults) -> float:
 def at_perplexity(run: RunResults, perplexity: float) -> "tuple[float, pd.Series[float]]":
     """Return the round at which a run first reached a perplexity, and the exposure of each canary, by id.
 
-    Between the last evaluation before and the first one after, both are interpolated along the cross-entropy, the
-    logarithm of perplexity.
-
-    Raises:
-        InputError: the run never reached it, or its first evaluation is already below it.
+    Between two evaluations, both are interpolated along the cross-entropy, the logarithm of perplexity. Raises
+    InputError if the run never reached it, or its first evaluation is already below it.
     """
     measured = trajectory(run)
     entropies, target = measured.index.to_numpy(), math.log(perplexity)
@@ -287,15 +242,7 @@ def at_perplexity(run: RunResults, perplexity: float) -> "tuple[float, pd.Series
 
 
 def trajectory(run: RunResults) -> pd.DataFrame:
-    """Return a run's evaluations with both values: the round and the exposure of each canary, by cross-entropy.
-
-    Returns:
-        A row for each evaluation, in the order of rounds. The index is the cross-entropy on test text, nats; columns
-        are "round" and the ids of the canaries.
-
-    Raises:
-        InputError: the run diverged, or no evaluation has both values.
-    """
+    """Return each evaluation's round and exposures, indexed by cross-entropy on test text (nats), or InputError."""
     if run.status == "diverged":
         raise InputError(f"run {run.name}: diverged and cannot be compared; lower its learning rate")
     rows = []

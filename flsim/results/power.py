@@ -29,15 +29,10 @@ MOST = 1_000_000  # largest number of canaries or seeds in a search
 
 @dataclass(frozen=True)
 class Spread:
-    """Assumed spread of differences in exposure, in bits; by default as in the demo.
+    """Assumed spread of differences in exposure, in bits; by default as in the demo."""
 
-    Attributes:
-        canaries: standard deviation of the differences of a seed over its canaries.
-        seeds: standard deviation between seeds of the mean over infinitely many canaries.
-    """
-
-    canaries: float = SD_CANARIES
-    seeds: float = SD_SEEDS
+    canaries: float = SD_CANARIES  # standard deviation of the differences of a seed over its canaries
+    seeds: float = SD_SEEDS  # standard deviation between seeds of the mean over infinitely many canaries
 
 
 DEMO = Spread()
@@ -50,21 +45,12 @@ def power_of_exposure(
     spread: Spread = DEMO,
     alpha: float = ALPHA,
 ) -> float:
-    """Return the power of the two-sided t test for a mean difference in exposure.
+    """Return the power of the two-sided t test for a mean difference in exposure of `effect` bits.
 
-    For one seed, this is the paired test over canaries. It compares only these two models, so the spread between seeds
-    does not matter. For several seeds, it is the test over the seeds' means, whose variance is spread.seeds^2 +
-    spread.canaries^2 / canaries. The t statistic is then noncentral t (Cohen, 1988, section 2).
-
-    Args:
-        effect: the mean difference, bits.
-        canaries: number of canaries planted in each run.
-        seeds: number of pairs of runs.
-        spread: standard deviations over canaries and between seeds.
-        alpha: level of the test.
-
-    Returns:
-        The power; 0 if there is no test, with one canary of one seed.
+    For one seed, this is the paired test over `canaries` planted in each run. It compares only these two models, so the
+    spread between seeds does not matter. For several seeds, which are pairs of runs, it is the test over their means,
+    whose variance is spread.seeds^2 + spread.canaries^2 / canaries. The t statistic is then noncentral t (Cohen, 1988,
+    section 2). The power is 0 if there is no test, with one canary of one seed.
     """
     sizes, sd = canaries, spread.canaries
     if seeds != 1:
@@ -86,10 +72,7 @@ def detectable_exposure(
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> float:
-    """Return the smallest mean difference in exposure, bits, that is detected with probability `power`.
-
-    For the arguments, see `power_of_exposure`. The result is infinite if nothing can be tested.
-    """
+    """Return the smallest mean difference, bits, that is detected with probability `power`; infinite without a test."""
 
     def lacking(effect: float) -> float:
         return power_of_exposure(effect, canaries, seeds, spread, alpha) - power
@@ -109,9 +92,9 @@ def canaries_for(
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> int | None:
-    """Return the number of canaries that detects a mean difference of `effect` bits with probability `power`.
+    """Return the number of canaries that detects a mean difference of `effect` bits; None if a million are too few.
 
-    The result is None if a million are not enough, because differences between seeds do not shrink with more canaries.
+    Differences between seeds do not shrink with more canaries.
     """
     return _least(lambda canaries: power_of_exposure(effect, canaries, seeds, spread, alpha), power)
 
@@ -123,10 +106,7 @@ def seeds_for(
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> int | None:
-    """Return the number of seeds, at least two, that detects a mean difference of `effect` bits over seeds.
-
-    The result is None if a million are not enough.
-    """
+    """Return the number of seeds, from two, that detects a mean difference of `effect` bits; None above a million."""
 
     def power_over_seeds(seeds: int) -> float:
         # The test of one seed compares its models, not seeds, so it does not answer the same question.
@@ -136,16 +116,10 @@ def seeds_for(
 
 
 def power_of_counts(only_a: float, only_b: float, canaries: int, alpha: float = ALPHA) -> float:
-    """Return the power of McNemar's exact test for a difference in RS or BS of two runs.
+    """Return the power of McNemar's exact test for a difference in RS or BS of two runs, with independent canaries.
 
-    The power is exact: it sums over the binomial number of discordant canaries, and over their binomial division
-    between the runs.
-
-    Args:
-        only_a: probability that a canary is memorized in run a only.
-        only_b: probability that a canary is memorized in run b only; the shares memorized differ by only_a - only_b.
-        canaries: number of canaries planted in each run, treated as independent.
-        alpha: level of the test.
+    `only_a` and `only_b` are the probabilities that a canary is memorized in one run only. The power is exact: it sums
+    over the binomial number of discordant canaries, and over their binomial division between the runs.
     """
     discordant = min(1.0, only_a + only_b)
     if discordant == 0:
@@ -159,10 +133,9 @@ def power_of_counts(only_a: float, only_b: float, canaries: int, alpha: float = 
 
 
 def detectable_counts(canaries: int, only_b: float = ONLY_B, alpha: float = ALPHA, power: float = POWER) -> float:
-    """Return the smallest difference in share memorized, only_a - only_b, detected with probability `power`.
+    """Return the smallest difference only_a - only_b, for any share `only_b`, detected with probability `power`.
 
-    Run a memorizes more canaries. A share of `only_b` is memorized in run b only, for any difference. The result is
-    infinite if even the largest difference is not detected, as always with fewer than six canaries.
+    It is infinite if even the largest difference is not detected, as always with fewer than six canaries.
     """
 
     def lacking(only_a: float) -> float:
@@ -174,10 +147,7 @@ def detectable_counts(canaries: int, only_b: float = ONLY_B, alpha: float = ALPH
 
 
 def _least(power_of: Callable[[int], float], power: float) -> int | None:
-    """Return the smallest number, up to `MOST`, with at least this power, or None.
-
-    The power must increase with the number.
-    """
+    """Return the smallest number, up to `MOST`, with at least this power, which increases with it; or None."""
     if power_of(MOST) < power:
         return None
     return 1 + bisect.bisect_left(range(1, MOST + 1), power, key=power_of)

@@ -55,15 +55,7 @@ WORDS = {
 
 
 def published_rows(file: str, table: str) -> list[dict[str, object]]:
-    """Return the rows of a published table, in its order.
-
-    Args:
-        file: a file of experiments/, e.g. ``"thakkar2020.csv"``.
-        table: the table's name in the column `table`, e.g. ``"1"``.
-
-    Raises:
-        InputError: there is no such file, or no such table in it.
-    """
+    """Return the rows of a table, e.g. ``"1"`` of ``"thakkar2020.csv"``; InputError without this file or table."""
     files = _files()
     if file not in files:
         raise InputError(f"{file!s:.80}: there is no such file of published numbers; choose one of {', '.join(files)}")
@@ -97,13 +89,7 @@ def _files() -> dict[str, list[dict[str, object]]]:
 
 
 def matching(rows: Sequence[Mapping[str, object]], keys: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the row whose cells equal the keys, or None if there is none.
-
-    Numbers are compared by value and texts without case. ``""`` means a blank cell.
-
-    Raises:
-        InputError: a key is not a column of these rows, or several rows match.
-    """
+    """Return the row whose cells equal the keys (``""``: blank), by value, without case; InputError if several do."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for name in keys:
         if name not in columns:
@@ -156,10 +142,7 @@ def is_alike(table: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def differences(table: pd.DataFrame) -> str:
-    """Return the differences between the questions of rows and of their published rows, as text.
-
-    An example is ``"|R| is 20,000 here and 2,000,000 in the paper"``.
-    """
+    """Return how the questions of rows and of their published rows differ: ``"|R| is 20 here and 30 in the paper"``."""
     parts = []
     for name, words in WORDS.items():
         ours, published = _column(table, name), _column(table, PREFIX + name)

@@ -50,25 +50,17 @@ def identity_of(config: str, corpus: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A single measurement.
+    """A single measurement."""
 
-    Attributes:
-        run: the run's identity, see `identity_of`; for a foreign model, its name.
-        round: number of completed rounds of the evaluated model; in central training, of steps.
-        metric: the name of a `flsim.measures.Quantity`. The model also has ``references`` (|R|). If the test users are
-            complete authors, it has ``whole_test_users``, their number. If training added noise to users' updates, it
-            has ``delta`` and, for each reported convention, ``epsilon NAME``; with noise on records' gradients,
-            ``record delta`` and ``record epsilon NAME``. A model that is not finite has ``diverged`` (1) and nothing
-            else.
-        canary: id of the canary; empty for a metric of the model.
-        value: the number.
-    """
-
-    run: str
-    round: int
+    run: str  # the run's identity, see `identity_of`; for a foreign model, its name
+    round: int  # number of completed rounds of the evaluated model; in central training, of steps
+    # the name of a `flsim.measures.Quantity`. The model also has ``references`` (|R|). If the test users are complete
+    # authors, it has ``whole_test_users``, their number. If training added noise to users' updates, it has ``delta``
+    # and, for each reported convention, ``epsilon NAME``; with noise on records' gradients, ``record delta`` and
+    # ``record epsilon NAME``. A model that is not finite has ``diverged`` (1) and nothing else.
     metric: str
-    canary: str
-    value: float
+    canary: str  # id of the canary; empty for a metric of the model
+    value: float  # the number
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
@@ -81,9 +73,8 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 def write_rows(run_folder: Path, round: int, rows: Sequence[Row], own: Iterable[Quantity] = ()) -> None:
     """Store the measurements of one round in ``rows/round-000010.parquet``, replacing earlier rows of this round.
 
-    Raises:
-        ValueError: there are no rows, rows belong to another round or to several runs, or a key occurs twice.
-        Diverged: a canary's value is not finite. (A finite model can have infinite perplexity.)
+    Raises ValueError for no rows, those of another round or several runs, or a key twice; Diverged for a canary's value
+    that is not finite. (A finite model can have infinite perplexity.)
     """
     wrong = sorted({row.round for row in rows} - {round})
     if wrong or len({row.run for row in rows}) != 1:
@@ -114,33 +105,24 @@ def copy_rows(path: Path, run_folder: Path, identity: str) -> None:
 
 
 def read_rows(path: Path) -> tuple[pd.DataFrame, dict[str, Quantity]]:
-    """Read a file of rows, and return the rows and the quantities of custom measures by name.
-
-    Raises:
-        InputError: the file is damaged, has other columns, or has an invalid description of a quantity.
-    """
+    """Read a file of rows, and the quantities of custom measures by name; InputError if the file is damaged."""
     rows = read_parquet(path, ROWS)
     return rows, _described(path) if METADATA in (pq.read_schema(path).metadata or {}) else {}
 
 
 def _described(path: Path) -> dict[str, Quantity]:
     try:
-        own = [described(values) for values in from_json(pq.read_schema(path).metadata[METADATA].decode())]
+        quantities = [described(values) for values in from_json(pq.read_schema(path).metadata[METADATA].decode())]
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: its descriptions of measures are damaged; remove it and evaluate again") from error
-    if any(quantity.name in QUANTITIES for quantity in own):
+    if any(quantity.name in QUANTITIES for quantity in quantities):
         raise InputError(f"{path}: the description of a built-in measure is wrong; remove the file and evaluate again")
-    return {quantity.name: quantity for quantity in own}
+    return {quantity.name: quantity for quantity in quantities}
 
 
 def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[pd.DataFrame, dict[str, Quantity]]:
-    """Read a file of a run's rows with `read_rows`, and check the values.
-
-    Raises:
-        InputError: see `read_rows`; or rows belong to another run, round or canary, occur twice, or have impossible
-            values.
-    """
-    rows, own = read_rows(path)
+    """Read a file of a run's rows; InputError for rows of another run, round or canary, or impossible values."""
+    rows, custom = read_rows(path)
     _refuse_foreign(path, rows, identity)
     if not rows["canary"].isin({"", *canaries}).all() or {f"round-{value:06d}" for value in rows["round"]} != {
         path.stem
@@ -152,11 +134,11 @@ def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[
         )
     if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
         raise InputError(f"{path}: the file has values of canaries that are not finite; remove it and evaluate again")
-    if not _can_be(rows["metric"], rows["value"], QUANTITIES | own).all():
+    if not _can_be(rows["metric"], rows["value"], QUANTITIES | custom).all():
         raise InputError(
             f"{path}: the file has values that are invalid for their metrics; remove the file and evaluate again"
         )
-    return rows, own
+    return rows, custom
 
 
 def rows_in(run_folder: Path) -> list[Path]:
@@ -191,13 +173,11 @@ def _can_be(
     metric: "pd.Series[str]", value: "pd.Series[float]", quantities: Mapping[str, Quantity]
 ) -> "pd.Series[bool]":
     """Return whether each value is possible for its metric."""
-    names = {
-        name: [quantity.name for quantity in quantities.values() if getattr(quantity, name)]
-        for name in ("is_flag", "is_log")
-    }
-    counts = [quantity.name for quantity in quantities.values() if quantity.kind == "count"]
-    is_flag, is_positive = (metric.isin(names[name]) for name in ("is_flag", "is_log"))
-    is_count = metric.isin([REFERENCES, WHOLE_TEST_USERS, *counts])
+    known = quantities.values()
+    is_flag, is_positive = (
+        metric.isin([one.name for one in known if getattr(one, is_)]) for is_ in ("is_flag", "is_log")
+    )
+    is_count = metric.isin([REFERENCES, WHOLE_TEST_USERS, *(one.name for one in known if one.kind == "count")])
     return ~(is_flag & ~value.isin([0, 1]) | is_count & (value % 1 != 0) | is_positive & (value <= 0))
 
 

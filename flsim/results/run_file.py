@@ -33,13 +33,7 @@ def setting_of(partition: str | None, label: str) -> str:
 
 
 def read_run_file(run_folder: Path) -> dict[str, Any]:
-    """Return the fields of `flsim.results.store.RunResults` that run.json holds, and ``recorded_name``.
-
-    ``name`` is the current name of the folder. ``recorded_name`` is the name that the run was started with.
-
-    Raises:
-        InputError: there is no run.json, or it does not describe a run.
-    """
+    """Return what run.json holds of `RunResults`, and ``recorded_name``; InputError if it does not describe a run."""
     path = run_folder / FILE
     if not is_run(run_folder):
         runs = [str(folder) for folder in sorted(run_folder.glob("*")) if is_run(folder)]
@@ -95,33 +89,25 @@ def refuse_begun(path: Path) -> None:
         )
 
 
-def _partition_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the partition and the name of the training, which older files have in one text.
-
-    Raises:
-        ValueError: the partition is unknown, or the label is not a line.
-    """
-    if "label" not in about:
-        setting: str = about["setting"]
+def _partition_and_label(described: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the partition and the name of the training, which older files have in one text; ValueError if wrong."""
+    if "label" not in described:
+        setting: str = described["setting"]
         partitions = [partition for partition, name in PARTITIONS.items() if setting.startswith(f"{name}, ")]
         return (
             (partitions[0], setting.removeprefix(f"{PARTITIONS[partitions[0]]}, ")) if partitions else (None, setting)
         )
     # older runs use another key
-    partition, label = about["world" if "world" in about else "partition"], about["label"]
+    partition, label = described["world" if "world" in described else "partition"], described["label"]
     if not (partition is None or partition in PARTITIONS) or not _is_line(label) or not label.strip():
         raise ValueError
     return partition, label
 
 
-def _read_later(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields that only newer files have; missing fields are None.
-
-    Raises:
-        ValueError: a value does not fit its field.
-    """
-    per_epoch, seed, series = (about.get(name) for name in ("rounds_per_epoch", "seed", "series"))
-    config, corpus = (about.get(name) for name in ("config", "corpus"))
+def _read_later(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields that only newer files have; missing fields are None. ValueError if a value does not fit."""
+    per_epoch, seed, series = (described.get(name) for name in ("rounds_per_epoch", "seed", "series"))
+    config, corpus = (described.get(name) for name in ("config", "corpus"))
     if per_epoch is not None and not 0 < float(per_epoch) < math.inf:
         raise ValueError
     return {
@@ -160,27 +146,17 @@ NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An attempt to evaluate one checkpoint.
+    """An attempt to evaluate one checkpoint."""
 
-    Attributes:
-        checkpoint: name of the checkpoint's file, such as ``round-000010.safetensors``.
-        outcome: ``stored``: the rows exist. ``diverged``: the model is not finite, and a row records this. ``failed``:
-            only `flsim run --resume` repeats it. ``retried``: the process of the evaluator was lost, and another
-            attempt follows.
-        attempt: number of the attempt, from 1.
-        seconds: wall-clock time since the evaluator got the checkpoint.
-        ended: seconds since 1970, on the clock of the evaluator's machine if known.
-        cpu_seconds: processor time, including the start of the process; None if the process was lost.
-        reason: one line; None if the rows are stored.
-    """
-
-    checkpoint: str
+    checkpoint: str  # name of the checkpoint's file, such as ``round-000010.safetensors``
+    # ``stored``: the rows exist. ``diverged``: the model is not finite, and a row records this. ``failed``: only `flsim
+    # run --resume` repeats it. ``retried``: the process of the evaluator was lost, and another attempt follows.
     outcome: Outcome
-    attempt: int
-    seconds: float
-    ended: float
-    cpu_seconds: float | None = None
-    reason: str | None = None
+    attempt: int  # number of the attempt, from 1
+    seconds: float  # wall-clock time since the evaluator got the checkpoint
+    ended: float  # seconds since 1970, on the clock of the evaluator's machine if known
+    cpu_seconds: float | None = None  # processor time, including the start of the process; None if the process was lost
+    reason: str | None = None  # one line; None if the rows are stored
 
 
 def log_evaluation(run_folder: Path, evaluation: Evaluation) -> None:

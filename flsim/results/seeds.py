@@ -19,17 +19,11 @@ from flsim.results.store import RunResults, refuse_two_points
 
 @dataclass(frozen=True)
 class Sample:
-    """The runs of a series that can be averaged.
+    """The runs of a series that can be averaged."""
 
-    Attributes:
-        runs: all runs of the series, in the order given.
-        taken: the averaged runs, each with its evaluated round.
-        left_out: the reason for each other run, by name.
-    """
-
-    runs: list[RunResults]
-    taken: list[tuple[RunResults, int]]
-    left_out: dict[str, str]
+    runs: list[RunResults]  # all runs of the series, in the order given
+    taken: list[tuple[RunResults, int]]  # the averaged runs, each with its evaluated round
+    left_out: dict[str, str]  # the reason for each other run, by name
 
     @property
     def setting(self) -> str:
@@ -43,25 +37,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds and canaries, with intervals for other seeds and for other canaries.
+    """A mean over seeds and canaries, with intervals for other seeds and for other canaries."""
 
-    Attributes:
-        mean: mean over all values.
-        over_seeds: 95% interval from Student's t over the seeds' means, for the mean over all seeds; NaN for one seed.
-        over_canaries: the same over the pooled canaries of all seeds, which are treated as independent. Canaries of one
-            model are not independent, so the interval is too narrow for other seeds.
-    """
-
-    mean: float
+    mean: float  # mean over all values
+    # 95% interval from Student's t over the seeds' means, for the mean over all seeds; NaN for one seed
     over_seeds: tuple[float, float]
+    # the same over the pooled canaries of all seeds, which are treated as independent. Canaries of one model are not
+    # independent, so the interval is too narrow for other seeds.
     over_canaries: tuple[float, float]
 
 
 def spread(values: Sequence[NDArray[np.floating[Any]]]) -> Spread:
-    """Return the mean of the seeds' means, and intervals, of float64 [canaries] values for each seed.
-
-    Seeds may have different numbers of planted canaries, and have equal weights.
-    """
+    """Return the mean of the seeds' means, with equal weights, and intervals; of float64 [canaries] for each seed."""
     means = np.array([seed_values.mean() for seed_values in values])
     return Spread(float(means.mean()), t_interval(means), t_interval(np.concatenate(values)))
 
@@ -69,11 +56,8 @@ def spread(values: Sequence[NDArray[np.floating[Any]]]) -> Spread:
 def by_series(runs: Sequence[RunResults]) -> list[list[RunResults]]:
     """Return runs grouped by series, in the order given; an older run without a series is a separate group.
 
-    A series does not fix the length of training, because runs can be extended. If a seed occurs twice, as in a table of
-    short and long training, runs with equal numbers of rounds are a group.
-
-    Raises:
-        InputError: two runs of a series have the same seed and length, so the second adds no information.
+    A series does not fix the length of training. If a seed occurs twice, runs with equal numbers of rounds are a group.
+    Raises InputError if two runs have the same series, seed and length.
     """
     groups: dict[tuple[str, int], list[RunResults]] = {}
     for index, run in enumerate(runs):
@@ -98,34 +82,26 @@ def _by_length(group: list[RunResults]) -> list[list[RunResults]]:
 
 
 def named_apart(runs: Iterable[Path]) -> dict[Path, dict[str, str]]:
-    """Return the ``setting`` and ``series`` of each run folder, for tables that average over the seeds of a series.
-
-    If a seed occurs twice in a series, as with short and long training, both names end with the number of rounds. An
-    older run without a series is a separate series.
-    """
-    abouts = {path: read_run_file(path) for path in runs}
-    series = {path: about["series"] or str(path) for path, about in abouts.items()}
-    times = Counter((series[path], about["seed"]) for path, about in abouts.items())
+    """Return the ``setting`` and ``series`` of each run folder, with its rounds if a seed is twice in a series."""
+    described = {path: read_run_file(path) for path in runs}
+    series = {path: run["series"] or str(path) for path, run in described.items()}
+    times = Counter((series[path], run["seed"]) for path, run in described.items())
     twice = {series for (series, _), count in times.items() if count > 1}
-    lengths = {path: f", {about['rounds']:,} rounds" if series[path] in twice else "" for path, about in abouts.items()}
+    lengths = {path: f", {run['rounds']:,} rounds" if series[path] in twice else "" for path, run in described.items()}
     return {
         path: {
-            "setting": setting_of(about["partition"], about["label"]) + lengths[path],
+            "setting": setting_of(run["partition"], run["label"]) + lengths[path],
             "series": series[path] + lengths[path],
         }
-        for path, about in abouts.items()
+        for path, run in described.items()
     }
 
 
 def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> Sample:
-    """Return the runs of a series that can be averaged.
+    """Return the runs of a series that can be averaged: with equal epochs, or rounds if epochs are unknown.
 
-    All have the same number of epochs, or of rounds if epochs are unknown. Diverged runs are excluded. Without a round
-    or epoch, incomplete runs are also excluded; otherwise, runs without an evaluation at this point are excluded.
-
-    Raises:
-        InputError: the last evaluations are at different lengths of training, no completed run was evaluated at this
-            point, or both a round and an epoch are given.
+    Diverged runs are excluded, and those without an evaluation at this point, by default the end of completed runs.
+    Raises InputError if the last evaluations are at different lengths, or no completed run was evaluated there.
     """
     refuse_two_points(round, epoch)
     is_last = round is None and epoch is None
@@ -199,16 +175,12 @@ def distinctions(runs: Sequence[RunResults]) -> list[str]:
 def differing(settings: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names in which settings of trainings differ."""
     names = {name for of_run in settings for name in of_run if not name.startswith(LEFT_OUT)}
-    return {name for name in names if _differs(name, settings)}
+    return {name for name in names if any(of_run.get(name) != settings[0].get(name) for of_run in settings)}
 
 
 def words_of(run: RunResults, names: Collection[str]) -> str:
     """Return a run's values of some settings, such as ``", units 15"``, in the order of its configuration."""
     return "".join(f", {name.rpartition('.')[2]} {_text(run.settings[name])}" for name in run.settings if name in names)
-
-
-def _differs(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    return any(of_run.get(name) != settings[0].get(name) for of_run in settings)
 
 
 def _text(value: Any) -> str:
@@ -220,21 +192,19 @@ def _text(value: Any) -> str:
 def without_copies(runs: Sequence[RunResults], needed: Collection[RunResults] = ()) -> list[RunResults]:
     """Return the runs without copies of other runs, and print a line about each copy.
 
-    Copies have the same identity and the same number of rounds. The copy with the most evaluations remains, or the
-    first of equal copies.
-
-    Raises:
-        InputError: two copies have different measurements of one model.
+    Copies have the same identity and number of rounds. The copy with the most evaluations remains, or the first of
+    equal copies. Raises InputError if two copies have different measurements of one model.
     """
-    kept: dict[tuple[str | None, int], RunResults] = {}
+    first_of: dict[tuple[str | None, int], RunResults] = {}
     for run in sorted(runs, key=lambda run: (run not in needed, -len(run.evaluated))):
-        other = None if run.identity is None else kept.setdefault((run.identity, run.rounds), run)
+        other = None if run.identity is None else first_of.setdefault((run.identity, run.rounds), run)
         if other is not None and other is not run:
             _refuse_different(other, run)
-    remaining = [run for run in runs if run in needed or run.identity is None or run in kept.values()]
+    remaining = [run for run in runs if run in needed or run.identity is None or run in first_of.values()]
     for run in runs:
         if run not in remaining:
-            say(f"run {run.name}: is a copy of {kept[run.identity, run.rounds].name}, which replaces it in the output")
+            name = first_of[run.identity, run.rounds].name
+            say(f"run {run.name}: is a copy of {name}, which replaces it in the output")
     return remaining
 
 

@@ -112,11 +112,7 @@ class RunResults:
         return sorted(int(value) for value in self.rows["round"].unique())
 
     def evaluation(self, round: int | None = None) -> int:
-        """Return the evaluated round to use: the given one, or the last.
-
-        Raises:
-            InputError: the round was not evaluated.
-        """
+        """Return the evaluated round to use: the given one, or the last; InputError if it was not evaluated."""
         if not self.evaluated:
             raise InputError(f"run {self.name}: not evaluated yet; wait for its first evaluation, or exclude it")
         if round is not None and round not in self.evaluated:
@@ -132,14 +128,10 @@ class RunResults:
         return None if self.rounds_per_epoch is None else round / self.rounds_per_epoch
 
     def evaluation_at_epoch(self, epochs: float) -> int:
-        """Return the evaluated round nearest to this number of epochs.
+        """Return the evaluated round nearest to this number of epochs, or InputError.
 
-        The distance is less than a round, or less than 1% of the rounds if that is more. An epoch can end within a
-        round; its evaluation then follows this round. Within 1%, memorization changes less than from one evaluation to
-        the next.
-
-        Raises:
-            InputError: no evaluated round is close enough, or an older run does not store its rounds per epoch.
+        The distance is less than a round, or less than 1% of the rounds if that is more: an epoch can end within a
+        round, and within 1%, memorization changes less than from one evaluation to the next.
         """
         self.evaluation()  # raises if there is none
         if self.rounds_per_epoch is None:
@@ -152,11 +144,7 @@ class RunResults:
         return nearest
 
     def at(self, round: int | None = None, epoch: float | None = None) -> int:
-        """Return the evaluated round to use: the given one, the round after this number of epochs, or the last.
-
-        Raises:
-            InputError: the round was not evaluated.
-        """
+        """Return the round to use: the given one, that after these epochs, or the last; InputError if not evaluated."""
         return self.evaluation(round) if epoch is None else self.evaluation_at_epoch(epoch)
 
     def is_before(self, round: int | None = None, epoch: float | None = None) -> bool:
@@ -168,17 +156,10 @@ class RunResults:
         return target - _tolerance(target) >= last
 
     def of_canaries(self, metric: str, round: int, is_partial: bool = False) -> "pd.Series[float] | None":
-        """Return a metric of every canary, indexed by its id in the roster's order; None if it was not measured.
+        """Return a metric of every canary, planted or not, by id in the roster's order; None if it was not measured.
 
-        Shares and means are over planted canaries, see `of_planted`.
-
-        Args:
-            metric: name of the metric.
-            round: number of completed rounds of the evaluated model.
-            is_partial: whether values of canaries can be missing, which are then NaN.
-
-        Raises:
-            InputError: the metric was measured for some canaries only, so counts and means would be misleading.
+        Unless `is_partial`, missing values raise InputError, because counts and means would be misleading; otherwise
+        they are NaN.
         """
         measured = self._measured(metric, round)
         at = measured[measured["canary"] != ""]
@@ -217,10 +198,7 @@ class RunResults:
         return {key: np.asarray(places, np.intp) for key, places in groups.items()}
 
     def _measured(self, metric: str, round: int) -> pd.DataFrame:
-        """Return the rows of a metric and round, in their order.
-
-        Comparing all rows in each call would need quadratic time in the number of evaluations for a trace.
-        """
+        """Return the rows of a metric and round, in their order, without a search in all rows."""
         return self.rows.iloc[self._places.get((metric, round), [])]
 
 
@@ -231,37 +209,35 @@ def refuse_two_points(round: int | None, epoch: float | None) -> None:
 
 
 def read_run(run_folder: Path) -> RunResults:
-    """Return the results of a run, for tables, comparisons and plots.
-
-    Raises:
-        InputError: the folder is not a run, has no roster, or has a file that is damaged or belongs to another run or
-            round.
-    """
-    about = read_run_file(run_folder)
+    """Return the results of a run; InputError if the folder is not a run, or a file is damaged or of another run."""
+    described = read_run_file(run_folder)
     roster = read_roster(run_folder / "planted" / "roster.parquet")
-    tables, own = [SCHEMA.empty_table().to_pandas()], dict[str, Quantity]()
-    recorded_name = about.pop("recorded_name")
+    tables, custom = [SCHEMA.empty_table().to_pandas()], dict[str, Quantity]()
+    recorded_name = described.pop("recorded_name")
     for path in rows_in(run_folder):
-        rows, described = read_rows_of(path, about["identity"] or recorded_name, roster["canary"].tolist())
-        for name, quantity in described.items():
-            if not own.setdefault(name, quantity).is_like(quantity):
+        rows, quantities = read_rows_of(path, described["identity"] or recorded_name, roster["canary"].tolist())
+        for name, quantity in quantities.items():
+            if not custom.setdefault(name, quantity).is_like(quantity):
                 raise InputError(
                     f"{path}: the description of {name} differs from that of an earlier round; evaluate all "
                     "rounds again"
                 )
-        own |= described
+        custom |= quantities
         tables.append(rows)
     rows = pd.concat(tables[1:] or tables, ignore_index=True)
     diverged = rows["metric"] == DIVERGED
     if diverged.any():
         reason = f"the model of round {rows.loc[diverged, 'round'].min()} is not finite"
-        about |= {"status": "diverged", "reason": about["reason"] if about["status"] == "diverged" else reason}
+        described |= {
+            "status": "diverged",
+            "reason": described["reason"] if described["status"] == "diverged" else reason,
+        }
     return RunResults(
-        **about,
+        **described,
         rows=rows[~diverged].reset_index(drop=True),
         roster=roster,
         failures=failures(run_folder),
-        own=own,
+        own=custom,
         settings=read_settings(run_folder),
     )
 

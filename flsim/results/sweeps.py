@@ -100,23 +100,14 @@ SWEEP_FILE = TypeAdapter(SweepFile)
 
 @dataclass(frozen=True, eq=False)
 class SweepRun:
-    """A run of a sweep.
+    """A run of a sweep."""
 
-    Attributes:
-        name: name of the run and of its folder.
-        grid: the block of rows that the run is in.
-        seed: seed of everything in the run.
-        axes: values of the settings that the sweep varies, by name.
-        published: the published row to compare with, from `flsim.results.published`; or None.
-        results: results of the run; None before its start.
-    """
-
-    name: str
-    grid: str
-    seed: int
-    axes: Mapping[str, Any]
-    published: Mapping[str, Any] | None
-    results: RunResults | None
+    name: str  # name of the run and of its folder
+    grid: str  # the block of rows that the run is in
+    seed: int  # seed of everything in the run
+    axes: Mapping[str, Any]  # values of the settings that the sweep varies, by name
+    published: Mapping[str, Any] | None  # the published row to compare with, from `flsim.results.published`; or None
+    results: RunResults | None  # results of the run; None before its start
 
     @property
     def row(self) -> tuple[Any, ...]:
@@ -126,40 +117,27 @@ class SweepRun:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """A sweep on disk.
+    """A sweep on disk."""
 
-    Attributes:
-        path: its folder.
-        name, title, question: name, title and question of the table.
-        tier: the scale of the sweep.
-        about: a description of that scale.
-        source: the source of the published values; None if there are none.
-        command: the newest command.
-        commands: all commands that added runs, in order, each with the names of these runs; for an older sweep without
-            stored commands, the newest command.
-        chosen: the settings that the search chose, by key.
-        grids: names of the blocks of the table, trained or not; empty for an older sweep without stored names.
-        versions: versions of the packages in the last session.
-        sessions: a mapping for each session of work: began, seconds, peak_memory (bytes), cores, at_once, trained
-            (names), failed (reasons by name).
-        runs: all runs, in the table's order.
-        tuned: sentences on the search that chose settings; empty if there was none.
-    """
-
-    path: Path
-    name: str
+    path: Path  # its folder
+    name: str  # name, title, question: name, title and question of the table
     title: str
     question: str
-    tier: str
-    about: str
-    source: str | None
-    command: str
-    versions: Mapping[str, str]
+    tier: str  # the scale of the sweep
+    about: str  # a description of that scale
+    source: str | None  # the source of the published values; None if there are none
+    command: str  # the newest command
+    versions: Mapping[str, str]  # versions of the packages in the last session
+    # a mapping for each session of work: began, seconds, peak_memory (bytes), cores, at_once, trained (names), failed
+    # (reasons by name)
     sessions: Sequence[Mapping[str, Any]]
-    runs: Sequence[SweepRun]
-    tuned: str = ""
+    runs: Sequence[SweepRun]  # all runs, in the table's order
+    tuned: str = ""  # sentences on the search that chose settings; empty if there was none
+    # all commands that added runs, in order, each with the names of these runs; for an older sweep without stored
+    # commands, the newest command
     commands: Sequence[tuple[str, Sequence[str]]] = ()
-    chosen: Sequence[str] = ()
+    chosen: Sequence[str] = ()  # the settings that the search chose, by key
+    # names of the blocks of the table, trained or not; empty for an older sweep without stored names
     grids: Sequence[str] = ()
 
     @property
@@ -170,11 +148,7 @@ class Sweep:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Return a sweep with its results so far.
-
-    Raises:
-        InputError: the folder is not a sweep, or a file of the sweep or of a run is damaged.
-    """
+    """Return a sweep with its results so far; InputError if it is none, or a file of it or of a run is damaged."""
     described = _read(path)
     results = {name: read_run(folder) for name in _names(path) if is_run(folder := _folder(path, name))}
     runs = [
@@ -199,9 +173,8 @@ def is_sweep(path: Path) -> bool:
 def expanded(paths: Sequence[Path | str]) -> list[Path]:
     """Return paths, with folders that contain runs and sweeps, such as that of a demo, replaced by these.
 
-    Among several paths, an existing path without a run is excluded with one line on standard error, because a pattern
-    such as ``runs/*`` also matches other folders. A path that does not exist, or a single path, remains, so that the
-    reader of runs reports the error.
+    Among several paths, an existing path without a run is excluded with a line on standard error, because a pattern
+    such as ``runs/*`` also matches other folders. Other paths remain, so that the reader of runs reports the error.
     """
     runs, skipped = list[Path](), list[Path]()
     for path in map(Path, paths):
@@ -223,11 +196,7 @@ def runs_inside(folder: Path) -> list[Path]:
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Return run folders unchanged, and folders of sweeps replaced by the folders of their started runs.
-
-    Raises:
-        InputError: a sweep.json is damaged, no run of a sweep has started, or a run is named twice.
-    """
+    """Return run folders, and those of started runs of sweeps; InputError if a run is named twice or none started."""
     folders: list[Path] = []
     for path in paths:
         if not is_sweep(path):
@@ -245,14 +214,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 
 
 def over_runs(paths: Sequence[Path | str], measure: Callable[[Path], Measured]) -> dict[Path, Measured]:
-    """Return the results of a function for each run folder; paths can be folders of sweeps and of runs.
-
-    Among several runs, one for which the function raises InputError, such as one that diverged, is excluded with one
-    line on standard error.
-
-    Raises:
-        InputError: no run has a result.
-    """
+    """Return the results of a function for each run folder; of several, those with InputError are only reported."""
     folders, measured = run_folders(expanded(paths)), dict[Path, Measured]()
     for folder in folders:
         try:
@@ -267,15 +229,11 @@ def over_runs(paths: Sequence[Path | str], measure: Callable[[Path], Measured]) 
 
 
 def read_shown(paths: Sequence[Path]) -> dict[Path, RunResults]:
-    """Return the results of runs and sweeps that a table or plot shows, by run folder, without copies of a run.
-
-    Raises:
-        InputError: see `run_folders`, `read_run` and `without_copies`.
-    """
+    """Return the results of runs and sweeps that a table or plot shows, by run folder, without copies of a run."""
     by_folder = {folder: read_run(folder) for folder in run_folders(paths)}
     of_sweeps = [results for folder, results in by_folder.items() if folder not in paths]
-    kept = without_copies(list(by_folder.values()), of_sweeps)
-    return {folder: results for folder, results in by_folder.items() if results in kept}
+    shown = without_copies(list(by_folder.values()), of_sweeps)
+    return {folder: results for folder, results in by_folder.items() if results in shown}
 
 
 def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
@@ -285,13 +243,7 @@ def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
 
 
 def tuned_notes(paths: Sequence[Path]) -> list[str]:
-    """Return the distinct sentences on the choice of settings in the sweeps of the paths.
-
-    If sweeps differ, each sentence begins with the names of its sweeps. Runs without a sweep have no sentence.
-
-    Raises:
-        InputError: a sweep.json is damaged.
-    """
+    """Return the distinct sentences on the choice of settings in the sweeps of the paths, with names if they differ."""
     by_note: dict[str, list[str]] = {}
     for sweep in dict.fromkeys(folder for path in paths if (folder := _sweep_of(path))):
         by_note.setdefault(_read(sweep).get("tuned") or NOT_SEARCHED, []).append(sweep.name)

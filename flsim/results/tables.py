@@ -276,10 +276,7 @@ def _of_canaries(series: Sample, metric: str) -> list[NDArray[np.floating[Any]]]
 
 
 def _privacy(series: Sample) -> dict[str, Any]:
-    """Return epsilons of the run with the largest epsilon, because sizes of populations differ.
-
-    The cells are blank if a run has no epsilon.
-    """
+    """Return epsilons of the run with the largest, because populations differ; blank if a run has no epsilon."""
     epsilons = [columns.privacy(run, round_) for run, round_ in series.taken]
     privacy: dict[str, Any] = {}
     for epsilon, names in (("epsilon_sound", columns.PRIVACY), ("record_epsilon", columns.RECORD_PRIVACY)):
@@ -302,9 +299,7 @@ def _deviation(values: Sequence[float | None]) -> float | None:
 
 
 def lowest(roster: pd.DataFrame) -> str:
-    """Return the lowest configuration among canaries as the paper prints it, e.g. ``"3/50K, 1%"``.
-
-    ``"-"`` if there are none.
+    """Return the lowest configuration among canaries as the paper prints it, e.g. ``"3/50K, 1%"``; ``"-"`` if none.
 
     Configurations are ordered by expected insertion frequency p_u * p_e, then by expected sharers p_u (section 4.2). If
     canaries have a number of copies instead, the fewest is returned, e.g. ``"2 copies"``.
@@ -323,10 +318,7 @@ def copies(number: int) -> str:
 
 
 def user_share(p_u: float) -> str:
-    """Return a probability as a fraction: ``"1/5K"``, ``"3/50K"``, ``"1/20"``; its relative error is below 1e-9.
-
-    If the numerator would have more than three digits, return a decimal number of six digits.
-    """
+    """Return a probability as a fraction such as ``"3/50K"``, to 1e-9; or as a decimal above three digits."""
     fraction = Fraction(p_u).limit_denominator(10**9)
     if fraction.numerator > 999 or abs(fraction - Fraction(p_u)) > Fraction(p_u) / 10**9:
         return f"{p_u:.6g}"

@@ -26,11 +26,8 @@ def begin_from(run: Run, twin: Run) -> Run:
     """Copy the common checkpoints, rounds and rows of the other arm to a new run.
 
     If the twin has not trained all common rounds, or lacks a checkpoint that this run evaluates, only the earlier
-    rounds are copied. If this run does not set its shards, it uses those of the twin.
-
-    Raises:
-        InputError: the run has started, the other run differs in more than `canaries.arm` and the use of machines, or
-            its files are damaged.
+    rounds are copied. If this run does not set its shards, it uses those of the twin. InputError if the run has
+    started, the other differs in more than `canaries.arm` and the use of machines, or its files are damaged.
     """
     _refuse_other_runs(run, twin)
     run = replace(run, config=run.config.resuming(twin.config))
@@ -94,6 +91,6 @@ def _shared_checkpoints(run: Run, twin: Run) -> list[Path]:
 
 def _copy_micro_cohorts(run: Run, twin: Run, reached: int) -> None:
     lines = [line for line in files.read_lines(twin.path / micro_cohorts.FILE) if micro_cohorts.is_line(line)]
-    if kept := [line for line in lines if line.get("round", 0) < reached]:
+    if common := [line for line in lines if line.get("round", 0) < reached]:
         with new_file(run.path / micro_cohorts.FILE) as partial:
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            partial.write_text("".join(json.dumps(line) + "\n" for line in common), encoding="utf-8")

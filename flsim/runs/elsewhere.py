@@ -57,41 +57,28 @@ LISTED = "listed"  # the source of canaries whose law is unknown
 
 @dataclass(frozen=True)
 class Canaries:
-    """Canaries of a model that was trained elsewhere, and the facts that are known about them.
+    """Canaries of a model that was trained elsewhere, and the facts that are known about them."""
 
-    Attributes:
-        planting: the canaries, with their numbers of sharers and copies.
-        vocabulary: the words.
-        layout: the layout of token ids.
-        law: the settings of the draw, by name; only `source` if they are unknown.
-        unit: the unit of sharers.
-        identity: digest of these attributes.
-        prefix: number of words that an attacker knows, unless an evaluation sets another number.
-        seed: seed of the draws, and of references unless an evaluation sets another seed.
-        tokens: file with the id of a Hugging Face model for each token id; None if words are not tokens of a model.
-        drawn: the canaries with their law; None if somebody listed them.
-        are_of_model: whether a Hugging Face model has these token ids, or those of `tokens`.
-    """
-
-    planting: Planting
-    vocabulary: Vocabulary
-    layout: Layout
-    law: dict[str, Any]
-    unit: Unit
-    identity: str
-    prefix: int = 1
-    seed: int = 0
+    planting: Planting  # the canaries, with their numbers of sharers and copies
+    vocabulary: Vocabulary  # the words
+    layout: Layout  # the layout of token ids
+    law: dict[str, Any]  # the settings of the draw, by name; only `source` if they are unknown
+    unit: Unit  # the unit of sharers
+    identity: str  # digest of these attributes
+    prefix: int = 1  # number of words that an attacker knows, unless an evaluation sets another number
+    seed: int = 0  # seed of the draws, and of references unless an evaluation sets another seed
+    # file with the id of a Hugging Face model for each token id; None if words are not tokens of a model
     tokens: Path | None = None
-    drawn: CanarySet | None = None
-    are_of_model: bool = False
+    drawn: CanarySet | None = None  # the canaries with their law; None if somebody listed them
+    are_of_model: bool = False  # whether a Hugging Face model has these token ids, or those of `tokens`
 
     @classmethod
     def of_folder(cls, drawn: CanarySet, folder: Path) -> "Canaries":
         """Return the canaries of a folder, with their law."""
         law = {name: value for name, value in asdict(drawn.hparams).items() if value not in (None, ())}
         tokens = folder / TABLE if drawn.words.layout.name == TOKENIZER else None
-        about = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens, drawn, tokens is not None
-        return cls(drawn.planting, drawn.words.vocabulary, drawn.words.layout, law, *about)
+        facts = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens, drawn, tokens is not None
+        return cls(drawn.planting, drawn.words.vocabulary, drawn.words.layout, law, *facts)
 
     @classmethod
     def listed(cls, canaries: tuple[Canary, ...], vocabulary: Vocabulary | None, layout: Layout) -> "Canaries":
@@ -106,21 +93,13 @@ class Canaries:
 
 @dataclass(frozen=True)
 class Measurements:
-    """A folder of measurements, which may not exist yet.
+    """A folder of measurements, which may not exist yet."""
 
-    Attributes:
-        path: the folder.
-        label: name of the model in tables.
-        canaries: the canaries.
-        hparams: settings of the evaluation.
-        seed: seed of references and of the choice of test users.
-    """
-
-    path: Path
-    label: str
-    canaries: Canaries
-    hparams: EvaluationHParams
-    seed: int
+    path: Path  # the folder
+    label: str  # name of the model in tables
+    canaries: Canaries  # the canaries
+    hparams: EvaluationHParams  # settings of the evaluation
+    seed: int  # seed of references and of the choice of test users
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -140,10 +119,7 @@ class Measurements:
         return identity_of(self._digest, self.canaries.identity)
 
     def refuse_other(self) -> None:
-        """Raise InputError if rows cannot be stored, before anything is measured.
-
-        The folder has other content, or cannot be written, or the number of copies of a canary is unknown.
-        """
+        """Raise InputError if rows cannot be stored, or a number of copies is unknown, before anything is measured."""
         unknown = [canary.id for canary in self.canaries.planting.canaries if canary.copies is None]
         if unknown and self.canaries.law["source"] == LISTED:
             raise InputError(
@@ -162,11 +138,7 @@ class Measurements:
         refuse_unwritable(self.path, "rows")
 
     def add(self, round: int, rows: Sequence[Row], model: Mapping[str, Any]) -> None:
-        """Store the rows of a round and how to load its model, and replace earlier rows; create the folder if needed.
-
-        Raises:
-            InputError: see `refuse_other`; or the folder has this round of a model with other parameters.
-        """
+        """Store a round's rows and how to load its model; InputError as `refuse_other`, or for another model."""
         self.refuse_other()
         stored = self.path / MODELS / f"round-{round:06d}.json"
         if stored.exists() and from_json(stored.read_bytes())["digest"] != model["digest"]:
@@ -191,7 +163,7 @@ class Measurements:
     def _describe(self, folder: Path, round: int) -> None:
         """Write run.json."""
         without_seed = {name: value for name, value in self.settings.items() if name != "seed"}
-        about = {
+        facts = {
             "name": self.path.resolve().name,
             "config": self._digest,
             "corpus": self.canaries.identity,
@@ -205,7 +177,7 @@ class Measurements:
             "seed": self.seed,
             "series": digest(json.dumps(without_seed, sort_keys=True)),
         }
-        write_json(folder / "run.json", about)
+        write_json(folder / "run.json", facts)
 
 
 def _write_model(folder: Path, round: int, model: Mapping[str, Any]) -> None:
@@ -215,22 +187,15 @@ def _write_model(folder: Path, round: int, model: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class OtherModel:
-    """A model that was trained elsewhere, as one or several checkpoints.
+    """A model that was trained elsewhere, as one or several checkpoints."""
 
-    Attributes:
-        spec: factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`. Or a folder of
-            transformers or peft, or a folder of such folders, whose names have the rounds.
-        arguments: arguments of the factory.
-        state: a file with weights, or a folder of such files; None if the factory loads weights.
-        context: number of tokens that a module without `start` and `step` reads.
-        round: the round, if no name has it.
-    """
-
+    # factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`. Or a folder of
+    # transformers or peft, or a folder of such folders, whose names have the rounds.
     spec: str
-    arguments: Mapping[str, Any]
-    state: Path | None = None
-    context: int | None = None
-    round: int | None = None
+    arguments: Mapping[str, Any]  # arguments of the factory
+    state: Path | None = None  # a file with weights, or a folder of such files; None if the factory loads weights
+    context: int | None = None  # number of tokens that a module without `start` and `step` reads
+    round: int | None = None  # the round, if no name has it
 
     @cached_property
     def folder(self) -> Path | None:
@@ -272,13 +237,13 @@ class OtherModel:
 
     def record(self, weights: Path | None, model: Any) -> dict[str, Any]:
         """Return how to load the model of a checkpoint again, with digests of its code and of its parameters."""
-        about = {"weights": None if weights is None else str(weights.resolve()), "digest": weights_digest(model)}
+        entry = {"weights": None if weights is None else str(weights.resolve()), "digest": weights_digest(model)}
         if self.folder is not None:
-            return about
+            return entry
         file, (where, _, name) = code_file(self.spec), self.spec.rpartition(":")
         factory = f"{file}:{name}" if where.endswith(".py") or "/" in where else self.spec
         arguments = {"arguments": dict(self.arguments), "context": self.context}
-        return about | {"factory": factory, "code": code_digests(file)} | arguments
+        return entry | {"factory": factory, "code": code_digests(file)} | arguments
 
 
 def measure(
@@ -291,10 +256,9 @@ def measure(
     out: Path | None = None,
     name: str | None = None,
 ) -> list[Row]:
-    """Measure each checkpoint of a model as `flsim.evaluation.audit.audit` does, and store the rows if `out` is set.
+    """Measure each checkpoint of a model as `flsim.evaluation.audit.audit` does; store the rows if `out` is set.
 
-    Raises:
-        InputError: a checkpoint or the factory is wrong, the model breaks the protocol, or `out` has other content.
+    Raises InputError for a wrong checkpoint or factory, a model against the protocol, or another `out`.
     """
     folder = None if out is None else Measurements(out, name or model.label, canaries, hparams, seed)
     if folder is not None:
@@ -302,43 +266,33 @@ def measure(
     run = model.spec if folder is None else folder.identity
     rows = []
     for round_, weights in model.checkpoints:
-        found = model.load(weights, canaries)
+        loaded = model.load(weights, canaries)
         where = model.spec if weights is None else str(weights)
         planted, on = canaries.planting.canaries, torch.device(device)
-        of_round = audit(found, planted, canaries.layout, hparams, seed, where, on, test, run, round_)
+        of_round = audit(loaded, planted, canaries.layout, hparams, seed, where, on, test, run, round_)
         if folder is not None:
-            folder.add(round_, of_round, model.record(weights, found))
+            folder.add(round_, of_round, model.record(weights, loaded))
         rows += of_round
     return rows
 
 
 def canaries_of(path: Path) -> CanarySet:
-    """Return the canaries of a folder of measurements, drawn again from their law.
-
-    Raises:
-        InputError: somebody listed the canaries, or they are not those that were measured.
-    """
+    """Return the canaries of measurements, drawn again from their law; InputError if others were measured or listed."""
     if not (path / "planted" / MANIFEST).is_file():
         raise InputError(
             f"{path}: has no law of its canaries, so nothing can be proven; draw canaries with flsim data canaries "
             "before training, and measure the model with them"
         )
-    drawn = CanarySet.read(path / "planted")
-    if drawn.identity != from_json((path / FILE).read_text(encoding="utf-8")).get("corpus"):
+    canary_set = CanarySet.read(path / "planted")
+    if canary_set.identity != from_json((path / FILE).read_text(encoding="utf-8")).get("corpus"):
         raise InputError(f"{path}: its canaries are not those that were measured; measure the model again")
-    return drawn
+    return canary_set
 
 
 def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
-    """Return the model of a folder of transformers or peft, with the token ids of the canaries of measurements.
+    """Return the model in a folder of transformers or peft, with the canaries' token ids; `path` has the measurements.
 
-    Args:
-        folder: the folder of the model.
-        canaries: the canaries.
-        path: the folder of measurements.
-
-    Raises:
-        InputError: there is no such model, or its tokens are not those of the canaries.
+    Raises InputError if there is no such model, or its tokens are not those of the canaries.
     """
     if not is_folder_of_model(folder):
         raise InputError(f"{folder}: has no model of transformers or peft; name the folder of a model")
@@ -348,19 +302,12 @@ def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """The model of a folder of measurements after a round, loaded again.
+    """The model of a folder of measurements after a round, loaded again."""
 
-    Attributes:
-        path: the folder.
-        round: the round.
-        canaries: the canaries, with their law.
-        model: the model, with the parameters that were measured.
-    """
-
-    path: Path
-    round: int
-    canaries: CanarySet
-    model: TrainableModel
+    path: Path  # the folder
+    round: int  # the round
+    canaries: CanarySet  # the canaries, with their law
+    model: TrainableModel  # the model, with the parameters that were measured
 
     @classmethod
     def open(
@@ -368,30 +315,23 @@ class MeasuredModel:
     ) -> "MeasuredModel":
         """Load the model of a round, by default of the newest one, and compare it with the measured one.
 
-        Args:
-            path: the folder of measurements.
-            round: the round.
-            spec: factory of the model, whose code is executed. A folder of measurements names its factory, but only the
-                user decides what is executed. For a model without code: a folder, if it has been moved.
-            device: torch device, such as "cuda".
-
-        Raises:
-            InputError: the model is unknown, its factory is not named, or code or parameters are not those that were
-                measured.
+        A folder of measurements at `path` names its factory, but only the user decides what is executed, with `spec`.
+        For a model without code, `spec` is a folder, if it has been moved. InputError if the model is unknown, its
+        factory is not named, or code or parameters are not those that were measured.
         """
         canaries, record, number = canaries_of(path), *_record_of(path, round)
         weights = None if record["weights"] is None else Path(record["weights"])
         if "factory" in record:
-            found = _made_again(path, record, weights, spec)
+            loaded = _made_again(path, record, weights, spec)
         else:
-            found = model_in(Path(str(weights if spec is None else spec)), canaries, path)
-        if weights_digest(found) != record["digest"]:
+            loaded = model_in(Path(str(weights if spec is None else spec)), canaries, path)
+        if weights_digest(loaded) != record["digest"]:
             raise InputError(
                 f"{weights or spec}: not the parameters that {path} measured; restore them, or measure the model again"
             )
-        if isinstance(found, TrainableModel):
-            return cls(path, number, canaries, found.to(torch.device(device)).eval())
-        return cls(path, number, canaries, SteppedModel(found, canaries.words.layout, str(spec), torch.device(device)))
+        if isinstance(loaded, TrainableModel):
+            return cls(path, number, canaries, loaded.to(torch.device(device)).eval())
+        return cls(path, number, canaries, SteppedModel(loaded, canaries.words.layout, str(spec), torch.device(device)))
 
 
 def _record_of(path: Path, round: int | None) -> tuple[dict[str, Any], int]:

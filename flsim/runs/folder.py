@@ -80,11 +80,7 @@ class Run:
 
     @classmethod
     def create(cls, settings: Config, path: Path) -> "Run":
-        """Check the corpus, plant the canaries, and create the folder, atomically.
-
-        Raises:
-            InputError: a setting, the corpus or custom code is wrong, or the folder exists.
-        """
+        """Check the corpus, plant the canaries, and create the folder, atomically; InputError for a wrong setting."""
         refuse_missing(settings.system.tracking)
         refuse_begun(path)
         with new_folder(path) as folder:
@@ -111,11 +107,9 @@ class Run:
         """Return a run to continue with `settings`, which can differ in the length of training and the use of machines.
 
         Nothing in the folder changes. `record` writes the settings after the run is locked and all checks have passed.
-
-        Raises:
-            InputError: there is no such run; it was started with settings that give other results; its files have
-                changed; its rows belong to another run; its folder of checkpoints is missing; or more rounds are
-                trained than the settings have.
+        Raises InputError without such a run; if settings would change its results; if its files have changed, its rows
+        belong to another run, or its folder of checkpoints is missing; or if more rounds are trained than the settings
+        have.
         """
         refuse_missing(settings.system.tracking)
         started = cls.open(path)
@@ -127,12 +121,12 @@ class Run:
         custom_code.announce(run.config)
         refuse_unfit(run.config.model, corpus.layout, settings.seed, is_new=False)
         refuse_foreign_rows(path, run.identity)
-        if not (kept := path / "checkpoints").is_dir():
+        if not (checkpoints := path / "checkpoints").is_dir():
             raise InputError(
-                f"{kept}: no such folder; restore it, or create an empty folder to train the run again from "
+                f"{checkpoints}: no such folder; restore it, or create an empty folder to train the run again from "
                 "the beginning"
             )
-        newest = checkpoint.latest(kept)
+        newest = checkpoint.latest(checkpoints)
         if newest is not None and (trained := checkpoint.round_of(newest)) > run.rounds:
             raise InputError(
                 f"{path}: {trained:,} rounds are trained already, and the settings have {run.rounds:,}; a "
@@ -282,19 +276,18 @@ class Run:
     def load(self, path: Path, executes_code: bool = True) -> State:
         """Load a checkpoint of this run; without custom code, frozen parameters of a custom model are not compared.
 
-        Raises:
-            InputError: the checkpoint is damaged; `checkpoint.ForeignCheckpointError` if it is of another run.
+        Raises InputError if it is damaged; `checkpoint.ForeignCheckpointError` if it is of another run.
         """
         state, stored = checkpoint.load(path)
-        ours = (self.provenance if executes_code else self._with_frozen(stored.frozen)).by_content
-        if (ours.vocabulary_size, ours.model, ours.frozen) != (stored.vocabulary_size, stored.model, stored.frozen):
-            why = f"this checkpoint has another model ({stored.sizes}); {self.path} has {ours.sizes}"
-        elif ours.corpus != stored.corpus:
+        here = (self.provenance if executes_code else self._with_frozen(stored.frozen)).by_content
+        if (here.vocabulary_size, here.model, here.frozen) != (stored.vocabulary_size, stored.model, stored.frozen):
+            why = f"this checkpoint has another model ({stored.sizes}); {self.path} has {here.sizes}"
+        elif here.corpus != stored.corpus:
             why = (
                 f"this checkpoint was trained on another corpus than {self.config.data.corpus}; restore the corpus "
                 "or train again"
             )
-        elif ours.config != stored.config:
+        elif here.config != stored.config:
             why = (
                 f"this checkpoint was trained with other settings than {self.path / 'config.toml'}; name the run "
                 "of the checkpoint"
@@ -309,12 +302,7 @@ class Run:
         raise checkpoint.ForeignCheckpointError(f"{path}: {why}")
 
     def _custom_code_beyond_settings(self, state: State) -> str:
-        """Return the custom sampler or noise in the ledger of a state that the settings do not have.
-
-        Empty if there is none.
-
-        An epsilon of the ledger would execute it.
-        """
+        """Return the custom sampler or noise that only a state's ledger has, which an epsilon would execute; or ""."""
         for entry in state.ledger.entries:
             if is_custom(entry.sampler) or is_custom(entry.noise):
                 planned = self.config.planned(entry.population, entry.rounds)
@@ -416,15 +404,11 @@ def _with_copies(settings: Settings, folder: Path) -> Settings:
 
 
 def participation(run: Run, rounds: int) -> pd.DataFrame:
-    """Return the participation of sharers in the first rounds of a run.
+    """Return the participation of sharers in the first rounds of a run; in central training, steps that read a copy.
 
-    In central training, these are the steps that read a copy. A sharer is a user who holds a copy; in the IID
-    partition, a synthetic user; for an injected canary, a pseudo-user, whose number follows those of users. A sharer
-    that took part read all its copies, unless local.max_records limited it to some of its records.
-
-    Returns:
-        Columns ``round`` (the first is 1), ``canary`` (its id) and ``user``; a row for each round and sharer (central
-        training: step and copy), ordered by round, canary and user.
+    A sharer is a user who holds a copy; in the IID partition, a synthetic user; for an injected canary, a pseudo-user,
+    whose number follows those of users. A sharer that took part read all its copies, unless local.max_records limited
+    it to some of its records. Columns are ``round`` (from 1), ``canary`` (its id) and ``user``, in this order.
     """
     at, canary, user = run.config.meetings(run.users, rounds)
     extra = of_extra(run.users, rounds, is_by_copy=run.config.unit == "record")

@@ -23,10 +23,8 @@ REFERENCES = 20_000  # of a base model: each sequence needs a complete forward p
 def settled_on(settings: Kind, corpus: Corpus) -> Kind:
     """Return settings with the values that a corpus and the files of a base model determine.
 
-    By default a base model has fewer references than others, and exposure over all phrases in addition.
-
-    Raises:
-        InputError: the corpus has other canaries in place, or there is no such base model.
+    By default a base model has fewer references than others, and exposure over all phrases in addition. InputError if
+    the corpus has other canaries in place, or there is no such base model.
     """
     canaries, model = settled(corpus, settings.canaries), own_model.settled(settings.model, corpus)
     settings = replace(settings, canaries=canaries, model=model)
@@ -39,11 +37,7 @@ def settled_on(settings: Kind, corpus: Corpus) -> Kind:
 
 
 def refuse_impossible_in(settings: Config, corpus: Corpus, is_trained_here: bool = True) -> None:
-    """Raise InputError for settings that no run on the corpus can train or measure; see `refuse_impossible`.
-
-    Raises:
-        InputError: see `refuse_impossible`; or the settings have other canaries than those planted in the corpus.
-    """
+    """Raise InputError as `refuse_impossible`, or if the settings have other canaries than the corpus."""
     settings = settled_on(settings, corpus)
     train = corpus.split("train")
     records = None if Planted.read(corpus) else train.records
@@ -56,10 +50,6 @@ def refuse_impossible(
     """Raise InputError for settings that no run can train or measure, from counts only, without drawing anything.
 
     `records` is an upper bound if the corpus does not exist yet, and None if the corpus has planted canaries.
-
-    Raises:
-        InputError: a cohort exceeds the users, there are too many canaries or copies, canaries are longer than records,
-            or references, beams or the model exceed the memory.
     """
     settings.refuse_users(users)
     if records is not None:
@@ -83,11 +73,7 @@ def _refuse_training_beyond_memory(settings: Config, layout: Layout) -> None:
 
 
 def foresee_training(settings: Config, train: Split, corpus: Corpus) -> None:
-    """Raise InputError for a run that cannot be trained on these users, measured, or accounted for.
-
-    Raises:
-        InputError: see `refuse_impossible`; or training cannot begin, or its privacy cannot be accounted for.
-    """
+    """Raise InputError for a run that cannot be trained on these users, measured, or accounted for."""
     refuse_impossible_in(settings, corpus)
     settings.training_of(train, rounds := settings.rounds_over(train))
     if settings.privacy.mechanism == "dp":

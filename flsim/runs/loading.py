@@ -51,8 +51,7 @@ def load_model(model: Path | str, device: str = "cpu") -> Any:
 def export_network(run: Path, out: Path, round_: int | None = None, merge: bool = False) -> None:
     """Write a checkpoint of a run of architecture "hf" as a folder that peft or transformers loads.
 
-    Raises:
-        InputError: the run has another architecture or no such checkpoint, or `out` exists.
+    Raises InputError if the run has another architecture or no such checkpoint, or `out` exists.
     """
     opened = Run.open(run)
     path = newest_checkpoint(run) if round_ is None else run / "checkpoints" / checkpoint.checkpoint_name(round_)

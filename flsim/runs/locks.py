@@ -24,13 +24,7 @@ LOCK_DEADLINE = 60.0  # seconds that flsim waits for the end of a previous train
 
 @contextmanager
 def hold_lock(run: Run, lock: str = TRAINED) -> Iterator[None]:
-    """Hold a lock of the run in the block, so that no other process trains the run.
-
-    A process whose driver died can live for a moment and still write. This function waits for its end.
-
-    Raises:
-        RunFailed: another process still holds the lock after `LOCK_DEADLINE` seconds.
-    """
+    """Hold a lock of the run in the block, after the end of a process whose driver died; RunFailed after a deadline."""
     path = run.path / lock
     path.touch()
     with ExitStack() as stack:
@@ -56,10 +50,7 @@ def hold_lock(run: Run, lock: str = TRAINED) -> Iterator[None]:
 
 
 def discard(run: Run) -> None:
-    """Remove the folder of a run that this process has just made, unless a process trained or trains the run.
-
-    The folder is renamed first, because an incomplete folder must not be used as a run.
-    """
+    """Remove the folder of a run that this process has just made, unless a process trained or trains the run."""
     with ExitStack() as stack:
         try:
             for lock in (TRAINED, DRIVEN):

@@ -28,20 +28,10 @@ def evaluate_checkpoint(
 ) -> list[Row]:
     """Measure a checkpoint and store its rows in the run; equal measurements store equal rows.
 
-    Args:
-        run: the run folder of the checkpoint.
-        path: the checkpoint.
-        device: torch device, such as "cuda".
-        calibrate: checkpoints of runs without these canaries, or `BASE`; their mean scores calibrate the exposures.
-        changes: changes of the run's `EvaluationHParams`, by name.
-
-    Returns:
-        The stored rows.
-
-    Raises:
-        InputError: a checkpoint is not of its run, the corpus changed since training, or a run for calibration had one
-            of the canaries.
-        Diverged: the model's parameters are not finite; a row records this instead of the measurements.
+    `calibrate` are checkpoints of runs without these canaries, or `BASE`, whose mean scores calibrate the exposures;
+    `changes` are of the run's `EvaluationHParams`. Raises InputError if a checkpoint is not of its run, the corpus
+    changed since training, or a run for calibration had one of the canaries; Diverged if the model's parameters are not
+    finite, which a row records.
     """
     opened = Run.open(Path(run))
     state, model = load_model(opened, Path(path), device)
@@ -70,11 +60,7 @@ def evaluate_checkpoint(
 def evaluate_where_writable(
     run: Path, path: str | Path, device: str = "cpu", calibrate: Sequence[Path] = (), **changes: Any
 ) -> list[Row]:
-    """Measure a checkpoint on request of a user; see `evaluate_checkpoint`.
-
-    Raises:
-        InputError: the rows could not be stored, which is checked before measuring; or see `evaluate_checkpoint`.
-    """
+    """Measure a checkpoint as `evaluate_checkpoint` for a user; InputError before that if rows cannot be stored."""
     refuse_unwritable(run, "rows")
     config = Run.open(run).config
     announce_evaluation(replace(config, evaluation=replace(config.evaluation, **changes)))
@@ -96,11 +82,9 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def written_after(run: Run, round: int, device: str = "cpu") -> dict[str, tuple[int, ...]]:
-    """Return the phrases that beam search generates with the checkpoint of a round: token ids by canary id.
+    """Return the phrases that beam search generates with a round's checkpoint: token ids by canary id.
 
-    Raises:
-        InputError: the checkpoint is missing, or belongs to another run.
-        Diverged: its parameters are not finite.
+    Raises InputError if the checkpoint is missing or of another run, Diverged if its parameters are not finite.
     """
     path = run.path / "checkpoints" / checkpoint.checkpoint_name(round)
     if not path.is_file():

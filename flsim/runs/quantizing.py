@@ -20,11 +20,9 @@ from flsim.runs.measuring import announce_evaluation, evaluate_checkpoint
 def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:
     """Copy a run's evaluated checkpoints to a new run, and measure them with weights of `bits` bits.
 
-    The checkpoints of the new run contain the original weights. Weights are rounded only for the measurement.
-
-    Raises:
-        InputError: `out` exists, `bits` is out of range, the run has no evaluated checkpoint, or is already quantized;
-            or torch has no such device. After any error, there is no new folder.
+    The checkpoints of the new run contain the original weights. Weights are rounded only for the measurement. Raises
+    InputError if `out` exists, `bits` is out of range, or the run has no evaluated checkpoint or is quantized. After
+    any error, there is no new folder.
     """
     refuse_missing_device(device)
     run = Run.open(source)
@@ -35,8 +33,8 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
     settings = replace(run.config, evaluation=replace(run.config.evaluation, weight_bits=bits))
     results = read_run(source)
     names = [checkpoint.checkpoint_name(round_) for round_ in results.evaluated]
-    kept = [name for name in names if (source / "checkpoints" / name).is_file()]
-    if not kept:
+    evaluated = [name for name in names if (source / "checkpoints" / name).is_file()]
+    if not evaluated:
         raise InputError(f"{source}: the run has no evaluated checkpoint; wait for the first evaluation")
     announce_evaluation(settings)
     with new_folder(out) as folder:
@@ -45,9 +43,9 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
         (folder / "checkpoints").mkdir()
         (folder / "rows").mkdir()
         provenance = replace(run.provenance, config=settings.digest)
-        for name in kept:
+        for name in evaluated:
             checkpoint.save(folder / "checkpoints", run.load(source / "checkpoints" / name), provenance)
-        for name in tracked(f"{out.name}: evaluating", kept):  # the folder is removed if an evaluation fails
+        for name in tracked(f"{out.name}: evaluating", evaluated):  # the folder is removed if an evaluation fails
             evaluate_checkpoint(folder, folder / "checkpoints" / name, device)
     quantized = Run(out, with_copies(settings, out))
     quantized.mark(cast(Status, results.status), results.reason)

@@ -19,11 +19,8 @@ def recover(run: Run, retrain_lost: bool = False) -> None:
 
     Files that training cannot use are named and renamed: damaged files, and checkpoints of other runs. If such a
     checkpoint is due for evaluation and has no rows, later checkpoints are also renamed, and training repeats that
-    round with the same bits. No other process may train the run at the same time.
-
-    Raises:
-        InputError: no checkpoint belongs to this run, and a complete checkpoint belongs to another run; no file is
-            renamed.
+    round with the same bits. No other process may train the run at the same time. InputError, before any file is
+    renamed, if there is only a complete checkpoint of another run.
     """
     folder = run.path / "checkpoints"
     remove_abandoned(run.path)
@@ -37,10 +34,7 @@ def recover(run: Run, retrain_lost: bool = False) -> None:
 
 
 def _settle_checkpoints(run: Run) -> None:
-    """Rename the checkpoints that `Run.load` refuses.
-
-    If one of them is due for evaluation, later checkpoints are also renamed.
-    """
+    """Rename the checkpoints that `Run.load` refuses; if one of them is due for evaluation, also the later ones."""
     refused: dict[Path, InputError] = {}
     paths = checkpoint.all_in(run.path / "checkpoints")
     for path in paths:
@@ -79,10 +73,7 @@ def _settle_log(run: Run, retrain_lost: bool) -> None:
 
 
 def _go_back(run: Run, round_: int, why: str, refused: Collection[Path]) -> None:
-    """Rename the readable checkpoints of later rounds.
-
-    The last checkpoint is renamed first. If the process is killed, the next call completes the rest.
-    """
+    """Rename the readable checkpoints of later rounds, the last first, so that the next call can complete the rest."""
     later = [path for path in checkpoint.all_in(run.path / "checkpoints") if checkpoint.round_of(path) > round_]
     for path in reversed(later):
         if path not in refused:

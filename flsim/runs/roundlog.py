@@ -80,13 +80,10 @@ def in_words(rounds: Sequence[range]) -> str:
 
 
 def settle(run_folder: Path, reached: int, by_round: bool) -> list[range]:
-    """Make the log contain every round up to `reached` once, before training continues from there.
+    """Make the log contain each round up to `reached` once; return the rounds that are newly missing, marked as lost.
 
-    Lines of later rounds are dropped, because these rounds are trained again. Damaged lines are also dropped. If a
-    round has two lines, the later line remains. Missing rounds are marked as lost.
-
-    Returns:
-        The rounds that are newly missing.
+    Lines of later rounds are dropped, because these rounds are trained again, and damaged lines. Of two lines of a
+    round, the later one remains.
     """
     lines, last, missing = list[Line](), 0, list[range]()
     ends = {"round": reached, "since": reached}

@@ -122,11 +122,7 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """Tracker for Weights & Biases.
-
-    A run that is resumed online knows the last reported rounds. Offline, everything is reported again, because the
-    folder of a session is complete and replaces previous folders.
-    """
+    """Tracker for Weights & Biases; offline, a session's folder is complete, so everything is reported again."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -223,10 +219,7 @@ def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[
 
 
 def _without_tensorboards(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., None]:
-    """Return the hook without the errors of TensorBoard's threads.
-
-    The next call of TensorBoard's writer raises these errors again.
-    """
+    """Return the hook without the errors of TensorBoard's threads, which the next call of its writer raises again."""
 
     def called(about: threading.ExceptHookArgs) -> None:
         if not type(about.thread).__module__.startswith("tensorboard."):
@@ -267,8 +260,8 @@ class News:
             yield of_round(line), self._round
         for path in sorted({*rows_in(self._path)} - self._evaluated):
             self._evaluated.add(path)
-            rows, own = read_rows(path)
-            yield of_evaluation(rows, own), int(rows["round"].iloc[0])
+            rows, custom = read_rows(path)
+            yield of_evaluation(rows, custom), int(rows["round"].iloc[0])
 
 
 def of_round(line: Mapping[str, Any]) -> dict[str, float]:
@@ -281,10 +274,7 @@ def of_round(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, float]:
-    """Return the rows of a round as numbers by tag.
-
-    Numbers of the model are unchanged. Flags of canaries become counts, and other numbers of canaries become means.
-    """
+    """Return a round's rows as numbers by tag: of the model, counts of flags of canaries, and means of numbers."""
     known = {**QUANTITIES, **own}
     counted = {flag.name for flag in flags(known.values()) if not flag.is_partial}
     is_of_model = rows["canary"] == ""

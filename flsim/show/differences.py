@@ -110,10 +110,10 @@ def _p(wide: pd.DataFrame, name: str, first: str = "") -> Column:
 
 def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
     """Return the quantities in a frame of `to_wide`, with custom quantities last."""
-    own = [
+    custom = [
         quantity for quantity in quantities_in(wide) if f"{quantity.name}_value_a" in wide and quantity not in STANDARD
     ]
-    return [*STANDARD, *panels_first(own)]
+    return [*STANDARD, *panels_first(custom)]
 
 
 # ----- pairs of settings
@@ -121,14 +121,9 @@ def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
 
 def table_of_pairs(frame: pd.DataFrame, pairs: Sequence[Pair]) -> Table:
     """Return differences, utility and published differences of pairs, with a legend."""
-    wide, labels = to_wide(frame), _labels(pairs)
+    wide, labels = to_wide(frame), [pair.label for pair in pairs]
+    labels = labels if len(set(labels)) == len(labels) else [pair.row for pair in pairs]
     return Table(frame, *_columns(wide, labels), _legend(wide) + _notes(wide, labels))
-
-
-def _labels(pairs: Sequence[Pair]) -> list[str]:
-    """Return the common part of each pair's settings; or the axes of the pairs if these parts are not unique."""
-    labels = [pair.label for pair in pairs]
-    return labels if len(set(labels)) == len(labels) else [pair.row for pair in pairs]
 
 
 def _columns(wide: pd.DataFrame, names: list[str]) -> Units:
@@ -156,14 +151,14 @@ def _published(wide: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Colum
     columns = []
     for flag in flags(quantities):
         if flag.name in COUNTED_OF:
-            ours = column(wide, f"{flag.name}_difference") / column(wide, "canaries_value_a")
+            measured = column(wide, f"{flag.name}_difference") / column(wide, "canaries_value_a")
             a, b = (
                 column(wide, f"{PREFIX}{flag.name}_value_{side}") / column(wide, f"{PREFIX}canaries_value_{side}")
                 for side in "ab"
             )
             if (a - b).notna().any():
                 note = PUBLISHED.format(", ".join(quantity.heading for quantity in flags(STANDARD)))
-                columns.append(Column(f"{flag.heading}, %", formatted(ours, "{:+.0f}", 100), note=note))
+                columns.append(Column(f"{flag.heading}, %", formatted(measured, "{:+.0f}", 100), note=note))
                 columns.append(Column("Paper", formatted(a - b, "{:+.0f}", 100)))
     return columns
 
@@ -193,8 +188,8 @@ def _utility(wide: pd.DataFrame, quantity: Quantity) -> Column:
 
 def _sentences(quantities: Sequence[Quantity]) -> str:
     """Return a line about each custom quantity."""
-    own = [quantity for quantity in quantities if not quantity.is_standard]
-    return "".join(note(f"{quantity.heading}: {quantity.sentence}") for quantity in own)
+    custom = [quantity for quantity in quantities if not quantity.is_standard]
+    return "".join(note(f"{quantity.heading}: {quantity.sentence}") for quantity in custom)
 
 
 def _legend(wide: pd.DataFrame) -> str:
@@ -234,11 +229,7 @@ def _known(labels: Sequence[str], whys: "pd.Series[Any]") -> list[tuple[str, str
 
 
 def compare_partitions(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:
-    """Return the differences of series whose settings differ only in the partition; empty if there are none.
-
-    Raises:
-        InputError: see `flsim.results.tables.memorization_table`.
-    """
+    """Return the differences of series whose settings differ only in the partition; empty if there are none."""
     pairs, several = partitions_of(runs)
     why = "several rows have this setting, so it is not compared; show fewer runs"
     text = "".join(note(f"{label}: {why}") for label in several)
@@ -250,10 +241,7 @@ def compare_partitions(runs: Sequence[RunResults], round: int | None = None, epo
 
 
 def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
-    """Return IID and non-IID series of the same settings as in a table, and the settings that several rows have.
-
-    If a label has several lengths of training, pairs have the same length.
-    """
+    """Return IID and non-IID series of equal settings and lengths, and the settings that several rows have."""
     named: dict[str, dict[str, list[list[RunResults]]]] = {}
     groups = by_series(runs)
     lengths = {(run.label, run.partition): set[int]() for run, *_ in groups}

@@ -100,13 +100,7 @@ def refuse_other_than_figure(path: Path) -> None:
 
 
 def write_figure(draw: Callable[[], Figure], path: Path) -> None:
-    """Draw a figure in the style of files, and write it atomically.
-
-    A device or a pipe without a suffix of figures gets SVG.
-
-    Raises:
-        InputError: see `refuse_other_than_figure`; or the file cannot be written.
-    """
+    """Draw a figure in the style of files, and write it atomically; SVG for a device or a pipe without a suffix."""
     refuse_other_than_figure(path)
     kind = FORMATS.get(path.suffix.lower(), "svg")
     with mpl.rc_context(FILE_STYLE), named_file(path) as partial:
@@ -296,7 +290,11 @@ def _reduced(svg: str, id_: str) -> str:
     names = {name: f"{id_}-{place}" for place, name in enumerate(re.findall(r'<path id="([^"]*)"', body))}
     body = re.sub(r'(id="|href="#)(\w+)"', lambda match: f'{match[1]}{names.get(match[2], match[2])}"', body)
     body = NUMBERS.sub(_rounded, body)
-    body = re.sub(r'style="[^"]*"', lambda match: _with_variables(match[0]), body)
+    body = re.sub(
+        r'style="[^"]*"',
+        lambda style: re.sub(r"#[0-9a-f]{6}", lambda colour: VARIABLES.get(colour[0], colour[0]), style[0]),
+        body,
+    )
     return re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", body)).strip()
 
 
@@ -309,10 +307,6 @@ def _rounded(attribute: "re.Match[str]") -> str:
 
     value = " ".join(re.sub(r"-?\d+\.\d+", number, value).split())
     return ' {}="{}"'.format(name, re.sub(" ?([MLCQz]) ?", r"\1", value))
-
-
-def _with_variables(style: str) -> str:
-    return re.sub(r"#[0-9a-f]{6}", lambda match: VARIABLES.get(match[0], match[0]), style)
 
 
 def with_classes(html: str, mark: str) -> str:

@@ -114,7 +114,7 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         labels.append(Column("First run" if over_seeds else "Run", text_of(runs), is_number=False))
     labels += _seeds(table) if over_seeds else []
     partial = [] if over_seeds else _partly_measured(table)
-    kept = [
+    quantities = [
         quantity
         for quantity in select_for(quantities_in(table), "table")
         if quantity.is_standard or (is_in(table, quantity) and quantity not in partial)
@@ -123,18 +123,18 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         [
             *mean(table, number, has_note=not (over_seeds and number.is_standard)),
             *_intervals(table, number, over_seeds),
-            *companions(table, number, kept),
+            *companions(table, number, quantities),
         ]
-        for number in numbers(kept)
+        for number in numbers(quantities)
         if not number.beside
     ]
     units = [
         progress(table, unfinished)[0],
         [Column("Status", text_of(table["status"]), is_number=False, is_late=True)] if unfinished else [],
-        *(unit for flag in flags(kept) for unit in memorized(table, flag, "{:.1f}" if over_seeds else "{}")),
+        *(unit for flag in flags(quantities) for unit in memorized(table, flag, "{:.1f}" if over_seeds else "{}")),
         *controls(table),
         *means,
-        *utility(table, of_model(kept), has_deviations=over_seeds),
+        *utility(table, of_model(quantities), has_deviations=over_seeds),
         *epsilons(table),
     ]
     return labels, [unit for unit in units if unit]
@@ -193,10 +193,7 @@ def population(table: pd.DataFrame) -> str:
 
 
 def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[Column]]:
-    """Return the units of a flag: its count with its interval and lowest setting.
-
-    If published shares are shown, the count becomes a share.
-    """
+    """Return the units of a flag: its count, or its share next to published ones, its interval and lowest setting."""
     name = flag.heading
     bounds = [
         "" if pd.isna(low) else f"{100 * low:.0f}-{100 * high:.0f}"
@@ -307,16 +304,13 @@ def utility(table: pd.DataFrame, quantities: Sequence[Quantity], has_deviations:
         name, template, scale = quantity.name, quantity.format, quantity.scale
         deviation = [Column("SD", formatted(table[f"{name}_sd"], template, scale))] if has_deviations else []
         note = "" if quantity.is_standard else f"{quantity.heading}: {quantity.sentence}"
-        ours = Column(quantity.column_heading, formatted(table[name], template, scale), note=note)
-        units.append([ours, *deviation, *_published(table, name, template, scale)])
+        measured_column = Column(quantity.column_heading, formatted(table[name], template, scale), note=note)
+        units.append([measured_column, *deviation, *_published(table, name, template, scale)])
     return units
 
 
 def epsilons(table: pd.DataFrame) -> list[list[Column]]:
-    """Return the units of epsilon that the table has: for a user, such as ``"5.62/28.5"``, and for a record.
-
-    A dash means that a convention does not apply to the run's sampler.
-    """
+    """Return the units of a user's epsilon, such as ``"5.62/28.5"``, a dash for no convention, and of a record's."""
     units = []
     if "epsilon_sound" in table:
         pairs = zip(table["epsilon_paper"], table["epsilon_sound"], strict=True)
@@ -380,8 +374,8 @@ def table_of_canaries(table: pd.DataFrame) -> Table:
     phrases = [Column("Phrase", text_of(table["phrase"]), is_number=False)] if table["phrase"].notna().any() else []
     units = [phrases, _planted(table), _counts(table)]
     units.append(_window(table))
-    kept = [quantity for quantity in quantities_in(table) if quantity.name in table and quantity.of_canaries]
-    listed = [quantity for quantity in kept if quantity.is_listed]
+    quantities = [quantity for quantity in quantities_in(table) if quantity.name in table and quantity.of_canaries]
+    listed = [quantity for quantity in quantities if quantity.is_listed]
     units += [[_column(table, quantity)] for quantity in sorted(listed, key=lambda quantity: quantity.is_flag)]
     if WRITTEN in table:
         note = "Beam search wrote: the known words, then the most likely continuation that it finds."
@@ -425,10 +419,10 @@ def _window(table: pd.DataFrame) -> list[Column]:
 
 def _column(table: pd.DataFrame, quantity: Quantity) -> Column:
     values = table[quantity.name]
-    heading, about = quantity.heading, f"{quantity.description[:1].lower()}{quantity.description[1:]}"
+    heading, text = quantity.heading, f"{quantity.description[:1].lower()}{quantity.description[1:]}"
     if not quantity.is_standard:
-        heading, about = quantity.short, quantity.about or quantity.sentence
-    note = f"{heading}: {about}"
+        heading, text = quantity.short, quantity.about or quantity.sentence
+    note = f"{heading}: {text}"
     if quantity.is_flag:
         cells = ["unknown" if pd.isna(value) else "yes" if value else "no" for value in values]
     else:

@@ -49,19 +49,12 @@ Losses = Mapping[RunResults, Mapping[int, float]]  # training loss of each run b
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a panel with its band.
+    """A line of a panel with its band."""
 
-    Attributes:
-        x: float64 [points], epochs or rounds.
-        y: float64 [points], values.
-        low: float64 [points], lower end of the band; NaN without a band.
-        high: float64 [points], upper end of the band; NaN without a band.
-    """
-
-    x: Values
-    y: Values
-    low: Values
-    high: Values
+    x: Values  # float64 [points], epochs or rounds
+    y: Values  # float64 [points], values
+    low: Values  # float64 [points], lower end of the band; NaN without a band
+    high: Values  # float64 [points], upper end of the band; NaN without a band
 
 
 def curve(
@@ -71,15 +64,10 @@ def curve(
     over_seeds: bool,
     band: Callable[[Values], tuple[float, float]] = t_interval,
 ) -> Curve:
-    """Return the mean over runs of a quantity, at the rounds at which all runs have it.
+    """Return the mean over runs of a quantity, at the rounds at which all runs have it, in epochs or rounds.
 
-    Args:
-        runs: one run, or those of a setting's seeds.
-        measured: float64 [canaries], or [1] for a number of the model, of a run after a number of rounds; None if it
-            was not measured.
-        in_epochs: whether x is in epochs, otherwise in rounds.
-        over_seeds: whether bands are over the runs' means, otherwise over the canaries of one run.
-        band: the ends of a band over values; by default their 95% interval.
+    `measured` returns float64 [canaries], or [1] for a number of the model, of a run after a number of rounds, or None.
+    Bands are over the runs' means, or over the canaries of one run; by default their 95% intervals.
     """
     points = []
     for round_ in drawn_rounds(sorted(set.intersection(*(set(run.evaluated) for run in runs)) if runs else ())):
@@ -104,20 +92,14 @@ def exposure_by_utility(runs: Sequence[RunResults], over_seeds: bool) -> Values:
 
 
 def drawn_rounds(rounds: list[int]) -> list[int]:
-    """Return the rounds without the penultimate round if it is close to the last, such as 10.0 and 10.2 epochs.
-
-    Two close points would end the curve in a hook, which is noise.
-    """
+    """Return the rounds without the penultimate if it is close to the last, which would draw a hook of noise."""
     if len(rounds) < 3 or rounds[-1] - rounds[-2] >= NEAR * (rounds[-2] - rounds[-3]):
         return rounds
     return [*rounds[:-2], rounds[-1]]
 
 
 def measured_values(quantity: Quantity, run: RunResults, round_: int) -> Values | None:
-    """Return float64 [canaries] of a number of canaries, otherwise float64 [1].
-
-    The result is None if the quantity was not measured or is not finite.
-    """
+    """Return float64 [canaries], or [1] for a flag or the model; None if not measured or not finite."""
     if not quantity.of_canaries:
         value = run.of_model(quantity.name, round_)
         return None if value is None or not math.isfinite(value) else np.array([value * quantity.scale])
@@ -168,12 +150,7 @@ def plot(
     kind: Kind = "rounds",
     losses: Losses | None = None,
 ) -> None:
-    """Write the figure of `draw_rounds`, `draw_against_utility` or `draw_losses`, atomically.
-
-    Raises:
-        InputError: the path has another suffix, its folder does not exist, no run has the data of the figure, or
-            `by_series` fails.
-    """
+    """Write the figure of `draw_rounds`, `draw_against_utility` or `draw_losses`; InputError if no run has its data."""
     refuse_other_than_figure(path)
     if missing := _missing(runs, kind, losses or {}):
         asked = "" if kind == "rounds" else f"--kind {kind}: "
@@ -227,13 +204,13 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         empty.set_axis_off()
     counts = sorted({len(run.planted) for run in runs})
     of_all = f" (of {counts[0]})" if len(counts) == 1 else ""
-    drawn = [averaged(group) for group in groups] if over_seeds else groups
+    runs_of_lines = [averaged(group) for group in groups] if over_seeds else groups
     curves = {
-        quantity: [curve(group, partial(measured_values, quantity), in_epochs, over_seeds) for group in drawn]
+        quantity: [curve(group, partial(measured_values, quantity), in_epochs, over_seeds) for group in runs_of_lines]
         for quantity in quantities
     }
     of_flags = np.concatenate([np.zeros(1), *(line.y for flag in flags(quantities) for line in curves[flag])])
-    runs_drawn = [run for group in drawn for run in group]
+    runs_drawn = [run for group in runs_of_lines for run in group]
     last = max((line.x[-1] for lines in curves.values() for line in lines if len(line.x)), default=1.0)  # a shared axis
     for quantity, panel in panels.items():
         heights = of_flags if quantity.is_flag else np.concatenate([line.y for line in curves[quantity]])
@@ -247,13 +224,16 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
             panel.tick_params(labelbottom=True)
     legend = figure.legend(
         grid[0].get_lines(),
-        [label_of(group, runs, len(taken) if over_seeds else None) for group, taken in zip(groups, drawn, strict=True)],
+        [
+            label_of(group, runs, len(taken) if over_seeds else None)
+            for group, taken in zip(groups, runs_of_lines, strict=True)
+        ],
         loc="outside lower center",
         ncols=columns,
         frameon=False,
         handlelength=3.5,  # dashes are not cut
     )
-    means = ", ".join(_mean_of(number) for number in numbers(quantities))
+    means = ", ".join((number.caption or f"Mean {number.title}").lower() for number in numbers(quantities))
     legend.set_title(plain(BANDS[over_seeds].format(means)))
     return figure
 
@@ -261,10 +241,6 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
 def _is_drawn(quantity: Quantity, runs: Sequence[RunResults]) -> bool:
     """Return whether a quantity has a panel: always if papers report it, otherwise if it was measured."""
     return quantity.is_standard or any((run.rows["metric"] == quantity.name).any() for run in runs)
-
-
-def _mean_of(quantity: Quantity) -> str:
-    return (quantity.caption or f"Mean {quantity.title}").lower()
 
 
 def title_of(quantity: Quantity) -> str:
@@ -352,12 +328,7 @@ def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -
 
 
 def draw_utility(axes: Axes, paths: Mapping[int, Values]) -> None:
-    """Draw exposure against perplexity on a logarithmic scale, with these numbers of line styles.
-
-    Args:
-        axes: the panel.
-        paths: float64 [evaluations, 4] each, as `exposure_by_utility` returns them; NaN if there is no interval.
-    """
+    """Draw exposure against perplexity on a logarithmic scale, by line style: paths as of `exposure_by_utility`."""
     every = np.concatenate([np.zeros((0, 4)), *paths.values()])
     scale(axes.xaxis, *spanning(every[:, 0]), is_log=True)
     scale(axes.yaxis, min(0.0, every[:, 1].min(initial=0.0)), 1.08 * every[:, 1].max(initial=0.0) or 1.0)
@@ -385,7 +356,8 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
     the measure "extrapolation", and otherwise computed from ranks. A vertical line is the minimum of the test loss.
     """
     groups = [group for group in (by_series(runs) if over_seeds else [[run] for run in runs]) if averaged(group)]
-    in_epochs, is_estimated = know_epochs(runs), _are_estimated(runs)
+    in_epochs, fitted = know_epochs(runs), FIT_BITS.name
+    is_estimated = all(run.of_planted(fitted, round_) is not None for run in runs for round_ in run.evaluated)
     columns = min(LOSS_COLUMNS, len(groups))
     rows = math.ceil(len(groups) / columns)
     figure = Figure(figsize=(max(7.0, 5.6 * columns), 3.9 * rows + 0.8), layout=ConstrainedLayoutEngine())
@@ -410,10 +382,10 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
         }
         last = max((line.x[-1] for line in curves.values() if len(line.x)), default=1.0)
         panel.set_xlim(0, 1.03 * last)
-        for axes, drawn in ((panel, ["training", "test"]), (exposed, ["bits"])):
-            values = np.concatenate([curves[name].y for name in drawn])
+        for axes, names_of_axes in ((panel, ["training", "test"]), (exposed, ["bits"])):
+            values = np.concatenate([curves[name].y for name in names_of_axes])
             scale(axes.yaxis, min(0.0, 1.1 * values.min(initial=0.0)), 1.25 * values.max(initial=0.0) or 1.0)
-            for name in drawn:
+            for name in names_of_axes:
                 line = curves[name]
                 draw_band(axes, line.x, line.low, line.high, LOSS_STYLES[name])
                 draw_line(axes, line.x, line.y, LOSS_STYLES[name])
@@ -437,10 +409,6 @@ def token_of(run: RunResults) -> str:
         return "token"
     lengths = zip(roster["words"], roster["tokens"], strict=True)
     return "character" if all(len(" ".join(words)) == len(tokens) for words, tokens in lengths) else "word"
-
-
-def _are_estimated(runs: Sequence[RunResults]) -> bool:
-    return all(run.of_planted(FIT_BITS.name, round_) is not None for run in runs for round_ in run.evaluated)
 
 
 def _training_loss(losses: Losses, run: RunResults, round_: int) -> Values | None:

@@ -43,10 +43,7 @@ LATEX = {
 
 
 def note(text: str, width: int = 80) -> str:
-    """Return a sentence below a table, in lines of at most `width` characters.
-
-    Longer words, such as paths, are not broken.
-    """
+    """Return a sentence below a table, in lines of at most `width` characters without broken words such as paths."""
     return textwrap.fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
@@ -66,34 +63,21 @@ def to_csv(table: pd.DataFrame) -> str:
 
 
 def write_parquet(table: pd.DataFrame, path: Path) -> None:
-    """Write all columns with their types; `pandas.read_parquet` reads the file.
-
-    Raises:
-        InputError: see `flsim.base.files.named_file`.
-    """
+    """Write all columns with their types; `pandas.read_parquet` reads the file."""
     with named_file(path) as partial:
         table.to_parquet(partial, index=False)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A displayed column of a table.
+    """A displayed column of a table."""
 
-    Attributes:
-        heading: its name.
-        cells: a text per row; can be empty.
-        is_number: whether it is right-aligned.
-        is_extra: whether it is omitted if all other columns then fit in one table.
-        is_late: whether its unit is last if there are several tables.
-        note: a sentence below the table that explains the column.
-    """
-
-    heading: str
-    cells: list[str]
-    is_number: bool = True
-    is_extra: bool = False
-    is_late: bool = False
-    note: str = ""
+    heading: str  # its name
+    cells: list[str]  # a text per row; can be empty
+    is_number: bool = True  # whether it is right-aligned
+    is_extra: bool = False  # whether it is omitted if all other columns then fit in one table
+    is_late: bool = False  # whether its unit is last if there are several tables
+    note: str = ""  # a sentence below the table that explains the column
 
 
 Columns = Sequence[Column]
@@ -101,21 +85,13 @@ Columns = Sequence[Column]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table.
+    """A table."""
 
-    Attributes:
-        frame: all numbers, for files.
-        labels: displayed columns that name a row.
-        units: columns that stay together.
-        below: lines below the table.
-        remarks: the lines that are comments in LaTeX.
-    """
-
-    frame: pd.DataFrame
-    labels: Columns
-    units: Sequence[Columns]
-    below: str = ""
-    remarks: str = ""
+    frame: pd.DataFrame  # all numbers, for files
+    labels: Columns  # displayed columns that name a row
+    units: Sequence[Columns]  # columns that stay together
+    below: str = ""  # lines below the table
+    remarks: str = ""  # the lines that are comments in LaTeX
 
     def markdown(self, width: int = TERMINAL) -> str:
         """Return tables of at most `width` characters, and the explanations of their columns."""
@@ -136,25 +112,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Field:
-    """A displayed column of a frame.
+    """A displayed column of a frame."""
 
-    Attributes:
-        heading: its heading.
-        name: the column of the frame.
-        template: format of a number; empty for text.
-        scale: factor of displayed numbers.
-        ends: columns of the ends of its 95% interval, which is shown next to it; empty without an interval.
-        note: a sentence below the table.
-        is_late: whether its unit is last if there are several tables.
-    """
-
-    heading: str
-    name: str
-    template: str = ""
-    scale: float = 1
+    heading: str  # its heading
+    name: str  # the column of the frame
+    template: str = ""  # format of a number; empty for text
+    scale: float = 1  # factor of displayed numbers
+    # columns of the ends of its 95% interval, which is shown next to it; empty without an interval
     ends: tuple[str, ...] = ()
-    note: str = ""
-    is_late: bool = False
+    note: str = ""  # a sentence below the table
+    is_late: bool = False  # whether its unit is last if there are several tables
 
 
 def columns_of(frame: pd.DataFrame, fields: Iterable[Field]) -> list[Column]:
@@ -212,10 +179,7 @@ def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: i
 
 
 def latex(labels: Columns, units: Sequence[Columns], more: str = "") -> str:
-    """Return LaTeX tabulars, which need the package booktabs. Notes are comments.
-
-    If labels are too long for a unit, rows are numbered, and a separate table has the labels.
-    """
+    """Return LaTeX tabulars for booktabs, with notes as comments; long labels are in a table, and rows are numbered."""
     words, tables = _fitting(labels, units, _printed, PAGE)
     comments = ["needs \\usepackage{booktabs}", *(_notes(tables, TERMINAL - 2) + more).splitlines()]
     tables = [[tables[0][0], *words]] * bool(words) + tables

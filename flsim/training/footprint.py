@@ -28,22 +28,14 @@ OPERATIONS = 350e12  # a second, of large products in bfloat16 on that GPU, whos
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process that trains a model needs.
+    """What a process that trains a model needs."""
 
-    Attributes:
-        weights, trained: numbers of all weights, and of trained ones.
-        base: bytes of the frozen weights.
-        user: bytes of each user that trains at the same time; of a batch in central training.
-        at_once: number of users that train at the same time.
-        gpu: bytes of the process's share of a GPU; None for a CPU.
-    """
-
-    weights: int
+    weights: int  # weights, trained: numbers of all weights, and of trained ones
     trained: int
-    base: int
-    user: int
-    at_once: int
-    gpu: float | None = None
+    base: int  # bytes of the frozen weights
+    user: int  # bytes of each user that trains at the same time; of a batch in central training
+    at_once: int  # number of users that train at the same time
+    gpu: float | None = None  # bytes of the process's share of a GPU; None for a CPU
 
     @property
     def memory(self) -> int:
@@ -52,19 +44,16 @@ class Footprint:
 
     @property
     def operations(self) -> int:
-        """Return the floating-point operations of a token.
+        """Return the floating-point operations of a token (Kaplan et al., 2020, section 2.1).
 
         A weight needs two operations forward, and two for the gradient of its layer's input. A trained weight needs two
-        more. Products of keys and values are not counted (Kaplan et al., 2020, section 2.1).
+        more. Products of keys and values are not counted.
         """
         return 4 * self.weights + 2 * self.trained
 
 
 def gpu_memory(share: float | None) -> float | None:
-    """Return the bytes of a share of this machine's GPU, or of an H100 if there is none; None for a CPU.
-
-    A share of None is the complete GPU, if there is one.
-    """
+    """Return the bytes of a share (None: all) of this machine's GPU, or of an H100 if there is none; None for a CPU."""
     is_here = torch.cuda.is_available()
     memory = torch.cuda.get_device_properties(0).total_memory if is_here else H100
     return memory * (is_here if share is None else share) or None
@@ -80,13 +69,9 @@ def footprint_of(
 ) -> Footprint:
     """Return the footprint of a process that trains a model of architecture "hf", whose weights are not made.
 
-    Args:
-        model: settings of the model.
-        layout: the corpus' token layout.
-        hparams: settings of users' training, or of central training.
-        gpu: bytes of the process's share of a GPU; None for a CPU.
-        gradients: number of single records whose gradients are in memory at the same time; None for one gradient.
-        at_once: number of users that a block trains; None to choose it.
+    `gpu` is the bytes of the process's share of a GPU, None for a CPU; `gradients` is the number of single records
+    whose gradients are in memory together, None for one gradient; `at_once` is the number of users in a block, None to
+    choose it.
     """
     network = cast(HuggingFaceModel, without_values(layout.vocabulary_size, model))
     trained = sum(value.numel() for value in network.trainable.values())
@@ -140,14 +125,9 @@ def bytes_of_user(
     A layer saves about 20 values of the hidden size for each position in the type of the base, and 10 in float32, which
     are norms and the inputs of adapters; attention saves no matrices, and no layer is computed again. The loss needs
     four values of the vocabulary's size in float32. Trained weights are in float32: the weights, those of the start,
-    the gradient and the optimizer's moments, before and after a step; and two sums of updates in float64.
-
-    Args:
-        model: the model, which needs no values.
-        hparams: settings of training.
-        layout: the corpus' token layout.
-        gradients: number of single records whose gradients are in memory at the same time, twice while they are
-            stacked; None for one gradient of the batch.
+    the gradient and the optimizer's moments, before and after a step; and two sums of updates in float64. Of
+    `gradients` single records in memory together (None: one gradient of the batch), there are two while they are
+    stacked.
     """
     text = model.config.get_text_config(decoder=True)
     trained = sum(value.numel() for value in model.trainable.values())

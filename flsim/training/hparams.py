@@ -47,11 +47,7 @@ def cosine(at: int, total: int) -> float:
 def steps(at: int, total: int, milestones: tuple[float, ...] = (), factor: float = 0.1) -> float:
     """Return `factor` to the power of the number of passed milestones, like torch's MultiStepLR.
 
-    Args:
-        at: the step or round, from 0.
-        total: number of steps or rounds of the complete training.
-        milestones: completed steps or rounds after which the factor applies; below 1, fractions of `total`.
-        factor: the factor of each milestone.
+    Milestones are completed steps or rounds; below 1, fractions of `total`. `at` counts from 0.
     """
     return factor ** sum(at >= (round(one * total) if one < 1 else one) for one in milestones)
 
@@ -77,13 +73,7 @@ Milestones = tuple[Annotated[float, check(_milestone)], ...]
 
 
 def refuse_wrong_milestones(schedule: str, milestones: tuple[float, ...], prefix: str = "") -> None:
-    """Raise InputError if milestones are set with another schedule than "steps", or are missing with it.
-
-    Args:
-        schedule: name of the schedule.
-        milestones: the setting ``milestones``.
-        prefix: beginning of the settings' names, e.g. ``"server_"``.
-    """
+    """Raise InputError if milestones are set without schedule "steps", or missing with it; `prefix` is for names."""
     if (schedule == "steps") != bool(milestones):
         what = "needs" if schedule == "steps" else "has no"
         raise InputError(f'{prefix}schedule "{schedule}" {what} {prefix}milestones, found {list(milestones)}')
@@ -98,21 +88,10 @@ def rate_at(
     milestones: tuple[float, ...] = (),
     factor: float = 0.1,
 ) -> float:
-    """Return the learning rate of a step or round.
+    """Return the learning rate of a step or round `at`, from 0: `rate` times the factor of the schedule.
 
-    Args:
-        rate: the highest learning rate, which is multiplied by the factor of the schedule.
-        schedule: a key of `SCHEDULES`, or a custom schedule.
-        at: the step or round, from 0.
-        total: number of steps or rounds of the complete training.
-        warmup: number of first steps in which the learning rate increases linearly; the schedule covers the other
-            steps.
-        milestones: for schedule "steps": when the learning rate changes; counted from the beginning, also with a
-            warmup.
-        factor: for schedule "steps": factor of the learning rate at each milestone.
-
-    Raises:
-        InputError: a custom schedule failed, or returned a factor that is negative or not finite.
+    The schedule covers the steps after the linear `warmup`, of `total`; milestones count from the beginning. InputError
+    if a custom schedule failed, or returned a factor that is negative or not finite.
     """
     if at < warmup:
         return rate * (at + 1) / warmup
@@ -128,10 +107,7 @@ def rate_at(
 
 
 def total_rate(rate: Callable[[int], float], steps: int) -> float:
-    """Return the sum of the learning rates of steps 0 to `steps` - 1.
-
-    For many steps, an estimate from evenly spaced steps.
-    """
+    """Return the sum of the learning rates of steps 0 to `steps` - 1; for many, an estimate from evenly spaced ones."""
     sampled = range(steps) if steps <= SAMPLES else np.linspace(0, steps - 1, SAMPLES).astype(int).tolist()
     return steps * float(np.mean([rate(step) for step in sampled]))
 
@@ -201,15 +177,7 @@ class LocalHParams:
         return self.optimizer == "sgd" and self.gradient_clip is None and not self.proximal
 
     def rate(self, round_: int, rounds: int | None) -> float:
-        """Return the learning rate of a round.
-
-        Args:
-            round_: the round, from 0.
-            rounds: number of rounds of the run; None is enough for a constant schedule.
-
-        Raises:
-            InputError: a custom schedule failed.
-        """
+        """Return the learning rate of a round, from 0; a constant schedule needs no number of rounds."""
         if self.schedule == "constant":
             return self.learning_rate
         if rounds is None:

@@ -21,14 +21,9 @@ from flsim.training.hparams import LocalHParams
 
 @contextmanager
 def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None]:
-    """Set a model to training mode, in which dropout is active, and seed the shared generators within the block.
+    """Set a model to training mode, with dropout, and seed the generators of its device by round and user, or step.
 
     After the block the model is in evaluation mode, and the generators have their previous states.
-
-    Args:
-        model: the model, whose device determines its generators.
-        seed: the experiment's seed.
-        keys: the round and the user of federated training; the step of central training.
     """
     with shared_generators(model.device, seed, *keys):
         model.train()
@@ -53,11 +48,7 @@ def draws(model: TrainableModel, tokens: Tensor) -> bool:
 def epoch_orders(records: int, hparams: LocalHParams, rng: np.random.Generator) -> list[NDArray[np.int64]]:
     """Return the records of each epoch in the order of training, int64 [examples] each, shuffled in each epoch.
 
-    Args:
-        records: number of records of the user. If it exceeds `hparams.max_records`, this many records are drawn once
-            for all epochs.
-        hparams: settings of local training.
-        rng: random stream of the user and the round.
+    If they exceed `hparams.max_records`, this many are drawn once for all epochs. `rng` is of the user and the round.
     """
     examples = hparams.examples(records)
     chosen = np.arange(records) if examples == records else rng.choice(records, examples, replace=False)
@@ -93,10 +84,7 @@ def restored(model: TrainableModel, start: Params) -> Params:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Let torch compute with `number` threads within the block, and restore the previous number afterwards.
-
-    Small products do not benefit from a second thread, and wait for it if cores are busy.
-    """
+    """Let torch compute with `number` threads in the block; a second one would wait in small products."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -122,11 +122,7 @@ OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "rmsprop": RMSPROP
 
 
 def optimizer_named(name: str) -> Optimizer:
-    """Return an optimizer by a key of `OPTIMIZERS`, or a custom optimizer by ``path/to/file.py:NAME``.
-
-    Raises:
-        InputError: the custom file has no object with this name, the object is not an optimizer, or the file failed.
-    """
+    """Return an optimizer by a key of `OPTIMIZERS`, or a custom one; InputError if its file has no such optimizer."""
     thing = resolve(name, OPTIMIZERS, "optimizer")
     if isinstance(thing, Optimizer) and options_of(name):
         raise InputError(f"{name}: takes no options; name a class or a function with options")
@@ -178,10 +174,9 @@ def refuse_failing(name: str) -> None:
 
 
 def slots_of(name: str) -> tuple[str, ...]:
-    """Return the slots of an optimizer's state that have the weights' shape; a custom optimizer is tried for one step.
+    """Return the slots of an optimizer's state in the weights' shape; a custom optimizer is tried for one step.
 
-    Raises:
-        InputError: the step failed, or a checkpoint cannot store the complete state of the optimizer.
+    Raises InputError if the step failed, or a checkpoint cannot store the complete state of the optimizer.
     """
     optimizer = optimizer_named(name)
     if not is_custom(name):

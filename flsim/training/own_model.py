@@ -29,15 +29,9 @@ NOT_DETERMINISTIC = (
 def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = True) -> None:
     """Try a custom network on a few tokens and on the longest record; for a built-in network, check only the size.
 
-    Args:
-        model: settings of the network.
-        layout: the corpus' token layout.
-        seed: the experiment's seed.
-        is_new: whether training begins with this network; a resumed run already has its first weights.
-
-    Raises:
-        InputError: the network does not fit this machine's memory, cannot be created, or violates `TrainableModel`. The
-            message names the fault; an error of custom code has its file and line.
+    Raises InputError if the network does not fit this machine's memory, cannot be created, or violates
+    `TrainableModel`. The message names the fault; an error of custom code has its file and line. A resumed run, not
+    `is_new`, already has its first weights.
     """
     if not is_custom(model.architecture):
         refuse_too_large(model, layout)
@@ -72,7 +66,11 @@ def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:
     if is_new:
         _refuse_overwritten(model.label, one, other)
     one, other = one.initialize(seed), other.initialize(seed)
-    _refuse_names(model.label, one)
+    if not one.trainable:
+        raise InputError(f"{model.label}: no parameter requires a gradient, so training would change nothing")
+    for parameter, value in one.trainable.items():
+        if value.dtype != torch.float32 or "/" in parameter:
+            raise InputError(f"{model.label}: parameter {parameter} must be float32, and have no / in its name")
     _refuse_chance(model.label, one, other, untouched)
     _refuse_logits(model.label, one, layout)
     _refuse_short(model.label, one, layout)
@@ -90,11 +88,7 @@ def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
 
 
 def settled(model: ModelHParams, corpus: Corpus) -> ModelHParams:
-    """Return the settings of a base model with what its files and the corpus decide; others are returned unchanged.
-
-    Raises:
-        InputError: see `flsim.models.hf.files_digest`.
-    """
+    """Return the settings of a base model with what its files and the corpus decide; others unchanged."""
     if model.architecture != "hf":
         return model
     tokens = corpus.path / TABLE
@@ -131,14 +125,6 @@ def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -
         f"{name}: the inherited initialize would replace {is_set[0]}{more}, which the constructor "
         f"sets to the same values each time; override initialize, e.g. return self"
     )
-
-
-def _refuse_names(name: str, model: TrainableModel) -> None:
-    if not model.trainable:
-        raise InputError(f"{name}: no parameter requires a gradient, so training would change nothing")
-    for parameter, value in model.trainable.items():
-        if value.dtype != torch.float32 or "/" in parameter:
-            raise InputError(f"{name}: parameter {parameter} must be float32, and have no / in its name")
 
 
 def _refuse_chance(name: str, one: TrainableModel, other: TrainableModel, untouched: str) -> None:
@@ -191,7 +177,7 @@ def _refuse_short(name: str, model: TrainableModel, layout: Layout) -> None:
 def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int) -> None:
     """Raise InputError for random numbers outside training, or from generators that are not shared.
 
-    All trained parameters get random values first, because zeros, such as the matrices B of LoRA, hide random numbers.
+    Trained parameters get random values first, because zeros, such as LoRA's B, hide random numbers.
     """
     tokens = _tokens(layout)
     with torch.no_grad():

@@ -63,17 +63,9 @@ ABSURD = 10  # multiple of the loss of uniform guessing
 
 
 def refuse_absurd_loss(when: str, loss: float, tokens: int, vocabulary_size: int, culprit: str) -> None:
-    """Raise Diverged if a training loss is far above the loss of uniform guessing.
+    """Raise Diverged if the mean of a summed loss (nats) exceeds `ABSURD` times that of uniform guessing.
 
-    Args:
-        when: the round or step, for the message.
-        loss: summed cross-entropy in nats.
-        tokens: number of positions in the sum; a sum over no positions is never refused.
-        vocabulary_size: number of token ids.
-        culprit: the setting that is most likely too high, for the message.
-
-    Raises:
-        Diverged: the mean loss exceeds `ABSURD` times the loss of uniform guessing.
+    `when` and `culprit`, the setting that is most likely too high, are for the message. No positions never diverge.
     """
     guessing = math.log(vocabulary_size)
     if tokens and loss > ABSURD * guessing * tokens:
@@ -94,14 +86,8 @@ class Training(Protocol):
         ...
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = ...) -> Iterator[State]:
-        """Train in this process from a state to round `until`, and yield states.
+        """Train in this process from a state, unchanged, to a round or step, and yield the last state and wanted ones.
 
-        Args:
-            state: the state to continue from; it is not changed.
-            until: the last round; in central training, the last step.
-            is_wanted: whether to yield the state after a number of rounds; the last state is always yielded.
-
-        Raises:
-            Diverged: values are not finite, or a loss is implausibly large; the message names the round.
+        Raises Diverged, with the round, if values are not finite, or a loss is implausibly large.
         """
         ...

@@ -24,11 +24,7 @@ def global_norm(update: Params) -> float:
 
 
 def clip_factor(norm: float, bound: float) -> float:
-    """Return min(1, bound / norm), which is 1 for a norm of 0.
-
-    Raises:
-        ValueError: the norm is not finite: infinity times 0 is NaN, and no factor removes a NaN.
-    """
+    """Return min(1, bound / norm), 1 for a norm of 0; ValueError if it is not finite: no factor removes a NaN."""
     if not math.isfinite(norm):
         raise ValueError(f"an update of norm {norm} cannot be clipped")
     return 1.0 if norm <= bound else bound / norm
@@ -36,30 +32,19 @@ def clip_factor(norm: float, bound: float) -> float:
 
 @dataclass(frozen=True)
 class Counts:
-    """The counts of users' local training; they add, and `Counts()` is the identity.
+    """The counts of users' local training; they add, and `Counts()` is the identity."""
 
-    Attributes:
-        weight: sum of the users' weights: numbers of local examples, or 1 per user if updates are clipped.
-        users: number of users, including users without records.
-        loss: summed training cross-entropy in nats, over all local steps.
-        tokens: number of positions in `loss`.
-        norms: sum of the finite norms of users' updates, before the clip.
-        clipped: number of users whose norm exceeded the clip.
-        non_finite: number of users whose update is not finite. Such updates are excluded from the sum, and a number
-            above 0 fails the round in `flsim.algorithms.fedavg.step`.
-        examples: number of local examples.
-        left_out: number of records beyond the users' `max_records`, which were not trained on.
-    """
-
-    weight: float = 0.0
-    users: int = 0
-    loss: float = 0.0
-    tokens: int = 0
-    norms: float = 0.0
-    clipped: int = 0
+    weight: float = 0.0  # sum of the users' weights: numbers of local examples, or 1 per user if updates are clipped
+    users: int = 0  # number of users, including users without records
+    loss: float = 0.0  # summed training cross-entropy in nats, over all local steps
+    tokens: int = 0  # number of positions in `loss`
+    norms: float = 0.0  # sum of the finite norms of users' updates, before the clip
+    clipped: int = 0  # number of users whose norm exceeded the clip
+    # number of users whose update is not finite. Such updates are excluded from the sum, and a number above 0 fails the
+    # round in `flsim.algorithms.fedavg.step`.
     non_finite: int = 0
-    examples: int = 0
-    left_out: int = 0
+    examples: int = 0  # number of local examples
+    left_out: int = 0  # number of records beyond the users' `max_records`, which were not trained on
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -83,11 +68,8 @@ class Counts:
     ) -> tuple["Counts", float]:
         """Return the counts of one user, and the factor of its update in a sum: its weight, or that of the clip.
 
-        Args:
-            norm: norm of the user's update before the clip. If it is not finite, the factor is 0.
-            examples, loss, tokens, left_out: see the attributes.
-            clip: S, the bound on the norm of the complete update; None for no clip.
-            weight: the weight of an update without clip; None for `examples`.
+        `norm` is that of the update before the clip to S = `clip`; if it is not finite, the factor is 0. The weight
+        without clip is `examples` by default.
         """
         counts = cls(users=1, loss=loss, tokens=tokens, examples=examples, left_out=left_out)
         if not math.isfinite(norm):
@@ -103,14 +85,10 @@ class UpdateSum:
     """A sum over users of weight x (local model - global model), with counts; sums merge, and `zero` is the identity.
 
     If updates are clipped, `delta` sums the clipped updates and every user's weight is 1.
-
-    Attributes:
-        delta: the sum, in float64, so the order and grouping of users change it by only about 1e-15 of its size.
-        counts: the counts of the same users.
     """
 
-    delta: Params
-    counts: Counts = field(default_factory=Counts)
+    delta: Params  # the sum, in float64, so the order and grouping of users change it by only about 1e-15 of its size
+    counts: Counts = field(default_factory=Counts)  # the counts of the same users
 
     @classmethod
     def zero(cls, like: Params) -> "UpdateSum":
@@ -128,10 +106,9 @@ class UpdateSum:
         left_out: int = 0,
         weight: float | None = None,
     ) -> "UpdateSum":
-        """Return one user's part of a sum: weighted by its examples, or clipped and of weight 1.
+        """Return one user's part of a sum: weighted by its examples, or clipped and of weight 1; see `Counts.of_user`.
 
-        An update that is not finite is counted and left out of `delta`, because no clip would correct it. For
-        arguments, see `Counts.of_user`, with the update, float64, instead of its norm.
+        An update (float64) that is not finite is counted and left out of `delta`, because no clip would correct it.
         """
         counts, factor = Counts.of_user(
             global_norm(update), examples, loss, tokens, clip=clip, left_out=left_out, weight=weight
@@ -147,10 +124,7 @@ class UpdateSum:
         return UpdateSum(delta, self.counts + other.counts)
 
     def refuse_divergence(self, when: str, vocabulary_size: int) -> None:
-        """Raise Diverged if a value is not finite or the loss is implausibly large.
-
-        `when` names the round, for the message.
-        """
+        """Raise Diverged, with `when`, if a value is not finite or the loss is implausibly large."""
         counts = self.counts
         if not self.is_finite:
             of_users = f" with {counts.non_finite:,} of {counts.users:,} users" if counts.non_finite else ""
@@ -173,13 +147,9 @@ class UpdateSum:
 
 
 def with_canaries(total: Params, users: NDArray[int64], seed: int, clip: float) -> Params:
-    """Return a sum of clipped updates with those of canary users, which `UpdateSum.of_user` clips.
+    """Return a sum of clipped updates, float64 by parameter, with those of canary users, int64 [n], of the round.
 
-    Args:
-        total: sum of the real users' updates, float64 by parameter; it is not changed.
-        users: int64 [n], the canary users of the round; a user that is drawn twice counts twice.
-        seed: the experiment's seed.
-        clip: S of the round.
+    A user that is drawn twice counts twice. `clip` is S of the round. The argument does not change.
     """
     if not len(users):
         return total

@@ -32,37 +32,25 @@ SERVICES = ("start_api_server", "start_monitor", "start_log_monitor")  # methods
 
 
 def temporary_folder() -> Path:
-    """Return the folder in which Ray makes its sessions.
-
-    The public `RuntimeContext.get_temp_dir` answers only after Ray has started; it is needed before.
-    """
+    """Return the folder of Ray's sessions, which the public `RuntimeContext.get_temp_dir` knows only afterwards."""
     return Path(get_default_ray_temp_dir())
 
 
 def logs_folder() -> Path | None:
-    """Return the folder of the logs of Ray's processes on this machine; None if Ray is not connected.
-
-    No public function returns it.
-    """
+    """Return the folder of the logs of Ray's processes here, not available publicly; None if Ray is not connected."""
     this = worker.global_worker.node
     return Path(this.get_logs_dir_path()) if this else None
 
 
 def arguments_of_own_processes() -> set[str]:
-    """Return command-line arguments that only the raylet and control store of this process have on this machine.
-
-    No public function identifies the processes of Ray.
-    """
+    """Return command-line arguments that only this process's raylet and control store have; no public name for them."""
     this = worker.global_worker.node
     return {f"--raylet_socket_name={this.raylet_socket_name}", f"--session-name={this.session_name}"}
 
 
 @contextmanager
 def no_handler_of_sigterm() -> Iterator[None]:
-    """Keep Ray from setting its handler of SIGTERM in the block, which ends the process immediately with other codes.
-
-    `ray.init` has no option against this.
-    """
+    """Keep Ray from setting its handler of SIGTERM, which ends the process at once; `ray.init` has no such option."""
     set_handler = utils.set_sigterm_handler
     utils.set_sigterm_handler = lambda _: None
     try:
@@ -88,13 +76,13 @@ def without_services() -> Iterator[None]:
     A local cluster that other machines do not join needs none of them, and they use a tenth of the processor time of a
     short run. `ray.init(include_dashboard=False)` still starts a process, and has no option against the other two.
     """
-    kept = {name: getattr(node.Node, name) for name in SERVICES}
+    originals = {name: getattr(node.Node, name) for name in SERVICES}
     for name in SERVICES:
         setattr(node.Node, name, lambda *_, **__: None)
     try:
         yield
     finally:
-        for name, start in kept.items():
+        for name, start in originals.items():
             setattr(node.Node, name, start)
 
 
@@ -102,9 +90,9 @@ def without_services() -> Iterator[None]:
 def agents_not_waited_for() -> Iterator[None]:
     """Choose the ports of the agents of a node that is started in the block, so that the node does not wait for them.
 
-    A raylet waits until its agents, which are Python processes, have written the ports that they chose, and aborts
-    after 15 seconds: on a busy machine no run would start. It does not wait for given ports, except for one, which it
-    still reads from a file. `ray.init` has no options for these ports.
+    A raylet aborts if its agents, Python processes, have not written the ports that they chose after 15 seconds: on a
+    busy machine no run would start. It does not wait for given ports, except for one, which it still reads from a file.
+    `ray.init` has no options for these ports.
     """
     start = node.Node.start_raylet
 
@@ -123,10 +111,7 @@ def agents_not_waited_for() -> Iterator[None]:
 
 
 def _free_ports() -> list[int]:
-    """Return a free port for each agent.
-
-    Processes that start at the same time have different ports, by their process numbers.
-    """
+    """Return a free port for each agent, by the process number: processes that start together have different ones."""
     size = len(AGENT_PORTS)
     for attempt in range(BLOCKS):
         first = FIRST_PORT + size * ((os.getpid() + attempt) % BLOCKS)
@@ -165,37 +150,25 @@ def loopback() -> Iterator[None]:
 
 
 def address_of_control_store(address: str) -> str:
-    """Return the "HOST:PORT" that `ray.init(address=...)` would connect to; empty if there is none.
-
-    `ray.init` is the only public function that resolves an address such as "auto", and it tries for minutes.
-    """
+    """Return the "HOST:PORT" to which `ray.init(address=...)` would connect, which tries for minutes; empty if none."""
     services.find_gcs_addresses.cache_clear()  # "auto" searches for processes, and caches the result
     return services.canonicalize_bootstrap_address(address) or ""
 
 
 def address_for_others(host: str) -> str:
-    """Return the address of this host that Ray gives to other nodes; for loopback, an address that they can reach.
-
-    The public `ray.util.get_node_ip_address` takes no host.
-    """
+    """Return this host's address in Ray for other nodes; `ray.util.get_node_ip_address` takes no host."""
     return str(services.resolve_ip_for_localhost(host))
 
 
 def send_as(run: int, node: int) -> None:
-    """Set the run and the node of Flower's messages of this process.
-
-    `Message` reads both from a private global, which only Flower's own processes set.
-    """
+    """Set the run and node of this process's messages, a private global that only Flower's own processes set."""
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 1
 
 
 def numbered(message: "Message", number: int) -> "Message":
-    """Return the message with a number for its id, like grids of Flower.
-
-    `Message` has no public way to set its id, and `Metadata` requires setting `delivered_at` afterwards.
-    """
+    """Return the message with a number for its id, like Flower's grids; `Message` has no public way to set it."""
     from flwr.app import Message, Metadata
 
     old = message.metadata
@@ -215,10 +188,7 @@ def numbered(message: "Message", number: int) -> "Message":
 
 
 def is_simulated(grid: "Grid") -> bool:
-    """Return whether a grid is that of Flower's simulation, whose clients run on the Ray that Flower starts.
-
-    The public `Grid` and `Context` do not distinguish a simulation from a deployment.
-    """
+    """Return whether a grid is that of Flower's simulation, on Flower's Ray, which no public part of Flower reports."""
     from flwr.superlink.grid import InMemoryGrid
 
     return isinstance(grid, InMemoryGrid)

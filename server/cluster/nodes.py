@@ -31,20 +31,15 @@ Node = dict[str, Any]
 
 @dataclass(frozen=True)
 class Environment:
-    """The code, files and processor of a node.
-
-    Attributes:
-        run: digest of the run's settings, as far as results depend on them, and of its custom code; None if the node
-            cannot read the folder.
-        corpus: digest of the corpus's manifest; None if the node cannot open the corpus.
-        trouble: the reason why it cannot open the corpus.
-    """
+    """The code, files and processor of a node."""
 
     versions: dict[str, str]
     processor: str
+    # digest of the run's settings, as far as results depend on them, and of its custom code; None if the node cannot
+    # read the folder
     run: str | None
-    corpus: str | None
-    trouble: str = ""
+    corpus: str | None  # digest of the corpus's manifest; None if the node cannot open the corpus
+    trouble: str = ""  # the reason why it cannot open the corpus
 
 
 def environment_of(run: Path, corpus: Path | str) -> Environment:
@@ -60,19 +55,10 @@ def environment_of(run: Path, corpus: Path | str) -> Environment:
 
 
 class Nodes:
-    """The nodes of the connected cluster, checked for a run.
-
-    A node that left is never asked again; for Ray, a node that returns is another node.
-    """
+    """The nodes of the connected cluster, checked for a run; for Ray, a node that returns is another node."""
 
     def __init__(self, run: Path, corpus: Path | str, is_local: bool = False) -> None:
-        """Prepare the checks, without asking nodes.
-
-        Args:
-            run, corpus: folders of run and corpus, which all nodes must be able to read; or the URI of a corpus.
-            is_local: whether this process has started a local cluster. Its only node has this code and these files, and
-                is not asked, because an answering process would take as long to start as a client.
-        """
+        """Prepare the checks of nodes, which must be able to read run and corpus (a folder or URI), but a local one."""
         self._paths = run.resolve(), located(corpus)
         self._local = environment_of(*self._paths)
         self._asked: dict[ray.ObjectRef, str] = {}  # node by its future reply
@@ -81,13 +67,7 @@ class Nodes:
         self._lost: set[str] = set()  # nodes whose process died before it could answer
 
     def check(self) -> None:
-        """Ask all nodes of the cluster, and wait for their answers.
-
-        Raises:
-            InputError: nodes differ from this process, or do not answer; the message names the nodes and the
-                differences.
-            RunFailed: no node differs, but Ray lost an answering process, for example because memory ran out.
-        """
+        """Ask all nodes and wait; InputError names those that differ or are silent, RunFailed if Ray lost an answer."""
         self._ask_new(_alive())
         _, silent = (
             ray.wait(list(self._asked), num_returns=len(self._asked), timeout=DEADLINE) if self._asked else ((), ())
@@ -110,10 +90,9 @@ class Nodes:
         self._ask_new(alive)
         for node, why in self._answers():
             if node in alive:
-                say(
-                    f"{self._name(node)} "
-                    + (f"joined, but is not used, because it {why}" if why else f"joined: {_size(alive[node])}")
-                )
+                cpus, gpus = (alive[node]["Resources"].get(kind, 0) for kind in ("CPU", "GPU"))
+                use = f", but is not used, because it {why}" if why else f": {cpus:g} CPUs, {gpus:g} GPUs"
+                say(f"{self._name(node)} joined{use}")
         return [alive[node] for node in alive if node in self._good]
 
     def _ask_new(self, alive: dict[str, Node]) -> None:
@@ -174,11 +153,6 @@ class Nodes:
 
 def _alive() -> dict[str, Node]:
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-
-
-def _size(node: Node) -> str:
-    resources = node["Resources"]
-    return f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
 
 
 def _short(environment: Environment, name: str) -> str:

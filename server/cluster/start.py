@@ -47,20 +47,11 @@ PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 @contextmanager
 def cluster(address: str | None = None, cpus: int | None = None, head: str | None = None) -> Iterator[None]:
-    """Provide Ray, initialised in this thread, until the block ends.
+    """Provide Ray, initialised in this thread, until the block ends: at an address ("auto" searches), or local.
 
-    A local cluster listens only on loopback. Nodes of another cluster run the code of this process, which is shipped.
-
-    Args:
-        address: address of an existing cluster ("auto" searches for one); None starts a local one.
-        cpus: cores of the local cluster, or of the head; None for all.
-        head: "HOST:PORT" of this machine on which to start a head during the block, which other nodes can join; instead
-            of `address`.
-
-    Raises:
-        InputError: there is no cluster at the address, or no head can be started there.
-        Interrupted: the keyboard interrupted the start.
-        RunFailed: no local cluster starts.
+    `cpus` are the cores of a local cluster, which listens on loopback only, or of a head that other nodes can join at
+    the "HOST:PORT" `head` of this machine. Nodes run the code of this process, which is shipped. InputError without a
+    cluster there, or if no head can start; Interrupted by the keyboard; RunFailed if no local cluster starts.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Task events are only useful for a dashboard, and the control store keeps 100,000: hundreds of MB in a long run.
@@ -143,10 +134,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
 
 
 def _refuse_silence(address: str) -> None:
-    """Raise OSError or ValueError if there is no HTTP/2 server (the basis of gRPC) at the address.
-
-    Ray would try for minutes if a cluster has ended or hangs, also at a stale address found by "auto".
-    """
+    """Raise OSError or ValueError without an HTTP/2 server (the basis of gRPC) there; Ray would try for minutes."""
     host, _, port = internals.address_of_control_store(address).rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as connection:
         if os.environ.get("RAY_USE_TLS", "0") == "0":
@@ -166,10 +154,9 @@ def _this_code() -> dict[str, list[str]]:
 def _head(place: str, cpus: int | None) -> Iterator[str]:
     """Start a head node whose processes end with this process; yield its address.
 
-    If `ray start --block` is killed, Ray ends its processes, so it is sufficient to kill this command at the end.
-
-    Loopback addresses are errors, because Ray would listen on all addresses, and no machine could join. A token is only
-    required if the environment sets RAY_AUTH_MODE, because users would have to copy a token of flsim to each machine.
+    If `ray start --block` is killed, Ray ends its processes, so killing this command is sufficient. Loopback addresses
+    are errors, because Ray would listen on all addresses, and no machine could join. A token is only required if the
+    environment sets RAY_AUTH_MODE, because users would have to copy a token of flsim to each machine.
     """
     host, port = _place(place)
     refuse_without_room(internals.temporary_folder())
@@ -255,13 +242,10 @@ class _RayMessages(io.TextIOBase):
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Watch a start of Ray within the block.
+    """Watch a start of Ray within the block; RunFailed, with the reason and the remedy, if Ray does not start.
 
     If a process of Ray ends, Ray waits for it for half a minute in a call that cannot be interrupted. Therefore a
     thread watches these processes, reports why one ended, and ends this process with exit code 1.
-
-    Raises:
-        RunFailed: Ray does not start; the message has the reason and the remedy.
     """
     folder = internals.temporary_folder()
     refuse_without_room(folder)
@@ -347,12 +331,11 @@ def _of_ray() -> list[psutil.Process]:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """End this process with exit code 1 if Ray ends on this machine before the block.
+    """End this process with exit code 1 if Ray ends on this machine before the block; `--resume` continues the run.
 
     Without a raylet, no results arrive and no call fails; without the control store, any thread can be in a call of Ray
-    for a minute. Therefore threads are not asked to stop: the process ends as if it were killed, and `--resume`
-    continues the run. If a thread calls the raylet before this thread checks, Ray ends the process silently, with the
-    same exit code. If Ray ends on other machines, a run continues without them.
+    for a minute. Therefore threads are not asked to stop. If a thread calls the raylet before this thread checks, Ray
+    ends the process silently, with the same exit code. If Ray ends on other machines, a run continues without them.
     """
     over = threading.Event()
     thread = threading.Thread(target=_watch, args=(_processes(), over), daemon=True)

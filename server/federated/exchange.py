@@ -75,34 +75,24 @@ class ShardFailed(RunFailed):
 
 @dataclass(frozen=True)
 class Exchange:
-    """The sender of requests to nodes, which collects their replies.
-
-    Attributes:
-        branch: number of consecutive shards that a client process adds; 0 for all. It is used only with a grid that
-            holds arrays.
-        retries: number of repeated requests to a shard after an error or the deadline.
-    """
+    """The sender of requests to nodes, which collects their replies."""
 
     grid: Grid
     shards: int
+    # number of consecutive shards that a client process adds; 0 for all. It is used only with a grid that holds arrays.
     branch: int
     address: Address
     deadline: Deadline
-    retries: int
+    retries: int  # number of repeated requests to a shard after an error or the deadline
     stop: Stop
 
     def send(self, asked: Sequence[RoundRequest]) -> Iterator[Reply]:
         """Send each request to the node of its shard, and yield replies of shards or of branches in order of arrival.
 
         A shard that answers with an error, or not within the attempt's deadline, gets the request again, at most
-        `retries` times, after 1, 2, 4, ... seconds. Requests wait until a client runs, and deadlines count from then
-        on. If the sum of a branch fails, all its shards get the request again. An error of custom code ends the
-        exchange immediately.
-
-        Raises:
-            ShardFailed: a shard failed in every attempt, or in custom code; the message has the last reason.
-            RunFailed: no client returned within two minutes or the longest deadline, whichever is longer.
-            Interrupted: `stop` was set.
+        `retries` times, after 1, 2, 4, ... seconds; if the sum of a branch fails, all its shards do. Requests wait
+        until a client runs, at most two minutes or the longest deadline (RunFailed). ShardFailed if a shard failed in
+        every attempt, or at once in custom code; Interrupted if `stop` was set.
         """
         self.stop.check()
         exchanged = _RoundExchange(asked, self.branch)
@@ -124,11 +114,10 @@ class Exchange:
     def _attempt(
         self, asked: Sequence[RoundRequest], limit: Callable[[], float], exchanged: "_RoundExchange"
     ) -> Iterator[Reply]:
-        """Make one attempt after clients run, and yield replies.
+        """Make one attempt after clients run, and yield replies; set `exchanged.failures`, and record their durations.
 
         `limit` returns the seconds that a message has, from when it is sent: first those of shards, and later those of
-        sums, which are fewer if replies of shards were fast. The attempt sets `exchanged.failures`, and records the
-        durations of replies for the deadline.
+        sums, which are fewer if replies of shards were fast.
         """
         nodes = wait_for_nodes(self.grid, self.shards, self.stop, max(self.deadline.patience, NODES_DEADLINE))
         messages = [
@@ -181,18 +170,12 @@ class Exchange:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A message without an answer, for one shard or for the sum of a branch.
+    """A message without an answer, for one shard or for the sum of a branch."""
 
-    Attributes:
-        shards: the shards to which the request is sent again if it fails.
-        since: `time.monotonic` when it was sent.
-        branch: the branch whose sum it requests; None for a request to a shard.
-    """
-
-    shards: tuple[int, ...]
-    since: float
+    shards: tuple[int, ...]  # the shards to which the request is sent again if it fails
+    since: float  # `time.monotonic` when it was sent
     seconds: float
-    branch: int | None = None
+    branch: int | None = None  # the branch whose sum it requests; None for a request to a shard
 
 
 class _RoundExchange:
@@ -220,11 +203,7 @@ class _RoundExchange:
             self._held.pop(shard, None)
 
     def read(self, message: Message, pending: _Pending) -> Reply | None:
-        """Return the reply in a message; None for a shard whose sum is in a client process.
-
-        Raises:
-            ValueError: the message does not answer the request; KeyError or TypeError if it is not such a message.
-        """
+        """Return the reply in a message, None for a shard in a branch; ValueError, KeyError, TypeError if wrong."""
         if pending.branch is not None:
             counts = reduce(UpdateSum.merge, [self._held[shard].update for shard in pending.shards])
             update = replace(counts, delta=decode_delta(message.content))

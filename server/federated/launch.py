@@ -56,10 +56,7 @@ def simulate(
 
 
 def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
-    """Train a run like `simulate`, in this process and without Ray; shards are trained one after another.
-
-    Each checkpoint is evaluated before training continues. If the process dies, `--resume` continues the run.
-    """
+    """Train like `simulate`, in this process without Ray, one shard after another; evaluations are in between."""
     stop = Stop()
     _warn_of_capped_canaries(run)
     _say_canary_users(run)
@@ -96,24 +93,17 @@ def _say_canary_users(run: Run) -> None:
 def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
     """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
 
-    Nodes are filled with clients by their totals, independent of other processes. Therefore a single client per GPU
-    uses slightly less than the complete GPU, and the rest is for evaluators, which need no CPU.
+    Clients fill nodes by their totals. A single client per GPU leaves a bit for evaluators, which need no CPU.
     """
     return gpu_shares(system.gpus_per_client, system.gpus_for_evaluation, system.evaluators, any(gpus))
 
 
 def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dict[str, float]], shards: int) -> float:
-    """Return the GPUs of an evaluator; 0 if clients use all GPUs and no setting puts evaluators on GPUs.
+    """Return the GPUs of an evaluator, on nodes with "CPU" and "GPU"; 0 if clients use all and none is required.
 
     Client processes start on the node with most free resources, as in `server.pool.grid.RayGrid`. Ray chooses among the
-    GPUs of a node, and fills one before the next. Evaluators take what remains.
-
-    Args:
-        resources: "CPU" and "GPU" of each node, as Ray reports them.
-
-    Raises:
-        InputError: the settings put evaluators on GPUs, but clients use all of them. Otherwise evaluators would be
-            requested repeatedly, and evaluations would fail.
+    GPUs of a node, and fills one before the next. Evaluators take what remains. InputError if the settings put
+    evaluators on GPUs and clients use all of them: evaluators would be requested repeatedly, and fail.
     """
     gpus = [node.get("GPU", 0.0) for node in resources]
     client, evaluator = client_gpu_shares(system, gpus)
@@ -140,12 +130,7 @@ def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dic
 
 
 def take_gpus(free: list[float], share: float, processes: int) -> int:
-    """Assign processes a share of one GPU each, or complete GPUs; return the number of processes that fit.
-
-    Args:
-        free: the free share of each GPU, which is modified.
-        share: GPUs of a process; 0 for none.
-    """
+    """Take a share of one GPU, or complete GPUs, for each process from the `free` shares; return how many fit."""
     needed = max(1, round(share))  # GPUs of a process
     for started in range(processes):
         fitting = [index for index, room in enumerate(free) if room >= min(share, 1.0) - ROUNDING][:needed]
@@ -165,11 +150,7 @@ def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
 def say_what_stays_idle(
     name: str, share: ClientShare, shards: int, nodes: Sequence[dict[str, float]], cpus: int | None
 ) -> None:
-    """Print that fewer client processes work than the GPUs, or the requested cores, allow.
-
-    Args:
-        cpus: requested cores; None if not requested.
-    """
+    """Print that fewer client processes work than the GPUs, or the requested cores, allow."""
     room = sum(share.fits(node) for node in nodes)
     idle = int(sum(node.get("GPU", 0.0) for node in nodes) - shards * share.gpus) if share.gpus else 0
     if room > shards and (idle >= 1 or cpus is not None):
@@ -190,10 +171,7 @@ def _refuse_what_does_not_fit(share: ClientShare) -> None:
 
 
 class InProcessGrid(ShardGrid):
-    """A grid that answers one message at each call of `pull_messages`, in the order in which they were pushed.
-
-    ClientApp and messages are those of `server.pool.grid.RayGrid`, and results are equal bit for bit.
-    """
+    """A grid that answers one message, in order, at each call of `pull_messages`; bits as with `RayGrid`."""
 
     def __init__(self, app: str, shards: int) -> None:
         super().__init__(shards, run_id=next(RUNS))

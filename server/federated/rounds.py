@@ -41,23 +41,19 @@ def train(
 ) -> State:
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
-    Args:
-        run: the run; its status, checkpoints, rows and log are kept up to date.
-        stop: the event that requests a checkpoint of the last completed round and the end.
-        evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
-        service: the evaluation, in this process; None for processes on Ray.
-
-    Raises:
-        InputError: the run is central.
-        Diverged: values are not finite; the message names the round and the last good checkpoint.
-        Interrupted: `stop` was set.
-        RunFailed: a shard kept failing, or an evaluation failed.
+    Its status, checkpoints, rows and log are kept up to date. `stop` requests a checkpoint of the last completed round
+    and the end (Interrupted). Evaluations are in this process (`service`), or in processes with `evaluation_gpus` (0: a
+    CPU). Raises InputError for a central run, Diverged with the last good checkpoint, RunFailed if a shard or an
+    evaluation failed.
     """
     system = run.federated.system
     # Sums of complete models are limited by memory bandwidth, and a second thread would wait for cores that clients
     # use.
     with hold_lock(run), logging_to(run.path), threads(1):
-        if not _is_trained(run):  # otherwise only evaluations can be missing, which need no client
+        newest = latest(run.path / "checkpoints")
+        if (
+            newest is None or round_of(newest) < run.rounds
+        ):  # otherwise only evaluations can be missing, which need no client
             wait_for_nodes(grid, system.known_shards, stop, NODES_DEADLINE)
         has_user_states = run.federated.training_of(run.users, run.rounds).method.user_slots
         run.record()  # now, because the run is locked and all checks have passed
@@ -88,11 +84,8 @@ def train(
 def with_shards(run: Run, processes: int) -> Run:
     """Return the run with the numbers of shards and of shards in a branch, from its settings or chosen now.
 
-    `train` records the choice. A run with completed rounds keeps the order of its sums: without a recorded number of
-    shards, it had 2; without recorded branches, it had none.
-
-    Args:
-        processes: number of client processes that fit.
+    `train` records the choice for the `processes` that fit. A run with completed rounds keeps the order of its sums:
+    without a recorded number of shards, it had 2; without recorded branches, it had none.
     """
     system, has_begun = run.federated.system, run.last_round or latest(run.path / "checkpoints")
     if system.shards is not None and (system.branch is not None or has_begun):
@@ -147,12 +140,6 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
     if spent:
         say(f"{run.name}: {ledger.sentence(spent, run.config.sampler, run.delta)}")
     return state
-
-
-def _is_trained(run: Run) -> bool:
-    """Return whether there is a checkpoint of the last round."""
-    newest = latest(run.path / "checkpoints")
-    return newest is not None and round_of(newest) >= run.rounds
 
 
 def say_micro_cohorts(name: str, lines: Sequence[Any]) -> None:

@@ -34,10 +34,7 @@ class Actors(list[Actor[Job]], Generic[Job]):
     """The actors that were started and have not ended; no method waits."""
 
     def start(self, kind: type, *arguments: Any, machine: str | None = None, **options: Any) -> Actor[Job]:
-        """Start an actor of a class that has a method `ready`, which returns None.
-
-        It is bound to `machine`, the id of a Ray node, if that is not None; `options` are Ray's.
-        """
+        """Start an actor of a class with a method `ready`, which returns None, on a Ray node if `machine` is its id."""
         # Restarts and retries of Ray are off, because Ray does not keep the order of retried tasks, and does not report
         # them.
         options |= {"max_restarts": 0, "max_task_retries": 0}
@@ -62,11 +59,7 @@ class Actors(list[Actor[Job]], Generic[Job]):
         return [(actor, actor.job) for actor in self if actor.job is not None]
 
     def send(self, actor: Actor[Job], job: Job, method: str, *arguments: Any, values: int = 1) -> Any:
-        """Give a job to an actor, ready or not, by calling one of its methods.
-
-        If the method returns two `values`, the first is the result of the job. The reference to the second value is
-        returned, and the value is not fetched.
-        """
+        """Give a job to an actor by calling a method; of two `values`, return the reference to the second."""
         references = getattr(actor.handle, method).options(num_returns=values).remote(*arguments)
         actor.reply, apart = references if values == 2 else (references, None)
         actor.job, actor.since = job, time.monotonic()

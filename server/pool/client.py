@@ -52,11 +52,9 @@ class Client:
     def run(
         self, message: Message, context: Context, holds: bool, names: list[str], *arrays: ArrayRecord
     ) -> tuple[Message, Arrays | Values]:
-        """Apply the app to a message; return the reply without its arrays, and the arrays.
+        """Apply the app to a message with these arrays; return the reply without its arrays, and the arrays.
 
-        Args:
-            holds: whether the reply's arrays are for `sum`, not for a message.
-            *arrays: these arrays, which Ray reads from its object store.
+        If it `holds`, the arrays of the reply are for `sum`, not for a message.
         """
         for name, record in zip(names, arrays, strict=True):
             message.content[name] = record

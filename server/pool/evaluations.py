@@ -63,14 +63,7 @@ class ServiceHParams:
 
 
 def gpu_shares(training: float | None, evaluation: float | None, evaluators: int, has_gpu: bool) -> tuple[float, float]:
-    """Return the GPUs of a training process and of an evaluator.
-
-    By default one training process and all evaluators fill a GPU.
-
-    Args:
-        training: GPUs of a training process in the settings; None if not set.
-        evaluation: the same for an evaluator.
-    """
+    """Return the GPUs of a training process and of an evaluator from the settings; by default all fill one GPU."""
     if evaluation is None:
         evaluation = EVALUATION_SHARE / evaluators if has_gpu else 0.0
     if training is None:
@@ -102,10 +95,7 @@ class _Evaluator:
 
 
 def limit_memory(num_gpus: float) -> None:
-    """Keep torch in this process from using more GPU memory than its share, which Ray does not enforce.
-
-    A process beyond its share would take memory from the clients that train on the same GPU.
-    """
+    """Keep torch in this process to its share of GPU memory, which Ray does not enforce and clients on it need."""
     if torch.cuda.is_available():  # otherwise the work raises the error about the missing GPU
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(num_gpus, MEMORY / whole)))
@@ -136,13 +126,7 @@ class EvaluationService:
     """
 
     def __init__(self, work: Work, hparams: ServiceHParams = ServiceHParams()) -> None:
-        """Prepare the service; no process starts yet.
-
-        Args:
-            work: function of the paths of a run and of a checkpoint, which stores its results idempotently. Other
-                processes import it; it can be a `functools.partial`. `Diverged` means that the model is not finite; any
-                other error is a failure.
-        """
+        """Prepare the service of `work`, which other processes import, on a run and a checkpoint; none starts yet."""
         self._work, self._hparams = work, hparams
         self._pool = Actors[_Job]()
         self._waiting: dict[Path, deque[_Job]] = {}  # queued jobs by run, in the order of the runs' turns
@@ -155,14 +139,7 @@ class EvaluationService:
             return len(self._jobs(run)) + len(self._ended.get(run, ()))
 
     def submit(self, run: Path, checkpoint: Path) -> bool:
-        """Queue a checkpoint without waiting; a queued or running checkpoint is not queued again.
-
-        Returns:
-            Whether the queue had space.
-
-        Raises:
-            RunFailed: Ray is not initialised.
-        """
+        """Queue a checkpoint, unless it is queued or running; return whether there is space. RunFailed without Ray."""
         with self._lock:
             self._advance()
             if checkpoint in [job.checkpoint for job in self._jobs(run)]:
@@ -181,11 +158,7 @@ class EvaluationService:
             return self._ended.pop(run, [])
 
     def drain(self, run: Path, timeout: float = math.inf) -> list[Evaluation]:
-        """Wait until nothing of the run is pending, and return outcomes like `poll`.
-
-        Args:
-            timeout: largest number of seconds to wait; pending evaluations then continue.
-        """
+        """Wait, at most `timeout` seconds, until nothing of the run is pending, and return outcomes like `poll`."""
         until = time.monotonic() + timeout
         ended = self.poll(run)
         while self.pending(run) and (seconds := until - time.monotonic()) > 0:
@@ -221,7 +194,8 @@ class EvaluationService:
 
     def _advance(self) -> None:
         """Process ended and late evaluations, and assign queued jobs."""
-        _refuse_without_ray()
+        if not ray.is_initialized():  # a call into Ray would start another Ray
+            raise RunFailed("evaluation needs Ray, which is not initialised in this process")
         for actor, job, outcome in self._pool.ended():
             self._conclude(actor, job, outcome)
         for actor, error in self._pool.started():
@@ -299,11 +273,6 @@ class EvaluationService:
         log_evaluation(job.run, evaluation)
         if outcome != "retried":
             self._ended.setdefault(job.run, []).append(evaluation)
-
-
-def _refuse_without_ray() -> None:
-    if not ray.is_initialized():  # a call into Ray would start another Ray
-        raise RunFailed("evaluation needs Ray, which is not initialised in this process")
 
 
 class EvaluationInProcess:

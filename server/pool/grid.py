@@ -97,11 +97,7 @@ class ClientShare:
 
 
 def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
-    """Return the machines on which processes start, with most free resources first; fewer if resources run out.
-
-    Args:
-        room: number of further processes that fit on each machine.
-    """
+    """Return the machines on which processes start, most free resources first; fewer if `room` runs out."""
     free, machines = dict(room), list[Machine]()
     while len(machines) < processes and any(count > 0 for count in free.values()):
         machine = max(free, key=lambda id_: free[id_])
@@ -120,18 +116,12 @@ class RemoteArrays:
 
 @dataclass(eq=False)
 class Job:
-    """A message, and the arrays that belong to it.
-
-    Attributes:
-        arrays: references to its arrays, by name.
-        parts: the stored arrays that it requests to add; none for a message to the ClientApp.
-        replied: reference to the arrays of the reply, after the message is sent.
-    """
+    """A message, and the arrays that belong to it."""
 
     message: Message
-    arrays: Mapping[str, ObjectRef]
-    parts: Sequence[RemoteArrays]
-    replied: ObjectRef | None = None
+    arrays: Mapping[str, ObjectRef]  # references to its arrays, by name
+    parts: Sequence[RemoteArrays]  # the stored arrays that it requests to add; none for a message to the ClientApp
+    replied: ObjectRef | None = None  # reference to the arrays of the reply, after the message is sent
 
     @property
     def id(self) -> str:
@@ -171,12 +161,7 @@ class RayGrid(ShardGrid):
     """
 
     def __init__(self, app: str, shards: int, share: ClientShare, machines: Nodes, holds: bool = False) -> None:
-        """Prepare the grid; no process starts yet.
-
-        Args:
-            app: Flower's ClientApp as ``module:attribute``, which each process imports.
-            holds: whether arrays of replies remain on their machines until their sum is requested.
-        """
+        """Prepare the grid for Flower's `app`, ``module:attribute``, which processes import; none starts yet."""
         super().__init__(shards)
         self._app, self._share, self._machines, self._holds = app, share, machines, holds
         self._processes = Actors[Job]()
@@ -190,8 +175,7 @@ class RayGrid(ShardGrid):
     def get_node_ids(self) -> list[int]:
         """Return all nodes while processes run, otherwise none.
 
-        The first call waits for all processes that fit, but only briefly after one runs, because other programs can use
-        the resources.
+        The first call waits for all processes that fit, but only briefly after one runs.
         """
         self._advance()
         ready = [process.is_ready for process in self._processes]
@@ -205,10 +189,7 @@ class RayGrid(ShardGrid):
         return list(range(self._shards))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Assign messages to processes, or queue them, without waiting.
-
-        Arrays that several messages share are put into Ray's object store once.
-        """
+        """Assign messages to processes, or queue them, without waiting; shared arrays are stored in Ray once."""
         messages, stored = list(messages), dict[int, ObjectRef]()
         jobs = [self._job(message, stored) for message in messages]
         self._withdraw({job.node for job in jobs})
@@ -222,10 +203,7 @@ class RayGrid(ShardGrid):
         return [job.id for job in jobs]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return each received reply once, without waiting.
-
-        At most `PULLED` of them have arrays, so that few arrays are in the caller's memory at the same time.
-        """
+        """Return each received reply once, without waiting; at most `PULLED` with arrays, to limit memory here."""
         self._advance()
         ready = [id_ for id_ in message_ids if id_ in self._replies]
         later = {id_ for id_ in ready if self._replies[id_][0].replied is not None} - {*ready[:PULLED]}
@@ -340,10 +318,7 @@ class RayGrid(ShardGrid):
         return next((process for process in idle if process not in reserved), idle[0])
 
     def _job(self, message: Message, stored: dict[int, ObjectRef]) -> Job:
-        """Return a message as a job, with its arrays in Ray's object store.
-
-        `stored` are arrays that are already stored.
-        """
+        """Return a message as a job, with its arrays in Ray's object store, unless they are `stored` already."""
         message = self._numbered(message)
         message.content, arrays = apart(message.content)
         for record in arrays.values():

@@ -298,10 +298,7 @@ class Config(ABC):
     @property
     @abstractmethod
     def round_size(self) -> int:
-        """Return the number of users in a round, or of records in a step.
-
-        An expectation if they are drawn at random.
-        """
+        """Return the number of users in a round, or of records in a step; expected if drawn at random."""
 
     @abstractmethod
     def optimizer_slots(self, vocabulary_size: int) -> int:
@@ -322,10 +319,7 @@ class Config(ABC):
 
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:
-        """Return the rounds in which users used canaries, out of `rounds` rounds.
-
-        See `flsim.runs.folder.participation`.
-        """
+        """Return the rounds, out of `rounds`, in which users used canaries; see `flsim.runs.folder.participation`."""
 
     @abstractmethod
     def records_read(self, users: Population, rounds: int) -> Flags:
@@ -337,18 +331,10 @@ class Config(ABC):
 
     @abstractmethod
     def rounds_asked(self, train: Split) -> int:
-        """Return the number of rounds in the settings for these users, without `privacy.max_epsilon`.
-
-        Raises:
-            InputError: the number depends on words, and the users have no words.
-        """
+        """Return the number of rounds in the settings for these users, without `privacy.max_epsilon`."""
 
     def rounds_over(self, train: Split) -> int:
-        """Return the number of rounds to train on these users, which stay within `privacy.max_epsilon`.
-
-        Raises:
-            InputError: see `rounds_asked`, or one round exceeds `privacy.max_epsilon`.
-        """
+        """Return the number of rounds within `privacy.max_epsilon` on these users; InputError if one exceeds it."""
         return self.within_budget(self.rounds_asked(train), self.protected(train))
 
     def within_budget(self, rounds: int, units: int) -> int:
@@ -405,11 +391,7 @@ class Config(ABC):
         user_states: UserStates | None = None,
         micro_cohorts: MicroCohorts | None = None,
     ) -> Training:
-        """Return the training of these users.
-
-        Raises:
-            InputError: training cannot begin.
-        """
+        """Return the training of these users; InputError if it cannot begin."""
 
 
 # The arms of a run: IN plants canaries in its windows, and OUT plants no canaries.
@@ -423,7 +405,7 @@ def settings_of_both(settings: Config) -> str:
 def shared_rounds(settings: Config, rounds: int) -> int:
     """Return the last of `rounds` rounds after which one arm can continue from a checkpoint of the other.
 
-    Both arms are equal bit for bit until the first window begins. Checkpoints do not contain the tensors of users, so
-    arms of algorithms with such tensors have no common rounds.
+    Both are equal bit for bit until the first window begins. Checkpoints have no tensors of users: such algorithms
+    share none.
     """
     return 0 if settings.slots_kept_by_users else settings.canaries.parting(rounds)

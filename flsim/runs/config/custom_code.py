@@ -63,12 +63,12 @@ def kinds_in(settings: Any) -> list[tuple[str, str]]:
     named: list[tuple[str, str]] = []
     kind: type = type(settings)
     for field, hint in _hints(kind).items():
-        value, own = getattr(settings, field), _own_in(hint)
+        value, custom = getattr(settings, field), _own_in(hint)
         if is_dataclass(value):
             named += kinds_in(value)
-        elif own is not None:
+        elif custom is not None:
             values = value if isinstance(value, tuple) else (value,)
-            named += [(own.kind, name) for name in values if isinstance(name, str) and is_custom(name)]
+            named += [(custom.kind, name) for name in values if isinstance(name, str) and is_custom(name)]
     return named
 
 
@@ -108,10 +108,7 @@ def below(path: Path | str, base: Path) -> str:
 
 
 def without_folders(settings: Any) -> dict[str, Any]:
-    """Return the values of settings, with names of custom code without the folders of files.
-
-    Copies of one file have one such name in all run folders, such as ``my_model.0a1b2c3d4e5f6a7b.py:Bow``.
-    """
+    """Return the values of settings, with names of custom code without folders, which copies have in common."""
     return renamed(type(settings), asdict(settings), _without_folder)
 
 
@@ -121,13 +118,7 @@ def _without_folder(name: str) -> str:
 
 
 def with_copies(settings: Settings, folder: Path) -> Settings:
-    """Copy all custom files into ``folder/code``, and return settings that name the copies.
-
-    A file with existing content is not copied again.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
+    """Copy all custom files into ``folder/code``, unless they are there, and return settings that name the copies."""
     if not names_in(settings):
         return settings
     kind, folder = type(settings), folder.resolve()
@@ -158,10 +149,7 @@ def refuse_changed_copies(settings: Any) -> None:
 
 
 def refuse_other_settings(started: Any, settings: Any, run: Path) -> None:
-    """Raise InputError if settings differ from those that a run was started with.
-
-    If the content of a file differs, the message names the file.
-    """
+    """Raise InputError, which names a changed file, if settings differ from those that a run was started with."""
     if started.digest == settings.digest:
         return
     for old, new in zip(names_in(started), names_in(settings), strict=False):
@@ -178,10 +166,7 @@ def refuse_other_settings(started: Any, settings: Any, run: Path) -> None:
 
 
 def _difference(started: Any, settings: Any) -> str:
-    """Return the first setting that differs with both values, as text to append; empty if unknown.
-
-    The length is the last candidate, because it can differ in a resumed run if nothing depends on it.
-    """
+    """Return the first setting that differs with both values, as text to append, the length last; empty if unknown."""
     old, new = (dict(flat(renamed(type(values), asdict(values), by_content))) for values in (started, settings))
     differing = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     differing = [key for key in differing if not key.startswith(CHANGES_NO_RESULT)]

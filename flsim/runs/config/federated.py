@@ -257,11 +257,7 @@ class FederatedConfig(Config):
         return replace(self, training=replace(self.training, rounds=rounds, epochs=None))
 
     def with_shards(self, processes: int, users: int) -> Self:
-        """Return the settings with the numbers of shards and of shards in a branch, from the settings or by default.
-
-        The default is a shard for each client process. There are at most as many shards as users in a round, because a
-        shard without users has no work. For branches see `flsim.algorithms.summation.default_branch`.
-        """
+        """Return the settings with numbers of branches and of shards: one a process, at most the users in a round."""
         shards, branch = self.system.shards, self.system.branch
         if shards is None:
             shards = min(processes, users, max(self.training.cohort, SHARDS))
@@ -272,10 +268,10 @@ class FederatedConfig(Config):
     def resuming(self, started: Config) -> Self:
         if not isinstance(started, FederatedConfig):
             return self
-        ours, stored = self.system, started.system
-        shards = stored.shards if ours.shards is None else ours.shards
-        branch = stored.branch if ours.branch is None else ours.branch
-        return replace(self, system=replace(ours, shards=shards, branch=branch))
+        system, stored = self.system, started.system
+        shards = stored.shards if system.shards is None else system.shards
+        branch = stored.branch if system.branch is None else system.branch
+        return replace(self, system=replace(system, shards=shards, branch=branch))
 
     def training_of(
         self,

@@ -27,16 +27,11 @@ OTHERWISE = {("federated", "system.device"): "system.gpus_per_client"}
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a TOML file.
+    """Read a TOML file; paths in `overrides`, ``section.key=value``, are relative to the working directory.
 
-    Args:
-        path: the file.
-        overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string); paths in them are relative
-            to the working directory, those in the file to its folder.
-
-    Raises:
-        InputError: the file is missing, is not TOML, or is a sweep; a key is unknown (the message names the closest
-            key); or a value is not allowed.
+    Values are as in TOML, and a bare word is a string. Paths in the file are relative to its folder. Raises InputError
+    if the file is missing, not TOML, or a sweep; a key is unknown (the message names the closest key); or a value is
+    not allowed.
     """
     values = toml.read(path, overrides, from_working_directory)
     if "grids" in values:
@@ -57,10 +52,7 @@ def from_working_directory(key: str, value: Any) -> Any:
 
 
 def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config:
-    """Return the configuration of values that were read from `source`.
-
-    ``training.kind`` decides the class. Files of custom code and of a base model are relative to `base`.
-    """
+    """Return the configuration of `values`, whose files of custom code and of a base model are relative to `base`."""
     training = values.get("training")
     name = training.get("kind", "federated") if isinstance(training, Mapping) else "federated"
     kind = KINDS.get(name) if isinstance(name, str) else None

@@ -57,10 +57,7 @@ class Architecture:
 
 
 def sections() -> list[Section]:
-    """Return all sections, keys outside of sections first.
-
-    Keys that all kinds of training share make one section, and the keys of one kind another.
-    """
+    """Return all sections, keys outside of sections first; keys of all kinds of training make one section."""
     listed: dict[str, list[Section]] = {"": []}
     for kind, config in KINDS.items():
         hints, descriptions = get_type_hints(config, include_extras=True), _descriptions(config)
@@ -89,10 +86,10 @@ def _merged(of_kinds: Sequence[Section]) -> list[Section]:
     is_shared = len(of_kinds) == len(KINDS)
     common = [key for key in first.settings if is_shared and all(key in section.settings for section in of_kinds)]
     shared = replace(first, kind="", settings=tuple(common))
-    own = [
+    specific = [
         replace(section, settings=tuple(key for key in section.settings if key not in common)) for section in of_kinds
     ]
-    return [section for section in (shared, *own) if section.settings]
+    return [section for section in (shared, *specific) if section.settings]
 
 
 def architectures() -> list[Architecture]:
@@ -173,7 +170,8 @@ def _type(hint: Any) -> tuple[str, str]:
         return "name", f"One of: {', '.join(names)}." if len(names) > 1 else ""
     if get_origin(hint) is tuple:
         kind, choices = _type(get_args(hint)[0])
-        return f"list of {_plural(kind)}", choices.replace("One of", "Any of")
+        plural = f"lists of {kind.removeprefix('list of ')}" if kind.startswith("list of ") else f"{kind}s"
+        return f"list of {plural}", choices.replace("One of", "Any of")
     return TYPES.get(hint, "table of numbers or text"), ""
 
 
@@ -183,7 +181,3 @@ def _bounds(marks: Sequence[Any]) -> str:
     values = [(item.name, getattr(limit, item.name)) for limit in limits for item in fields(limit)]
     text = " and ".join(f"{BOUNDS[name]} {value:g}" for name, value in values if name in BOUNDS)
     return f"{text.capitalize()}." if text else ""
-
-
-def _plural(kind: str) -> str:
-    return f"lists of {kind.removeprefix('list of ')}" if kind.startswith("list of ") else f"{kind}s"

@@ -30,10 +30,10 @@ def of_cohorts(users: Population, seed: int, cohort: int, sampler: str, rounds: 
     present = np.zeros(len(users), bool)
     met = []
     for round_ in tracked("drawing cohorts", range(rounds)):
-        drawn = draw_cohort(seed, round_, len(users), cohort, sampler)
-        present[drawn] = True
+        members = draw_cohort(seed, round_, len(users), cohort, sampler)
+        present[members] = True
         met.append(np.flatnonzero(present[user]))
-        present[drawn] = False
+        present[members] = False
     which = _joined(met)
     return _rounds(met), canary[which], user[which]
 

@@ -24,12 +24,7 @@ def unchanged(_key: str, value: Any) -> Any:
 
 
 def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any], Any] = unchanged) -> dict[str, Any]:
-    """Return the values of a TOML file, with overrides.
-
-    Raises:
-        InputError: the file is missing or not TOML, an override has another form, an integer has more than 64 bits, or
-            values are nested more than `DEEPEST` levels deep.
-    """
+    """Return the values of a TOML file, with overrides; InputError if something cannot be read, or is too large."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -47,9 +42,8 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
 
 
 def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> None:
-    """Raise InputError for values that Python can parse but settings cannot have.
+    """Raise InputError for integers of more than 64 bits, which TOML does not have, and values nested too deep.
 
-    They are integers of more than 64 bits, which TOML does not have, and values nested more than `DEEPEST` levels deep.
     A key with dots, such as the axis of a sweep, has a level for each of its parts.
     """
     where = ": ".join(filter(None, (source, key)))
@@ -66,10 +60,7 @@ def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> No
 
 
 def _reason(error: ValueError | RecursionError) -> str:
-    """Return the reason why the parser of Python refuses a text.
-
-    Tomllib documents only the first two kinds of errors.
-    """
+    """Return the reason why tomllib refuses a text, which documents only the first two kinds of errors."""
     if isinstance(error, tomllib.TOMLDecodeError | UnicodeDecodeError):
         return str(error)
     if isinstance(error, RecursionError):
@@ -78,11 +69,7 @@ def _reason(error: ValueError | RecursionError) -> str:
 
 
 def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
-    """Return values that were read from `source` as a dataclass.
-
-    Raises:
-        InputError: a value is not allowed.
-    """
+    """Return values that were read from `source` as a dataclass; InputError if a value is not allowed."""
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
@@ -113,11 +100,7 @@ def places_of(kind: type, name: str, prefix: str = "") -> Iterator[str]:
 
 
 def override_value(values: dict[str, Any], override: str, change: Callable[[str, Any], Any] = unchanged) -> None:
-    """Set a value from a ``section.key=value`` text, in place, after `change`.
-
-    Raises:
-        InputError: the text has another form, a section is a value, or the value is too large.
-    """
+    """Set a value from a ``section.key=value`` text, in place, after `change`; InputError if it cannot be set."""
     key, equals, text = override.partition("=")
     *sections, name = key.strip().split(".")
     if not equals or not all([*sections, name]):

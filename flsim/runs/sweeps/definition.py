@@ -57,36 +57,23 @@ Axes = dict[str, list[Any]]
 
 @settings
 class Published:
-    """The published table with which results are compared.
+    """The published table with which results are compared."""
 
-    Attributes:
-        file: a file of experiments/.
-        table: value of its column "table".
-        source: name of the publication.
-        columns: the column with the values of each axis, by axis.
-    """
-
-    file: str
-    table: str
-    source: str
-    columns: dict[str, str] = field(default_factory=dict)
+    file: str  # a file of experiments/
+    table: str  # value of its column "table"
+    source: str  # name of the publication
+    columns: dict[str, str] = field(default_factory=dict)  # the column with the values of each axis, by axis
 
 
 @settings
 class Grid:
-    """A block of rows.
+    """A block of rows."""
 
-    Attributes:
-        name: name of the block.
-        axes: published values of settings, by setting. A value can be a table of settings, which is merged into its
-            section.
-        set: settings of all its runs.
-        published: columns and values of all its published rows; None if the rows are not in the published table.
-    """
-
-    name: str
+    name: str  # name of the block
+    # published values of settings, by setting. A value can be a table of settings, which is merged into its section.
     axes: Axes
-    set: Values = field(default_factory=dict)
+    set: Values = field(default_factory=dict)  # settings of all its runs
+    # columns and values of all its published rows; None if the rows are not in the published table
     published: Values | None = None
 
 
@@ -100,17 +87,11 @@ class TierGrid:
 
 @settings
 class TierCorpus:
-    """The corpus of a tier, with either `synthetic` or `path`.
+    """The corpus of a tier, with either `synthetic` or `path`."""
 
-    Attributes:
-        synthetic: settings of a corpus that the sweep creates.
-        path: an existing corpus, relative to the definition, or its URI.
-        how: the command that creates the corpus of `path`.
-    """
-
-    synthetic: SyntheticHParams | None = None
-    path: Path | str | None = None
-    how: str = ""
+    synthetic: SyntheticHParams | None = None  # settings of a corpus that the sweep creates
+    path: Path | str | None = None  # an existing corpus, relative to the definition, or its URI
+    how: str = ""  # the command that creates the corpus of `path`
 
     def __post_init__(self) -> None:
         if (self.synthetic is None) == (self.path is None):
@@ -119,25 +100,16 @@ class TierCorpus:
 
 @settings
 class Tier:
-    """A scale of a sweep.
+    """A scale of a sweep."""
 
-    Attributes:
-        about: description of the scale of users, cohorts and canaries.
-        corpus: the training corpus.
-        seeds: seeds of the runs.
-        set: settings of all runs.
-        grids: changes of grids, by name.
-        whole_cluster: whether each run uses all machines; otherwise, as many runs as possible train at the same time.
-        tuned: outcome of `flsim tune`, relative to the definition, with values for its runs.
-    """
-
-    corpus: TierCorpus
-    about: str = ""
-    seeds: tuple[int, ...] = (0,)
-    set: Values = field(default_factory=dict)
-    grids: dict[str, TierGrid] = field(default_factory=dict)
+    corpus: TierCorpus  # the training corpus
+    about: str = ""  # description of the scale of users, cohorts and canaries
+    seeds: tuple[int, ...] = (0,)  # seeds of the runs
+    set: Values = field(default_factory=dict)  # settings of all runs
+    grids: dict[str, TierGrid] = field(default_factory=dict)  # changes of grids, by name
+    # whether each run uses all machines; otherwise, as many runs as possible train at the same time
     whole_cluster: bool = False
-    tuned: Path | None = None
+    tuned: Path | None = None  # outcome of `flsim tune`, relative to the definition, with values for its runs
 
 
 @settings
@@ -154,31 +126,18 @@ class Definition:
 
 @dataclass(frozen=True)
 class Planned:
-    """A planned run of a sweep.
+    """A planned run of a sweep."""
 
-    Attributes:
-        name: name of the run and its folder.
-        grid: its block.
-        seed: seed of everything in the run.
-        axes: values of the settings that the sweep varies, by setting.
-        published: its published row; None if there is none.
-        config: all its settings.
-    """
-
-    name: str
-    grid: str
-    seed: int
-    axes: Values
-    published: Mapping[str, Any] | None
-    config: Config
+    name: str  # name of the run and its folder
+    grid: str  # its block
+    seed: int  # seed of everything in the run
+    axes: Values  # values of the settings that the sweep varies, by setting
+    published: Mapping[str, Any] | None  # its published row; None if there is none
+    config: Config  # all its settings
 
 
 def load(path: Path) -> Definition:
-    """Read a sweep file.
-
-    Raises:
-        InputError: there is no such file, or it is not a TOML definition of a sweep.
-    """
+    """Read a sweep file; InputError if there is none, or it is not a TOML definition of a sweep."""
     values = toml.read(path)
     if "grids" not in values:
         raise InputError(
@@ -223,9 +182,8 @@ def planned_runs(
 ) -> list[Planned]:
     """Return all runs in the order of the table: by grid, then by axes (the first varies slowest), then by seed.
 
-    Raises:
-        InputError: there is no such grid; the number of runs is 0 or too large; a run's settings are wrong; an override
-            changes a setting in which runs differ; axes of a tier do not fit; or a published row is missing.
+    Raises InputError for an unknown grid, no or too many runs, wrong settings, or a missing published row; and for an
+    override of a setting in which runs differ.
     """
     only, grids = list(only), [grid.name for grid in definition.grids]
     for name in only:
@@ -265,11 +223,7 @@ def planned_runs(
 
 
 def tuned_of(definition: Definition, tier: Tier, source: str) -> TuningOutcome | None:
-    """Return the outcome of the search that a tier names; None if the tier names none.
-
-    Raises:
-        InputError: there is no such file, or it belongs to another sweep, tier or training.
-    """
+    """Return the outcome of the search that a tier names, or None; InputError if it is of another sweep or tier."""
     if tier.tuned is None:
         return None
     tuned = read_outcome(Path(source).parent / tier.tuned)
@@ -290,16 +244,16 @@ def training_digest(definition: Definition, tier: Tier, chosen: Collection[str])
     parts = [definition.base, tier.set, *(grid.set for grid in definition.grids)]
     parts += [change.set for change in tier.grids.values()]
     settings = [
-        {name: value for name, value in flat(part.items()).items() if _is_of_training(name) and name not in chosen}
+        {
+            name: value
+            for name, value in flat(part.items()).items()
+            if name.partition(".")[0] not in NOT_TRAINING and name not in chosen
+        }
         for part in parts
     ]
     axes = [(grid.name, grid.axes) for grid in definition.grids]
     tier_axes = [(name, change.axes) for name, change in tier.grids.items()]
     return digest(json.dumps(with_former_names([settings, axes, tier_axes]), sort_keys=True, default=str))
-
-
-def _is_of_training(name: str) -> bool:
-    return name.partition(".")[0] not in NOT_TRAINING
 
 
 def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
@@ -347,10 +301,7 @@ def _single(value: Any) -> Any:
 
 
 def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
-    """Raise InputError for an override of a setting in which runs differ.
-
-    Otherwise, names of runs and published rows would be wrong.
-    """
+    """Raise InputError for an override of a setting in which runs differ: names and published rows would be wrong."""
     for override in overrides:
         key = override.partition("=")[0].strip()
         option = {"seed": "--seeds", "data.corpus": "--corpus"}.get(key)

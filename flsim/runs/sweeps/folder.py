@@ -80,11 +80,7 @@ class SweepFolder:
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Lock the folder, so that no other process continues the sweep in the block.
-
-        Raises:
-            InputError: another process works on the sweep, the folder holds other files, or it cannot be written.
-        """
+        """Lock the folder in the block; InputError if it is locked, has other files, or cannot be written."""
         try:
             make_folder(self.path)
             names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
@@ -119,13 +115,9 @@ class SweepFolder:
         tuned: TuningOutcome | None = None,
         shared: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add runs to those of the sweep; the settings of existing runs must be the same.
+        """Add runs to those of the sweep; `shared` settings, if any, are recorded and compared, see `shared_settings`.
 
-        Without `shared` settings (see `shared_settings`), none are recorded or compared.
-
-        Raises:
-            InputError: the sweep was started at another tier, on another synthetic corpus, with other shared settings,
-                or has one of these runs with other settings.
+        Raises InputError if the sweep was started at another tier, on another synthetic corpus, or with other settings.
         """
         known, synthetic = self._known(), definition.tiers[tier].corpus.synthetic
         corpus = None if synthetic is None else asdict(synthetic)
@@ -147,7 +139,9 @@ class SweepFolder:
                 raise InputError(
                     f"{self.path}: its run {run.name} has other settings than those of {source}; name another --out"
                 )
-            runs[run.name] = _entry(run)
+            entry = {name: getattr(run, name) for name in ("name", "grid", "seed", "axes")}
+            published = None if run.published is None else dict(run.published)
+            runs[run.name] = entry | {"published": published, "digest": run.config.digest}
         for name in (RUNS, "configs", "logs"):
             make_folder(self.path / name)
         for run in planned:
@@ -159,6 +153,7 @@ class SweepFolder:
         if tuned:
             tuned.write(self.path / TUNED)
         published = definition.published
+        places = {grid.name: place for place, grid in enumerate(definition.grids)}
         write_json(
             self.path / FILE,
             {
@@ -176,7 +171,7 @@ class SweepFolder:
                 "synthetic": corpus,
                 "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
                 "sessions": known["sessions"] if known else [],
-                "runs": _in_order(runs, definition),
+                "runs": sorted(runs.values(), key=lambda run: places.get(run["grid"], len(places))),
                 **({"tuned": tuned.note, "chosen": tuned.keys} if tuned else {}),
             },
         )
@@ -226,11 +221,7 @@ def makes_corpus(tier: Tier, path: Path | str, folder: Path) -> bool:
 def refuse_impossible_runs(
     planned: Iterable[Planned], corpus: Corpus | SyntheticHParams | Split, is_trained_here: bool = True
 ) -> None:
-    """Raise InputError for runs that cannot be trained or measured; see `flsim.runs.foresight.refuse_impossible`.
-
-    Raises:
-        InputError: a run is impossible; the message names it.
-    """
+    """Raise InputError, with the name of the run, for the first run that `flsim.runs.foresight` finds impossible."""
     for run in planned:
         try:
             if isinstance(corpus, Corpus):
@@ -245,11 +236,7 @@ def refuse_impossible_runs(
 
 
 def corpus_or_its_settings(tier: Tier, path: Path | str, folder: Path) -> Corpus | SyntheticHParams:
-    """Return the corpus of a tier, or the settings of the corpus that its sweep will create; see `open_corpus`.
-
-    Raises:
-        InputError: the corpus does not exist and will not be created.
-    """
+    """Return the corpus of a tier, or the settings from which `open_corpus` will make it; InputError without either."""
     if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
         return tier.corpus.synthetic
     return Corpus.open(path)
@@ -292,18 +279,6 @@ def refuse_other_settings(folder: Path, before: Mapping[str, Any], now: Mapping[
         )
 
 
-def _entry(run: Planned) -> dict[str, Any]:
-    published = None if run.published is None else dict(run.published)
-    return {
-        "name": run.name,
-        "grid": run.grid,
-        "seed": run.seed,
-        "axes": run.axes,
-        "published": published,
-        "digest": run.config.digest,
-    }
-
-
 def _commands(known: Mapping[str, Any] | None, command: str, added: Sequence[str]) -> list[dict[str, Any]]:
     """Return the commands so far, each with its new runs, and the new command unless it repeats another."""
     commands: list[dict[str, Any]] = []
@@ -312,12 +287,3 @@ def _commands(known: Mapping[str, Any] | None, command: str, added: Sequence[str
         commands = [*known.get("commands", [first])]
     is_repeated = not added and command in [entry["command"] for entry in commands]
     return commands if is_repeated else [*commands, {"command": command, "runs": [*added]}]
-
-
-def _in_order(runs: Mapping[str, Any], definition: Definition) -> list[Any]:
-    """Return the runs grid by grid, in the order in which they were first planned.
-
-    Runs of grids that are no longer in the definition are last.
-    """
-    places = {grid.name: place for place, grid in enumerate(definition.grids)}
-    return sorted(runs.values(), key=lambda run: places.get(run["grid"], len(places)))

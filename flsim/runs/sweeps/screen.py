@@ -27,27 +27,17 @@ SHOWN = 16  # largest number of shown runs
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run.
+    """The state of a run."""
 
-    Attributes:
-        status: "waits", "runs", or the final status in run.json.
-        done: share of its rounds, 0 to 1.
-        note: text next to the progress bar.
-    """
-
-    status: str
-    done: float = 0.0
-    note: str = ""
+    status: str  # "waits", "runs", or the final status in run.json
+    done: float = 0.0  # share of its rounds, 0 to 1
+    note: str = ""  # text next to the progress bar
 
 
 def state_of(run: Path, began: float, is_finished: bool = False) -> State:
-    """Return the state of a run from its folder.
+    """Return the state of a run's folder, which can be missing; without changes since `began` (s), the run waits.
 
-    Args:
-        run: the folder, which can be missing.
-        began: time at which the sweep was last continued, in seconds since 1970; a run without changes since then
-            waits.
-        is_finished: whether the run was complete at that time.
+    `is_finished` is whether the run was complete at that time, when the sweep was last continued.
     """
     try:
         known = from_json((run / "run.json").read_text(encoding="utf-8"))
@@ -121,7 +111,9 @@ class Screen:
         table.add_column(width=10)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
         whole = sum(state.done for state in states.values()) / max(len(states), 1)
-        table.add_row(Text(self._summary(states), style="bold"), _bar(whole), _left(whole, time.time() - self._began))
+        left = clock((time.time() - self._began) * (1 - whole) / whole) if 0.02 < whole < 1 else ""
+        remaining = Text(f"about {left} remaining" if left else "")
+        table.add_row(Text(self._summary(states), style="bold"), _bar(whole), remaining)
         order = {"runs": 0, "failed": 1, "completed": 2, "diverged": 2, "waits": 3}
         by_need = sorted(states, key=lambda name: order.get(states[name].status, 1))  # stable
         for name in by_need[:SHOWN]:
@@ -138,16 +130,9 @@ def _bar(done: float) -> ProgressBar:
     return ProgressBar(total=1.0, completed=done, width=10)
 
 
-def _left(done: float, seconds: float) -> Text:
-    return Text(f"about {clock(seconds * (1 - done) / done)} remaining" if 0.02 < done < 1 else "")
-
-
 @cache  # the result is cached, because it needs all rows and is used every second
 def _results_in_short(run: Path, _when: int) -> str:
-    """Return the results of an ended run in a few words.
-
-    `_when` distinguishes several ends of a run that was continued.
-    """
+    """Return the results of an ended run in a few words; `_when` distinguishes several ends of a run."""
     try:
         results = read_run(run)
         if results.status == "diverged":

@@ -32,18 +32,13 @@ DIGEST_DIGITS = 12  # digits of a digest in messages
 
 @settings
 class Range:
-    """The searched range of a setting.
+    """The searched range of a setting."""
 
-    Attributes:
-        low: its smallest value.
-        high: its largest value.
-        scale: "log" spaces and draws the logarithms of values evenly, "linear" the values.
-        points: number of values of method "grid"; can be omitted if it is the only setting.
-    """
-
-    low: float
-    high: float
+    low: float  # its smallest value
+    high: float  # its largest value
+    # "log" spaces and draws the logarithms of values evenly, "linear" the values
     scale: Literal["log", "linear"] = "log"
+    # number of values of method "grid"; can be omitted if it is the only setting
     points: Annotated[Whole, bounds(ge=2)] | None = None
 
     def __post_init__(self) -> None:
@@ -80,15 +75,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial of a group.
+    """A trial of a group."""
 
-    Attributes:
-        values: values of the searched settings.
-        perplexities: geometric mean over its runs after each share of training that it reached; infinite if a run
-            diverged.
-    """
-
-    values: Point
+    values: Point  # values of the searched settings
+    # geometric mean over its runs after each share of training that it reached; infinite if a run diverged
     perplexities: list[float] = field(default_factory=list)
 
     @property
@@ -99,30 +89,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class GroupOutcome:
-    """The result of a search for the runs of a sweep that share values.
+    """The result of a search for the runs of a sweep that share values."""
 
-    Attributes:
-        name, grid, axes: see `Group`.
-        values: the chosen values, by setting.
-        perplexity: perplexity of the chosen trial at the end of training.
-        widenings: number of extensions of its range.
-        trials: all its trials.
-    """
-
-    name: str
+    name: str  # name, grid, axes: see `Group`
     grid: str
     axes: Values
-    values: Point
-    perplexity: float
-    widenings: int
-    trials: tuple[Trial, ...]
+    values: Point  # the chosen values, by setting
+    perplexity: float  # perplexity of the chosen trial at the end of training
+    widenings: int  # number of extensions of its range
+    trials: tuple[Trial, ...]  # all its trials
 
     @property
     def is_limited_by_stability(self) -> bool:
-        """Return whether all trials at an adjacent value of a chosen setting diverged.
-
-        Otherwise both adjacent values have finite and larger losses.
-        """
+        """Return whether all trials at an adjacent value diverged; else both adjacent values have larger losses."""
         for (name, value), side in product(self.values.items(), (-1, 1)):
             values = [(side * trial.values[name], trial.has_diverged) for trial in self.trials]
             beyond = [(other, has_diverged) for other, has_diverged in values if other > side * value]
@@ -133,20 +112,15 @@ class GroupOutcome:
 
 @settings
 class Rule:
-    """The rule of a search, which is the same for all groups.
+    """The rule of a search, which is the same for all groups."""
 
-    Attributes:
-        method: "grid" takes all products of evenly spaced values, "random" draws values.
-        trials: number of trials before the range is extended; at least 8.
-        halving: ascending shares of the length of training after which the better half of the trials continues; the
-            last share is 1.
-        widenings: largest number of extensions of the range of a group.
-    """
-
+    # "grid" takes all products of evenly spaced values, "random" draws values
     method: Literal["grid", "random"] = "grid"
-    trials: Annotated[Whole, bounds(ge=FEWEST)] = 8
+    trials: Annotated[Whole, bounds(ge=FEWEST)] = 8  # number of trials before the range is extended; at least 8
+    # ascending shares of the length of training after which the better half of the trials continues; the last share is
+    # 1
     halving: tuple[float, ...] = (0.25, 0.5, 1.0)
-    widenings: Natural = 3
+    widenings: Natural = 3  # largest number of extensions of the range of a group
 
     def __post_init__(self) -> None:
         shares = (0.0, *self.halving)
@@ -171,8 +145,8 @@ class Rule:
     ) -> list[Point]:
         """Return values beyond the best value of a setting, on one side: half as many as the range had.
 
-        A grid continues with its steps, and keeps the other settings at their best values. A random search draws within
-        half the width of the range, and draws the other settings from their ranges.
+        A grid continues with its steps, with the other settings at their best. A random search draws within half the
+        width of the range, and draws the other settings from their ranges.
         """
         range_, start = ranges[name], ranges[name].share(best[name])
         if self.method == "grid":
@@ -191,13 +165,9 @@ def search(
     """Search for the values of a group with the lowest perplexity.
 
     The best value of each setting must be inside: there are trials with a lower and with a higher value. Otherwise
-    there are further trials beyond, with the same halving, unless these values are impossible.
-
-    Yields:
-        A share of training and the trials to measure after it, by number; send their perplexities.
-
-    Raises:
-        RunFailed: all trials diverged, or the best trial is still at the edge after all extensions.
+    there are further trials beyond, with the same halving, unless these values are impossible. Yields a share of
+    training and the trials to measure after it, by number, and is sent their perplexities. RunFailed if all trials
+    diverged, or the best is at the edge after all extensions.
     """
     trials = [Trial(values) for values in rule.first_points(group.ranges, rng)]
     new = dict(enumerate(trials))
@@ -238,10 +208,7 @@ def search(
 
 
 def better_half(trials: Mapping[int, Trial]) -> dict[int, Trial]:
-    """Return the better half by the last perplexity, rounded up, in order, without diverged trials.
-
-    If perplexities are equal, the earlier trial is better.
-    """
+    """Return the better half by last perplexity, rounded up, in order, without diverged ones; of equals the earlier."""
     better = sorted(trials, key=lambda number: trials[number].perplexities[-1])[: (len(trials) + 1) // 2]
     return {number: trials[number] for number in sorted(better) if not trials[number].has_diverged}
 
@@ -258,45 +225,26 @@ def open_sides(points: Sequence[Point], best: Point) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        title, tier: the sweep's title, and the tier.
-        training: digest of the grids and settings of training; see `flsim.runs.sweeps.definition.training_digest`.
-        search: digest of the search: its settings, and those of its first runs.
-        objective: the minimized quantity, in words.
-        method, trials, halving: see `Rule`.
-        runs: number of runs of a trial, over seeds and axes.
-        by: axes of the sweep by which groups differ.
-        seeds: seeds of the search.
-        corpus: digest of the corpus of the search.
-        has_own_corpus: whether the corpora of the search and the sweep differ.
-        groups: results by group.
-        source: the file; empty in the file itself.
-    """
-
-    title: str
+    title: str  # title, tier: the sweep's title, and the tier
     tier: str
-    training: str
-    search: str
-    objective: str
-    method: str
+    training: str  # digest of the grids and settings of training; see `flsim.runs.sweeps.definition.training_digest`
+    search: str  # digest of the search: its settings, and those of its first runs
+    objective: str  # the minimized quantity, in words
+    method: str  # method, trials, halving: see `Rule`
     trials: int
     halving: tuple[float, ...]
-    runs: int
-    by: tuple[str, ...]
-    seeds: tuple[int, ...]
-    corpus: str
-    has_own_corpus: bool
-    groups: tuple[GroupOutcome, ...]
-    source: str = ""
+    runs: int  # number of runs of a trial, over seeds and axes
+    by: tuple[str, ...]  # axes of the sweep by which groups differ
+    seeds: tuple[int, ...]  # seeds of the search
+    corpus: str  # digest of the corpus of the search
+    has_own_corpus: bool  # whether the corpora of the search and the sweep differ
+    groups: tuple[GroupOutcome, ...]  # results by group
+    source: str = ""  # the file; empty in the file itself
 
     def values_for(self, grid: str, axes: Values, overrides: Iterable[str] = ()) -> Point:
-        """Return the chosen values for a run.
-
-        Raises:
-            InputError: the run belongs to no group, or an override changes a chosen value.
-        """
+        """Return the chosen values for a run; InputError if it belongs to no group, or an override changes a value."""
         for group in self.groups:
             if group.grid == grid and all(axes.get(axis) == value for axis, value in group.axes.items()):
                 for override in overrides:
@@ -361,11 +309,7 @@ class TuningOutcome:
 
 
 def _chosen(groups: Iterable[GroupOutcome]) -> str:
-    """Return the chosen values in words, each with the groups that have it.
-
-    Names of groups contain only the axes that distinguish different values: ``sgd`` if all of its groups share values,
-    not ``sgd-iid, sgd-non-iid``.
-    """
+    """Return the chosen values in words, each with its groups, named by the axes that distinguish different values."""
     by_grid: dict[str, list[GroupOutcome]] = {}
     for group in groups:
         by_grid.setdefault(group.grid, []).append(group)
@@ -390,11 +334,7 @@ def _shortest(grid: str, groups: Sequence[GroupOutcome]) -> dict[str, Point]:
 
 
 def read_outcome(path: Path) -> TuningOutcome:
-    """Read the result of a search.
-
-    Raises:
-        InputError: there is no such file, or it is not the result of a search.
-    """
+    """Read the result of a search; InputError if there is no such file, or it has no result."""
     if not path.exists():
         raise InputError(f"{path}: no such file, but a tier needs its settings; create it with `flsim tune`")
     tuned = toml.validate(TuningOutcome, toml.read(path), str(path))

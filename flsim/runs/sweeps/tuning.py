@@ -55,19 +55,13 @@ FILE = "tune.json"
 
 @settings
 class TuningTier:
-    """The search at one tier of the sweep.
+    """The search at one tier of the sweep."""
 
-    Attributes:
-        grids: ranges of settings, for each grid of the sweep.
-        at: values of axes that trials have; other runs of the sweep use the chosen values without a trial.
-        corpus: folder or URI of a corpus for the search only, relative to the file.
-        corpus_seed: seed of a corpus for the search only, instead of `corpus`; its other settings are those of the
-            tier.
-    """
-
-    grids: dict[str, dict[str, Range]]
+    grids: dict[str, dict[str, Range]]  # ranges of settings, for each grid of the sweep
+    # values of axes that trials have; other runs of the sweep use the chosen values without a trial
     at: dict[str, list[Any]] = field(default_factory=dict)
-    corpus: str | None = None
+    corpus: str | None = None  # folder or URI of a corpus for the search only, relative to the file
+    # seed of a corpus for the search only, instead of `corpus`; its other settings are those of the tier
     corpus_seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -81,19 +75,12 @@ class TuningTier:
 
 @settings
 class Tuning(Rule):
-    """The content of a file for `flsim tune`.
+    """The content of a file for `flsim tune`."""
 
-    Attributes:
-        sweep: file of the sweep, relative to this file.
-        tiers: searches by tier of the sweep.
-        seeds: seeds of the trials' runs.
-        by: axes of the sweep by which groups differ; each grid is a separate group.
-    """
-
-    sweep: str = ""
-    tiers: dict[str, TuningTier] = field(default_factory=dict)
-    seeds: Annotated[tuple[Natural, ...], DIFFERENT] = ()
-    by: tuple[str, ...] = ()
+    sweep: str = ""  # file of the sweep, relative to this file
+    tiers: dict[str, TuningTier] = field(default_factory=dict)  # searches by tier of the sweep
+    seeds: Annotated[tuple[Natural, ...], DIFFERENT] = ()  # seeds of the trials' runs
+    by: tuple[str, ...] = ()  # axes of the sweep by which groups differ; each grid is a separate group
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,11 +99,7 @@ class TuningFolder(SweepFolder):
     what: ClassVar[str] = "tune"
 
     def begin(self, search: "Search", digest: str) -> None:
-        """Create the folders and write tune.json; an existing tune.json must have the same search.
-
-        Raises:
-            InputError: the folder has another search.
-        """
+        """Create the folders and write tune.json; InputError if the folder has another search."""
         path = self.path / FILE
         if path.exists():
             try:
@@ -138,11 +121,7 @@ class TuningFolder(SweepFolder):
         return self.config(name)
 
     def perplexity(self, name: str, round: int) -> float | None:
-        """Return a run's perplexity after a round: infinite if the run diverged, None before it is measured.
-
-        Raises:
-            InputError: the run is damaged.
-        """
+        """Return a run's perplexity after a round: infinite if it diverged, None before it is measured."""
         if not is_run(self.run(name)):
             return None
         results = read_run(self.run(name))
@@ -154,23 +133,14 @@ class TuningFolder(SweepFolder):
 
 @dataclass(frozen=True)
 class Search:
-    """A search at one tier.
+    """A search at one tier."""
 
-    Attributes:
-        source: its file.
-        tuning: content of the file.
-        at: the settings of the tier.
-        definition: the sweep.
-        tier_name: name of the tier.
-        corpus: folder or URI of the corpus of the search, which can be created later.
-    """
-
-    source: Path
-    tuning: Tuning
-    at: TuningTier
-    definition: Definition
-    tier_name: str
-    corpus: Path | str
+    source: Path  # its file
+    tuning: Tuning  # content of the file
+    at: TuningTier  # the settings of the tier
+    definition: Definition  # the sweep
+    tier_name: str  # name of the tier
+    corpus: Path | str  # folder or URI of the corpus of the search, which can be created later
 
     @property
     def sweep(self) -> Path:
@@ -188,11 +158,7 @@ class Search:
         return open_corpus(self.tier, self.corpus, folder, seed)
 
     def planned(self, grid: str, values: Point) -> list[Planned]:
-        """Return the runs of a grid that are trained in trials, with these values of settings, to measure utility.
-
-        Raises:
-            InputError: a value is impossible, or a setting is one of the grid's axes.
-        """
+        """Return the runs of a grid in trials with these values; InputError if a value is impossible or on an axis."""
         axes = {axis for its in self.definition.grids if its.name == grid for axis in its.axes}
         if varied := [name for name in values if name in axes]:
             raise InputError(
@@ -219,11 +185,7 @@ class Search:
         return [run for grid, ranges in self.at.grids.items() for run in self.planned(grid, middle(ranges))]
 
     def groups(self) -> list[Group]:
-        """Return the groups in the table's order.
-
-        Raises:
-            InputError: the file does not fit the sweep, or groups have unequal budgets.
-        """
+        """Return the groups in the table's order; InputError if the file does not fit, or budgets are unequal."""
         names = [grid.name for grid in self.definition.grids]
         if set(names) != set(self.at.grids):
             raise InputError(
@@ -285,12 +247,7 @@ class Search:
 
 
 def load(path: Path, tier: str, folder: Path) -> Search:
-    """Read a file for `flsim tune`, and its sweep.
-
-    Raises:
-        InputError: a file is missing or wrong, or has no such tier; an existing corpus is missing, or the corpus of the
-            tier cannot be made from another seed.
-    """
+    """Read a file for `flsim tune`, and its sweep; InputError if one, its tier or a corpus does not fit."""
     values = toml.read(path)
     if "sweep" not in values:
         raise InputError(

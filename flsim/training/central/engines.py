@@ -94,11 +94,11 @@ class AutogradEngine:
             return None
         rows, times = read.inputs.shape
         width, like = self._model.hparams.embedding, representative(self._named)
-        drawn = factors(training.hparams.dropout, training.seed, step, rows, self._layout.record_words, width)
+        masks = factors(training.hparams.dropout, training.seed, step, rows, self._layout.record_words, width)
         longest_first = np.argsort(-(read.targets != self._layout.pad).sum(1), kind="stable")
         rank = np.empty(rows, np.int64)
         rank[longest_first] = np.arange(rows)
-        return torch.from_numpy(drawn[:, rank, :times]).to(like)
+        return torch.from_numpy(masks[:, rank, :times]).to(like)
 
 
 class PackedEngine:
@@ -137,8 +137,8 @@ class PackedEngine:
         gradients = list(gradient.values())
         if hparams.gradient_clip is not None:
             gradients = list(bound_norm(gradients, hparams.gradient_clip))
-        for weight, own in zip(self._model.weights.values(), gradients, strict=True):
-            weight.grad = own
+        for weight, of_weight in zip(self._model.weights.values(), gradients, strict=True):
+            weight.grad = of_weight
         for group in self._optimizer.param_groups:
             group["lr"] = training.rate(step)
         self._optimizer.step()
@@ -152,23 +152,20 @@ class PackedEngine:
         like = representative(self._model.weights)
         with_factors, first = [], 0
         for index, (packed, end, rows) in enumerate(zip(batches, steps.ends, chunk.counts, strict=True)):
-            drawn = factors(dropout, training.seed, chunk.first + index, int(rows), times, width)
-            mask = torch.from_numpy(drawn[:, steps.row[first:end], steps.time[first:end]]).to(like)
+            masks = factors(dropout, training.seed, chunk.first + index, int(rows), times, width)
+            mask = torch.from_numpy(masks[:, steps.row[first:end], steps.time[first:end]]).to(like)
             with_factors.append(replace(packed, dropout_mask=(mask[0], mask[1])))
             first = end
         return with_factors
 
 
 def engine_of(training: CentralTask, state: State) -> Engine:
-    """Return the engine of the settings, with the state.
+    """Return the engine of the settings, with the state; InputError if it does not support device or precision.
 
     Engine "autograd" is plain PyTorch with torch's optimizers, on any device, and the reference for the other engines.
     It also trains DP-SGD, which needs each record's gradient, and models that declare no written-out gradient. Engine
     "fused" is the written-out gradient: on a CPU without padding, and on other devices as one user of the cohort
-    engine, with its kernels and graphs.
-
-    Raises:
-        InputError: the engine, or the device, does not support the precision of the settings.
+    engine.
     """
     refuse_precision(training)
     able = training.capabilities
@@ -185,10 +182,7 @@ def engine_of(training: CentralTask, state: State) -> Engine:
 
 
 def _has_kernels(training: CentralTask) -> bool:
-    """Return whether there are kernels for the model and the optimizer.
-
-    Prints a line if only the optimizer has no kernel.
-    """
+    """Return whether there are kernels for the model and the optimizer; print a line if only the latter has none."""
     if not training.capabilities.stacked:
         return False
     if optimizer_named(configured(training.hparams, "optimizer")).direction is None:

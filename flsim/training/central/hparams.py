@@ -83,15 +83,7 @@ class CentralHParams:
             raise InputError("steps and words both set how long to train; set only one of them")
 
     def steps_over(self, records: int, words: int | None = None) -> int:
-        """Return the number of steps of the complete training.
-
-        Args:
-            records: number of records in an epoch.
-            words: number of words in an epoch; only required when the setting `words` is set.
-
-        Raises:
-            InputError: the setting `words` is set, and the argument `words` is None or 0.
-        """
+        """Return the number of steps over `records`, and `words` if that setting is set (InputError without them)."""
         if self.steps is not None:
             return self.steps
         epochs = self.epochs

@@ -136,7 +136,8 @@ class StackedEngine:
         parts, dropped = shape.parts(data), None
         if self._hparams.dropout:
             stays, places = mask.view(1, -1, self._width), shape.times * shape.rows
-            dropped = Dropped(stays[:, :places], stays[:, places:], _factor(self._hparams.dropout))
+            factor = float(np.float32(1) / np.float32(1 - self._hparams.dropout))  # rounded as in `factors`
+            dropped = Dropped(stays[:, :places], stays[:, places:], factor)
         losses = self._descend(shape, parts, dropped)
         self._losses.index_add_(0, parts.number, losses.sum(1, dtype=torch.float64))
 
@@ -168,10 +169,7 @@ class StackedEngine:
         return self._training.rate(step), *(1 - beta ** (step + 1 - self._began) for beta in BETAS)
 
     def _drop(self, chunk: Chunk, steps: Steps, shapes: Sequence[Shape]) -> Tensor:
-        """Return dropout of all steps, flat uint8, 1 for kept values.
-
-        A step's part is [T B + N, D]: inputs of cells, then inputs of the output layer.
-        """
+        """Return dropout of all steps, flat uint8, 1 for kept values: [T B + N, D], first inputs of cells."""
         size = sum(map(self._mask_values, shapes))
         mask = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         if not size:
@@ -181,10 +179,10 @@ class StackedEngine:
         for index, (shape, end) in enumerate(zip(shapes, steps.ends, strict=True)):
             draw = self._hparams.dropout, training.seed, chunk.first + index, int(chunk.counts[index])
             row, time = steps.row[begin:end], steps.time[begin:end]
-            drawn = factors(*draw, self._largest.times, self._width)[:, row, time] != 0
+            stays = factors(*draw, self._largest.times, self._width)[:, row, time] != 0
             values = self._mask_values(shape)
             part, places = flat[first : first + values].reshape(-1, self._width), shape.times * shape.rows
-            part[time * shape.rows + row], part[places : places + len(row)] = drawn
+            part[time * shape.rows + row], part[places : places + len(row)] = stays
             first, begin = first + values, end
         return mask
 
@@ -218,8 +216,3 @@ def _by_token(steps: Steps) -> Steps:
     order = np.argsort((steps.step * (int(steps.inputs.max(initial=0)) + 1) + steps.inputs) * len(places) + places)
     sorted_ = {name: getattr(steps, name)[order] for name in ("inputs", "targets", "step", "time", "row")}
     return replace(steps, **sorted_)
-
-
-def _factor(dropout: float) -> float:
-    """Return the factor of kept values, rounded to float32 as in `factors`."""
-    return float(np.float32(1) / np.float32(1 - dropout))

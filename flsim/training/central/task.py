@@ -28,17 +28,11 @@ from flsim.training.state import Moments, State
 
 @dataclass(frozen=True)
 class Log:
-    """Sums over some steps.
+    """Sums over some steps."""
 
-    Attributes:
-        loss: summed cross-entropy in nats, before each step.
-        tokens: number of positions in `loss`.
-        records: number of records.
-    """
-
-    loss: float = 0.0
-    tokens: int = 0
-    records: int = 0
+    loss: float = 0.0  # summed cross-entropy in nats, before each step
+    tokens: int = 0  # number of positions in `loss`
+    records: int = 0  # number of records
 
     def merge(self, other: "Log") -> "Log":
         return Log(self.loss + other.loss, self.tokens + other.tokens, self.records + other.records)
@@ -74,17 +68,11 @@ EngineName = Literal["fused", "autograd"]
 
 @dataclass(frozen=True)
 class Chunk:
-    """The records that consecutive steps read.
+    """The records that consecutive steps read."""
 
-    Attributes:
-        first: the first of the steps, from 0.
-        records: the records of all steps, one step after another.
-        counts: int64 [steps], number of records of each step; under DP-SGD it can be 0.
-    """
-
-    first: int
-    records: Records
-    counts: NDArray[np.int64]
+    first: int  # the first of the steps, from 0
+    records: Records  # the records of all steps, one step after another
+    counts: NDArray[np.int64]  # int64 [steps], number of records of each step; under DP-SGD it can be 0
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -207,10 +195,7 @@ class CentralTask:
         return self.hparams.rate(step, self.steps or self.hparams.steps_over(self.records.records))
 
     def chunk(self, first: int, end: int) -> Chunk:
-        """Return the records that the steps from `first` to `end` - 1 read, counted from 0.
-
-        Records of pseudo-users in a step follow the drawn records.
-        """
+        """Return the records that the steps from `first` to `end` - 1 read; in a step, those of pseudo-users last."""
         size, records = self.hparams.batch_size, self.records.records
         if self.privacy.mechanism == "none":
             chosen = [positions_at(step, records, size, self.order, self.seed) for step in range(first, end)]
@@ -238,11 +223,7 @@ class CentralTask:
         return self.hparams.batch_size + self.records.extra.most_records
 
     def released_by(self, steps: int) -> Entry:
-        """Return the ledger's entry for this many steps.
-
-        Training without noise also has an entry, with noise multiplier 0, because an empty ledger would mean that
-        nothing was released.
-        """
+        """Return the ledger's entry for this many steps; without noise with multiplier 0, because all was released."""
         records, size = self.records.records, self.hparams.batch_size
         if self.privacy.mechanism == "none":
             return Entry("fixed-size", records, min(size, records), noise_multiplier=0.0, rounds=steps)

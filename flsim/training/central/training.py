@@ -42,21 +42,10 @@ def train_central(
     title: str = "training",
     engine: Engine | None = None,
 ) -> Iterator[tuple[State, Log]]:
-    """Train, and yield states for the caller to save or evaluate; leaving the loop ends training.
+    """Train, and yield states on the CPU, with the log since the previous one; leaving the loop ends training.
 
-    Args:
-        state: the state to continue from; it is not changed.
-        training: settings and records of training.
-        until_step: the last step.
-        stop_at: whether to yield the state after a number of steps; the last state is always yielded.
-        title: title of the progress display.
-        engine: as in `train_chunks`.
-
-    Yields:
-        The state, on the CPU, and the log of the steps since the previous state.
-
-    Raises:
-        Diverged: see `train_chunks`.
+    The state after step `until_step` is always yielded, others if `stop_at` is true for their step. `state` is not
+    changed. Raises Diverged as `train_chunks`.
     """
     log = Log()
     with (
@@ -79,26 +68,11 @@ def train_chunks(
     engine: Engine | None = None,
     ends_early: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[int, Log, State | None]]:
-    """Train like `train_central`, but without progress display, and also yield between states.
+    """Train like `train_central`, without display, and also yield between states: step, log, and None or the state.
 
-    A separate thread reads and packs the next records at the same time.
-
-    Args:
-        state: the state to continue from; it is not changed.
-        training: settings and records of training.
-        until_step: the last step.
-        stop_at: whether to yield the state after that many steps, a function of the number only; the last state is
-            always yielded.
-        engine: an engine with the state; None for the engine of `training`.
-        ends_early: whether to end before `until_step`; called once after each chunk of steps.
-
-    Yields:
-        The number of completed steps, the log of the steps since the last item, and the state if `stop_at` is true or
-        training ends.
-
-    Raises:
-        Diverged: a loss or the parameters of a state are not finite, or a loss is implausibly large; the message names
-            the step.
+    `stop_at` is a function of the number of steps only. `ends_early` is called once after each chunk of steps. A thread
+    reads and packs the next records at the same time. Diverged, with the step, if a loss or the parameters of a state
+    are not finite, or a loss is implausibly large.
     """
     if state.round >= until_step:
         return

@@ -16,14 +16,9 @@ from flsim.training.hparams import Precision
 
 
 def kernels_for(like: Params, precision: Precision, is_single: bool = False) -> Kernels:
-    """Return Triton's kernels on NVIDIA GPUs, in float32 and for embeddings of limited width.
+    """Return Triton's kernels on NVIDIA GPUs, for float32 and embeddings of limited width; otherwise PyTorch's.
 
-    Otherwise those of PyTorch.
-
-    Args:
-        like: parameters of the model.
-        precision: precision of matrix products.
-        is_single: whether a single user uses the complete GPU, with adjacent positions for equal tokens.
+    A single user uses the complete GPU, with adjacent positions for equal tokens.
     """
     if not _has_triton(like, precision):
         return TorchKernels()
@@ -122,13 +117,9 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, step: Step, shape: Shape, reads: Sequence[Tensor], data: Sequence[Tensor]) -> None:
-        """Do the step.
+        """Replay or capture a step for its shape, after copying `data` to `reads`, whose memory stays until `forget`.
 
-        Args:
-            step: function of the shape and `reads`; if `reads` are zeros, it must change nothing.
-            shape: the shape of the step, which identifies the graph to replay.
-            reads: tensors whose memory is the same until `forget`.
-            data: values to copy to `reads` before the step.
+        The step is a function of the shape and `reads`; if they are zeros, it must change nothing.
         """
         graph = self._graphs.get(shape)
         if graph is None:
@@ -138,10 +129,7 @@ class Graphs:
         graph.replay()
 
     def _capture(self, step: Step, shape: Shape, reads: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-        """Return a graph of the step, after one run that compiles its kernels and, over zeros, changes nothing.
-
-        Other threads can read, pack, and allocate pinned memory at the same time.
-        """
+        """Return a graph of the step, after one run over zeros that compiles it; other threads can pack meanwhile."""
         for read in reads:
             read.zero_()
         stream = capture_stream(self._device)
@@ -158,9 +146,5 @@ class Graphs:
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which all graphs of a device are captured; replays run on the stream of the caller.
-
-    Libraries keep memory for each stream that they were used on (cuBLAS: 32 MiB on an H200), so all graphs share one
-    stream.
-    """
+    """Return the stream on which a device's graphs are captured: libraries keep memory for each (cuBLAS: 32 MiB)."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

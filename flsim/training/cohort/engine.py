@@ -65,8 +65,8 @@ class PackedTrainer:
             gradients = list(gradient.values())
             if hparams.gradient_clip is not None:
                 gradients = list(bound_norm(gradients, hparams.gradient_clip))
-            for weight, own in zip(weights, gradients, strict=True):
-                weight.grad = own
+            for weight, of_weight in zip(weights, gradients, strict=True):
+                weight.grad = of_weight
             optimizer.step()
             loss += summed
         return [loss], [len(steps.inputs)]
@@ -93,7 +93,7 @@ STACKED_ON_CPU = 16
 
 
 class Trainer(Protocol):
-    """A trainer of a micro-cohort from the global parameters, which keeps the parameters of users until the next one.
+    """A trainer of a micro-cohort from the global parameters, which keeps its parameters until the next one.
 
     If memory runs out, the tensors that updates are added to do not change.
     """
@@ -103,11 +103,7 @@ class Trainer(Protocol):
         ...
 
     def train(self, start: Params, packed: Any, rate: float | None = None) -> tuple[Sequence[float], Sequence[int]]:
-        """Train at a learning rate, `LocalHParams.learning_rate` if None.
-
-        Returns:
-            Each user's cross-entropy (nats) before each of its steps, summed, and its number of positions.
-        """
+        """Train, by default at the settings' rate; return summed losses (nats) before steps, and positions, by user."""
         ...
 
     def norms(self) -> Sequence[float]:
@@ -187,11 +183,7 @@ class CohortEngine:
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
     ) -> UpdateSum:
-        """Train users and return the sum of their updates; for arguments, see `flsim.algorithms.fedavg.train_users`.
-
-        Raises:
-            RunFailed: the memory is too small for a single user.
-        """
+        """Train users and return the sum of their updates, as `train_users`; RunFailed if one exceeds the memory."""
         try:
             start = {name: value.to(self._device) for name, value in start.items()}
             delta = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
@@ -311,8 +303,7 @@ def users_on_cpu(like: Params, hparams: LocalHParams) -> int | None:
 def bounds(users: int, at_once: int) -> list[int]:
     """Return the bounds of the fewest groups of at most `at_once` users, whose sizes differ by at most 1.
 
-    A small last group would leave most of a GPU idle: 625 users with 264 per group train as 208, 208 and 209, not as
-    264, 264 and 97.
+    A small last group would leave most of a GPU idle: 625 users train as 208, 208 and 209, not as 264, 264 and 97.
     """
     groups = -(-users // at_once)
     return [users * group // groups for group in range(groups + 1)] if groups else []

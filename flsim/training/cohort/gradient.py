@@ -26,32 +26,17 @@ RARE = 1e-30  # a probability below it has lost digits; its logarithm is compute
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """The real positions of a batch, by time, then row; rows are records, longest first.
+    """The real positions of a batch, by time, then row; rows are records, longest first."""
 
-    Attributes:
-        inputs, targets: int64 [N].
-        sizes: number of rows at each time, in descending order.
-        dropout_mask: factors, [N, D] for the inputs of cells and [N, D] for the inputs of the output layer; None
-            without dropout.
-    """
-
-    inputs: Tensor
+    inputs: Tensor  # inputs, targets: int64 [N]
     targets: Tensor
-    sizes: list[int]
+    sizes: list[int]  # number of rows at each time, in descending order
+    # factors, [N, D] for the inputs of cells and [N, D] for the inputs of the output layer; None without dropout
     dropout_mask: tuple[Tensor, Tensor] | None = None
 
 
 def packed_batch(inputs: Tensor, targets: Tensor, pad: int) -> tuple[PackedBatch, Tensor]:
-    """Return the real positions of a padded batch, and the coordinates of each.
-
-    Args:
-        inputs: int64 [B, T].
-        targets: int64 [B, T]; `pad` after the end of a record.
-        pad: the id of padding.
-
-    Returns:
-        The batch, and int64 [2, N]: the record, as a row of `inputs`, and the time of each position.
-    """
+    """Return the positions of int64 [B, T] whose target is not `pad`, and the row and time of each, int64 [2, N]."""
     longest_first = (targets != pad).sum(1).argsort(descending=True, stable=True)
     time, row = (targets[longest_first] != pad).T.nonzero().T
     record = longest_first[row]
@@ -69,17 +54,12 @@ def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of a batch's summed loss, as terms per position.
+    """The gradients of a batch's summed loss, as terms per position."""
 
-    Attributes:
-        read: [rows, D], by the embeddings that are read.
-        products: matrices [rows, m] and [rows, n] by the name of the weight [m, n] whose gradient is their product.
-        sums: a matrix [rows, n] by the name of the bias [n] whose gradient is the sum of its rows.
-    """
-
-    read: Tensor
+    read: Tensor  # [rows, D], by the embeddings that are read
+    # matrices [rows, m] and [rows, n] by the name of the weight [m, n] whose gradient is their product
     products: dict[str, tuple[Tensor, Tensor]]
-    sums: dict[str, Tensor]
+    sums: dict[str, Tensor]  # a matrix [rows, n] by the name of the bias [n] whose gradient is the sum of its rows
 
 
 Backward = Callable[[Tensor], Gradients]  # of d_outputs [rows, D], which it can overwrite
@@ -127,10 +107,7 @@ class PackedModel(ABC):
     def record_gradients(self, batch: PackedBatch, places: Tensor, records: int) -> tuple[Params, Tensor]:
         """Return the gradient of each record's mean loss, by name [records, ...], and its summed loss, nats [records].
 
-        Args:
-            batch: the batch.
-            places: int64 [2, N], the record and the time of each position.
-            records: number of records; those without positions have gradients of 0.
+        `places`, int64 [2, N], is the record and time of each position. Records without positions have gradients of 0.
         """
         losses, cells = self._back(batch)
         (record, _), count, times = places, len(batch.inputs), len(batch.sizes)
@@ -442,24 +419,15 @@ class Tape:
     """The values of the forward pass that the gradient needs, as blocks of one time after another.
 
     Matrices in large products can have more than N rows, see `Products.rows`.
-
-    Attributes:
-        read: [N, D], embeddings of the inputs, after dropout.
-        gates: [N, 3H], f, o, g.
-        memory: [N, H], c.
-        bounded: [N, H], tanh c.
-        hidden: [N, H], o tanh c.
-        outputs: [N, D], r.
-        sizes: number of rows of each block, in descending order.
     """
 
-    read: Tensor
-    gates: Tensor
-    memory: Tensor
-    bounded: Tensor
-    hidden: Tensor
-    outputs: Tensor
-    sizes: list[int]
+    read: Tensor  # [N, D], embeddings of the inputs, after dropout
+    gates: Tensor  # [N, 3H], f, o, g
+    memory: Tensor  # [N, H], c
+    bounded: Tensor  # [N, H], tanh c
+    hidden: Tensor  # [N, H], o tanh c
+    outputs: Tensor  # [N, D], r
+    sizes: list[int]  # number of rows of each block, in descending order
 
 
 class PackedCIFG(PackedModel):
@@ -511,8 +479,8 @@ class PackedCIFG(PackedModel):
     def _through_time(self, tape: Tape, d_outputs: Tensor) -> Tensor:
         """Return the gradient by the gates' inputs [rows, 3H], in the gates' memory; `d_outputs` becomes that by r.
 
-        A gate's gradient is that of c, or of o tanh c, times a factor that does not depend on other times; factors are
-        computed first.
+        A gate's gradient is that of c, or of o tanh c, times a factor independent of other times, which is computed
+        first.
         """
         (count, units), first = tape.memory.shape, tape.sizes[0]
         recurrent, projection = (self.weights[name].T for name in ("recurrent_weight", "projection"))
@@ -544,12 +512,7 @@ class PackedCIFG(PackedModel):
 
 
 def packed_model(like: Params, products: Products | None = None) -> PackedModel:
-    """Return the written-out gradient of a built-in model that declares one.
-
-    Args:
-        like: parameters of the model, whose names and shapes determine its architecture; on a CPU.
-        products: see `PackedModel`.
-    """
+    """Return the written-out gradient of a built-in model; `like` has its names and shapes, on a CPU."""
     recurrent = like.get("cells.weight_hh_l0")
     if recurrent is None:
         return PackedCIFG(like, products)

@@ -17,19 +17,12 @@ sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.ate
 
 
 class Rule(NamedTuple):
-    """An optimizer with its settings, for gradients that are already clipped.
+    """An optimizer with its settings, for gradients that are already clipped."""
 
-    Attributes:
-        optimizer: an optimizer that has a `direction`.
-        momentum: factor of the previous direction, for optimizer "momentum".
-        proximal: FedProx's mu.
-        decay: lambda of torch's weight decay.
-    """
-
-    optimizer: Optimizer
-    momentum: float
-    proximal: float = 0.0
-    decay: float = 0.0
+    optimizer: Optimizer  # an optimizer that has a `direction`
+    momentum: float  # factor of the previous direction, for optimizer "momentum"
+    proximal: float = 0.0  # FedProx's mu
+    decay: float = 0.0  # lambda of torch's weight decay
 
 
 class Kernels(Protocol):

@@ -23,24 +23,16 @@ SCALARS = 3
 
 
 class Parts(NamedTuple):
-    """A step of u users, as views of the flat array.
+    """A step of u users, as views of the flat array."""
 
-    Attributes:
-        tokens: int32 [u, T, B], inputs; 0 if a record has no token.
-        places: int32 [u, N], the place (t + 1) B + b of each real position, with an additional block before the first
-            time; padded with 0, which is in this block.
-        targets: int32 [u, N].
-        counts: int32 [u], number of real positions; 0 for a user without this step.
-        number: int32 [1], the number of the step, from 1.
-        scalars: float64 [3], the step's learning rate and Adam's 1 - beta^t; 0 if the caller of `pack` gave none.
-    """
-
-    tokens: Tensor
+    tokens: Tensor  # int32 [u, T, B], inputs; 0 if a record has no token
+    # int32 [u, N], the place (t + 1) B + b of each real position, with an additional block before the first time;
+    # padded with 0, which is in this block
     places: Tensor
-    targets: Tensor
-    counts: Tensor
-    number: Tensor
-    scalars: Tensor
+    targets: Tensor  # int32 [u, N]
+    counts: Tensor  # int32 [u], number of real positions; 0 for a user without this step
+    number: Tensor  # int32 [1], the number of the step, from 1
+    scalars: Tensor  # float64 [3], the step's learning rate and Adam's 1 - beta^t; 0 if the caller of `pack` gave none
 
 
 class Shape(NamedTuple):
@@ -78,19 +70,12 @@ EXACT = Shape(1, 1, 1, 1)  # shapes are not rounded up
 
 @dataclass(frozen=True)
 class PackedGroup:
-    """Users, ordered by number of steps, so that the active users of any step are the first users.
+    """Users, ordered by number of steps, so that the active users of any step are the first users."""
 
-    Attributes:
-        order: int64 [users], the index of each user in the argument of `pack` or `pack_users`.
-        tokens: number of positions of each user over all steps, in the order of the argument.
-        shapes: the shape of each step.
-        data: int32, the steps one after another; in pinned memory if `pin` was set.
-    """
-
-    order: Ints
-    tokens: list[int]
-    shapes: list[Shape]
-    data: Tensor
+    order: Ints  # int64 [users], the index of each user in the argument of `pack` or `pack_users`
+    tokens: list[int]  # number of positions of each user over all steps, in the order of the argument
+    shapes: list[Shape]  # the shape of each step
+    data: Tensor  # int32, the steps one after another; in pinned memory if `pin` was set
 
     def __len__(self) -> int:
         return len(self.order)
@@ -103,14 +88,10 @@ def pack(
     pin: bool = False,
     scalars: NDArray[np.float64] | None = None,
 ) -> PackedGroup:
-    """Return all steps of a group of at least one user as one flat array.
+    """Return all steps of a group of at least one user as one flat array, for an asynchronous GPU copy if `pin`.
 
-    Args:
-        group: the users' steps.
-        rounding: shapes are rounded up to multiples of these values, so that there are few different shapes.
-        most: the largest values, which rounding does not exceed; None for no limit.
-        pin: whether the data go to pinned memory, from which a GPU copies asynchronously.
-        scalars: float64 [steps, 3], see `Parts`; None for zeros.
+    Shapes are rounded up to multiples of `rounding`, so that there are few, but not above `most`. `scalars`, float64
+    [steps, 3], see `Parts`, are zeros if None.
     """
     users, steps = len(group), max(map(len, group))
     order = np.argsort([-len(member) for member in group], kind="stable")
@@ -186,14 +167,7 @@ def allocate(
 def shapes_of(
     step: Ints, count: Ints, time: Ints, row: Ints, steps: int, rounding: Shape, most: Shape | None
 ) -> list[Shape]:
-    """Return each step's shape.
-
-    Args:
-        step, count, time, row: int64 [segments], the step, number of positions, last time and last row of each segment,
-            which is a step of a user.
-        steps: number of steps.
-        rounding, most: see `pack`.
-    """
+    """Return each step's shape from its segments' step, count, last time and last row, int64 [segments]; as `pack`."""
     sizes = np.zeros((4, steps), np.int64)
     sizes[0] = np.bincount(step, minlength=steps)
     for size, values in zip(sizes[1:], (time + 1, row + 1, count), strict=True):
@@ -231,14 +205,14 @@ def width_of(params: Params) -> int:
 
 def widened(params: Params, units: int) -> Params:
     """Return the same model with this many units, at least its own number."""
-    own = units_of(params)
+    size = units_of(params)
 
     def widen(name: str, value: Tensor) -> Tensor:
         if name in GATES:
-            return pad(value.reshape(*value.shape[:-1], 3, own), (0, units - own)).flatten(-2)
-        return pad(value, (0, 0, 0, units - own)) if name == "projection" else value
+            return pad(value.reshape(*value.shape[:-1], 3, size), (0, units - size)).flatten(-2)
+        return pad(value, (0, 0, 0, units - size)) if name == "projection" else value
 
-    return params if units == own else {name: widen(name, value) for name, value in params.items()}
+    return params if units == size else {name: widen(name, value) for name, value in params.items()}
 
 
 def narrowed(params: Params, like: Params) -> Params:
@@ -266,21 +240,14 @@ class Segments:
 
     Users are ordered by number of steps, most first, so that the users of any step are the first ones. Segments are
     ordered by step, then user.
-
-    Attributes:
-        step, user: int64 [segments].
-        sizes: int64 [segments, times], number of rows at each time; the sum over times is the number of positions.
-        length: int64 [rows], number of positions of each row; by segment, longest row first.
-        start: int64 [rows], position of the first word of each row in all words of the users.
-        has_eos: bool [rows], whether the row's last target is EOS.
     """
 
-    step: Ints
+    step: Ints  # step, user: int64 [segments]
     user: Ints
-    sizes: Ints
-    length: Ints
-    start: Ints
-    has_eos: NDArray[np.bool_]
+    sizes: Ints  # int64 [segments, times], number of rows at each time; the sum over times is the number of positions
+    length: Ints  # int64 [rows], number of positions of each row; by segment, longest row first
+    start: Ints  # int64 [rows], position of the first word of each row in all words of the users
+    has_eos: NDArray[np.bool_]  # bool [rows], whether the row's last target is EOS
 
     def parts(self, positions: int) -> "Iterator[tuple[slice, Segments]]":
         """Yield the segments of complete steps, with about this many positions, and the slice of these segments."""
@@ -301,14 +268,7 @@ def pack_users(
     most: Shape | None = None,
     pin: bool = False,
 ) -> PackedGroup:
-    """Return the local training of at least one user as one flat array.
-
-    Args:
-        group: the users.
-        layout: the corpus' token layout.
-        hparams: settings of local training.
-        rounding, most, pin: as in `flsim.training.cohort.packing.pack`.
-    """
+    """Return the local training of at least one user as one flat array; `rounding`, `most`, `pin` as in `pack`."""
     order = np.argsort([-hparams.examples(len(records)) // hparams.batch_size for records, _ in group], kind="stable")
     members = [group[place] for place in order]
     segments = _segments(members, layout, hparams)
@@ -319,8 +279,8 @@ def pack_users(
     # One additional token at both ends: the input of a first word and the target of a last one are replaced.
     unread = np.zeros(1, layout.token_type)
     words = np.concatenate([unread, *(records.tokens for records, _ in members), unread], dtype=layout.token_type)
-    for own, part in segments.parts(AT_ONCE):
-        _fill(data.numpy(), first[:, own], step_rows[own], part, words, layout)
+    for places, part in segments.parts(AT_ONCE):
+        _fill(data.numpy(), first[:, places], step_rows[places], part, words, layout)
 
     tokens = np.zeros(len(group), np.int64)
     np.add.at(tokens, order[segments.user], count)
@@ -363,10 +323,7 @@ def _segments(members: Sequence[Participant], layout: Layout, hparams: LocalHPar
 
 
 def _begins(users: Sequence[Records]) -> tuple[Ints, Ints]:
-    """Return the offsets of all records in all words, and the index of each user's first record in them.
-
-    Each user's part has one value more than the user has records: the end of the last record.
-    """
+    """Return the offsets of all records in all words, one more than records for each user, and each user's first."""
     parts = np.array([len(records.offsets) for records in users])
     words = np.array([records.words for records in users])
     begins = np.concatenate([records.offsets for records in users]) + np.repeat(np.cumsum(words) - words, parts)
@@ -374,15 +331,10 @@ def _begins(users: Sequence[Records]) -> tuple[Ints, Ints]:
 
 
 def _fill(flat: NDArray[np.int32], first: Ints, rows: Ints, segments: Segments, words: Tokens, layout: Layout) -> None:
-    """Write the positions of some segments.
+    """Write the positions of some segments into the int32 array of all steps, which has 0 there.
 
-    Args:
-        flat: int32, the flat array of all steps, in which positions are 0.
-        first: int64 [3, segments], the offsets of the tokens, places and targets of each segment.
-        rows: int64 [segments], number of rows in the shape of the segment's step.
-        segments: the segments to write.
-        words: all words of the users, with one token before and one after.
-        layout: the corpus' token layout.
+    `first`, int64 [3, segments], has the offsets of the tokens, places and targets; `rows`, int64 [segments], the rows
+    in the shape of the step. `words` has one token before and one after.
     """
     count, times = segments.sizes.sum(1), segments.sizes.shape[1]
     block = segments.sizes.ravel()  # a block has the positions of a segment at a time, by row

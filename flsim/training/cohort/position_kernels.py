@@ -16,38 +16,24 @@ from flsim.training.cohort.kernels import Kernels, TorchKernels
 
 
 class Target(NamedTuple):
-    """A weight that takes a step, or the memory of its gradient.
+    """A weight that takes a step, or the memory of its gradient."""
 
-    Attributes:
-        value: the weight in its own dtype, or the gradient.
-        low: copy of the weight in the dtype of products; None if the weight has that dtype, and for gradients.
-    """
-
-    value: Tensor
+    value: Tensor  # the weight in its own dtype, or the gradient
+    # copy of the weight in the dtype of products; None if the weight has that dtype, and for gradients
     low: Tensor | None = None
 
 
 class Prediction(NamedTuple):
-    """The operands of the output layer.
+    """The operands of the output layer."""
 
-    Attributes:
-        chosen: [u, N, D], r at each position.
-        embedding: [u, V, D]; rounded to the dtype of `chosen` before it is multiplied.
-        bias: [u, V].
-        targets: int32 [u, N]; 0, which is padding and not a word, after the positions of a user.
-        counts: int32 [u], number of positions of each user, which are the first ones.
-        log_sums: [u, N], log-sum-exp of the logits (nats), infinite after the positions of a user; written by
-            `predict`.
-        factor: float64 [1], factor of all gradients; 1 if None.
-    """
-
-    chosen: Tensor
-    embedding: Tensor
-    bias: Tensor
-    targets: Tensor
-    counts: Tensor
+    chosen: Tensor  # [u, N, D], r at each position
+    embedding: Tensor  # [u, V, D]; rounded to the dtype of `chosen` before it is multiplied
+    bias: Tensor  # [u, V]
+    targets: Tensor  # int32 [u, N]; 0, which is padding and not a word, after the positions of a user
+    counts: Tensor  # int32 [u], number of positions of each user, which are the first ones
+    # [u, N], log-sum-exp of the logits (nats), infinite after the positions of a user; written by `predict`
     log_sums: Tensor
-    factor: Tensor | None = None
+    factor: Tensor | None = None  # float64 [1], factor of all gradients; 1 if None
 
 
 class PositionKernels(Kernels, Protocol):

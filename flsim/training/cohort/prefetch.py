@@ -10,10 +10,9 @@ PATIENCE = 0.1  # seconds between two checks whether the iterator was closed
 
 
 def prefetched(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
-    """Yield the same items in the same order; up to `depth` items are computed in advance.
+    """Yield the same items in order, with up to `depth` computed in advance; errors are raised at their items.
 
-    An exception during the computation of an item is raised when the item is requested. The thread ends when the
-    iterator is closed or exhausted.
+    The thread ends when the iterator is closed or exhausted.
     """
     made: Queue[tuple[Item | None, BaseException | None, bool]] = Queue(depth)
     left = Event()

@@ -68,8 +68,7 @@ class Products:
 class OneDNNProducts(Products):
     """Products of float32 operands by oneDNN, which rounds them to bfloat16 only on a processor with AMX.
 
-    The library compiles a kernel for each new shape, in up to 3 ms. Matrices with a multiple of 16 rows, an AMX tile,
-    make shapes repeat from step to step.
+    It compiles a kernel for each new shape, in up to 3 ms; multiples of 16 rows, an AMX tile, make shapes repeat.
     """
 
     def rows(self, count: int) -> int:
@@ -105,23 +104,14 @@ class RoundedProducts(OneDNNProducts):
 
 
 def products_for(precision: Precision, like: Params) -> Products:
-    """Return the fastest products of this processor in a precision: "float32" (or that of the weights), or "bf16".
-
-    Args:
-        precision: precision of the products.
-        like: parameters of the model; oneDNN takes longer to call than MKL, and the products of small models are short.
-    """
+    """Return the fastest products of this processor: MKL's for small models, because oneDNN takes longer to call."""
     if precision_here(precision) == "bf16":
         return OneDNNProducts() if torch.cpu.get_capabilities().get("amx_bf16") else RoundedProducts()
     return OneDNNProducts() if max(map(torch.numel, like.values())) >= LARGE and onednn_is_faster() else Products()
 
 
 def precision_here(precision: Precision) -> Precision:
-    """Return the precision that the processor supports instead of the requested precision.
-
-    A processor without instructions for bfloat16 would be slower with bfloat16 than with float32, and therefore uses
-    float32; a message is printed once.
-    """
+    """Return "float32", with a message, for bfloat16 on a processor without its instructions, which would be slower."""
     able = torch.cpu.get_capabilities()
     if precision != "bf16" or able.get("amx_bf16") or able.get("avx512_bf16"):
         return precision
@@ -151,11 +141,7 @@ def _say_that_float32_is_used() -> None:
 
 @contextmanager
 def by_onednn() -> Iterator[None]:
-    """Let oneDNN multiply float32 matrices within the block; it rounds them to bfloat16 if the processor has AMX.
-
-    torch has no setting for the library. It uses oneDNN if operands may be rounded, and oneDNN rounds them only if that
-    is faster, which is the case with AMX.
-    """
+    """Let oneDNN multiply float32 matrices in the block: torch uses it if operands may be rounded, as only AMX does."""
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision
     settings.fp32_precision = "bf16"

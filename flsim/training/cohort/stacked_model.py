@@ -20,56 +20,34 @@ from flsim.training.hparams import Precision
 
 
 class Activations(NamedTuple):
-    """The activations of a step of u users, T times, B rows and N positions; r and c have a block before time 0.
+    """The activations of a step of u users, T times, B rows and N positions; r and c have a block before time 0."""
 
-    Attributes:
-        read: [u, T B, D], embeddings of the inputs; `d_read` is their gradient.
-        gates: [u, T, B, 3H], and then their gradient.
-        outputs: [u, T + 1, B, D], r; `d_outputs` their gradient.
-        cells: [u, T + 1, B, H], c, in the dtype of the master weights.
-        hidden: [u, T, B, H], o tanh c.
-        chosen: [u, N, D], r at real positions; `d_chosen` their gradient.
-        logits: [u, N, V], and then their gradient.
-        losses: [u, N], in the dtype of the master weights.
-    """
-
-    read: Tensor
+    read: Tensor  # [u, T B, D], embeddings of the inputs; `d_read` is their gradient
     d_read: Tensor
-    gates: Tensor
-    outputs: Tensor
+    gates: Tensor  # [u, T, B, 3H], and then their gradient
+    outputs: Tensor  # [u, T + 1, B, D], r; `d_outputs` their gradient
     d_outputs: Tensor
-    cells: Tensor
-    hidden: Tensor
-    chosen: Tensor
+    cells: Tensor  # [u, T + 1, B, H], c, in the dtype of the master weights
+    hidden: Tensor  # [u, T, B, H], o tanh c
+    chosen: Tensor  # [u, N, D], r at real positions; `d_chosen` their gradient
     d_chosen: Tensor
-    logits: Tensor
-    losses: Tensor
+    logits: Tensor  # [u, N, V], and then their gradient
+    losses: Tensor  # [u, N], in the dtype of the master weights
 
 
 class PositionActivations(NamedTuple):
-    """The activations of a step of u users and N positions, each user's in the order of time, then row.
+    """The activations of a step of u users and N positions, each user's in the order of time, then row."""
 
-    Attributes:
-        read: [u, N, D], embeddings of the inputs; `d_read` their gradient.
-        gates: [u, N, 3H], and then their gradient.
-        before: [u, N, D], r of the previous time.
-        outputs: [u, N, D], r; `d_outputs` its gradient.
-        cells: [u, N, H], c, in the dtype of the master weights.
-        hidden: [u, N, H], o tanh c.
-        losses: [u, N], in the dtype of the master weights.
-        log_sums: [u, N], log-sum-exp of the logits, in the dtype of the master weights.
-    """
-
-    read: Tensor
+    read: Tensor  # [u, N, D], embeddings of the inputs; `d_read` their gradient
     d_read: Tensor
-    gates: Tensor
-    before: Tensor
-    outputs: Tensor
+    gates: Tensor  # [u, N, 3H], and then their gradient
+    before: Tensor  # [u, N, D], r of the previous time
+    outputs: Tensor  # [u, N, D], r; `d_outputs` its gradient
     d_outputs: Tensor
-    cells: Tensor
-    hidden: Tensor
-    losses: Tensor
-    log_sums: Tensor
+    cells: Tensor  # [u, N, H], c, in the dtype of the master weights
+    hidden: Tensor  # [u, N, H], o tanh c
+    losses: Tensor  # [u, N], in the dtype of the master weights
+    log_sums: Tensor  # [u, N], log-sum-exp of the logits, in the dtype of the master weights
 
 
 @dataclass(frozen=True)
@@ -122,11 +100,7 @@ class Buffers:
         self._flat: dict[str, Tensor] = {}
 
     def reserve(self, steps: Sequence[Shape]) -> bool:
-        """Grow the memory to hold any of these steps, and return whether memory moved.
-
-        Raises:
-            torch.OutOfMemoryError: the device's memory does not suffice (RuntimeError on a CPU).
-        """
+        """Grow the memory to hold any of these steps, and return whether it moved; OutOfMemoryError if impossible."""
         moved = False
         for step in steps:
             shapes = dict(zip(self._sizes.fields, self._sizes.shapes(step), strict=True))
@@ -153,17 +127,11 @@ UNITS = 16  # H is rounded up to a multiple of it: rows of matrices then have th
 
 
 class Dropped(NamedTuple):
-    """Dropout of a step, 1 for kept values and 0 for others.
+    """Dropout of a step, 1 for kept values and 0 for others."""
 
-    Attributes:
-        read: uint8 [u, T B, D], for the inputs of cells.
-        predicted: uint8 [u, N, D], for the inputs of the output layer.
-        factor: multiplier of kept values.
-    """
-
-    read: Tensor
-    predicted: Tensor
-    factor: float
+    read: Tensor  # uint8 [u, T B, D], for the inputs of cells
+    predicted: Tensor  # uint8 [u, N, D], for the inputs of the output layer
+    factor: float  # multiplier of kept values
 
 
 class Term(NamedTuple):
@@ -423,10 +391,7 @@ class PositionModel(StackedWeights):
 
 
 def _by_position(shape: Shape, parts: Parts) -> tuple[Parts, Tensor]:
-    """Return the step as one time with a row for each position, and the offsets of times, int32 [u, T + 1].
-
-    The last value of a user is its number of positions.
-    """
+    """Return the step as one time with a row for each position, and offsets of times and the end, int32 [u, T + 1]."""
     users, times, rows, positions = shape
     numbers: Any = {"device": parts.places.device, "dtype": torch.int32}
     position = torch.arange(positions, **numbers)

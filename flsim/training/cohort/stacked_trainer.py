@@ -130,16 +130,10 @@ class StackedTrainer:
 
     @torch.no_grad()
     def train(self, start: Params, group: PackedGroup, rate: float | None = None) -> tuple[list[float], list[int]]:
-        """Train at most `users` users over all of their steps; their weights remain for `norms` and `add_updates`.
+        """Train at most `users` users over all of their steps, at `LocalHParams.learning_rate` if `rate` is None.
 
-        Args:
-            start: the global parameters.
-            group: the result of `pack`.
-            rate: the learning rate, which only a schedule changes; `LocalHParams.learning_rate` if None.
-
-        Returns:
-            Each user's cross-entropy (nats) before each of its steps, summed, and its number of positions; users are in
-            the order of the argument of `pack`.
+        Return each user's summed cross-entropy (nats) before each of its steps, and its number of positions, in the
+        order of `pack`. Weights remain for `norms` and `add_updates`.
         """
         self._order = torch.from_numpy(group.order)
         for name, value in widened(start, units_of(self._start)).items():
@@ -168,12 +162,7 @@ class StackedTrainer:
 
     @torch.no_grad()
     def add_updates(self, factors: Sequence[float], into: Params) -> None:
-        """Add the sum over users of factor times update; an update with factor 0 adds 0, even with invalid values.
-
-        Args:
-            factors: a factor for each user, in the order of the argument of `pack`.
-            into: float64 tensors to add to, on the device.
-        """
+        """Add the sum over users, in `pack`'s order, of factor times update to float64 tensors; 0 omits even NaN."""
         own = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._start.items()}
         with current(self._device):

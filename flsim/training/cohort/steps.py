@@ -15,15 +15,10 @@ Ints = NDArray[np.int64]
 
 
 class Participant(NamedTuple):
-    """A user in a round.
+    """A user in a round."""
 
-    Attributes:
-        records: the user's records.
-        rng: random stream of the user and the round, which orders the records.
-    """
-
-    records: Records
-    rng: np.random.Generator
+    records: Records  # the user's records
+    rng: np.random.Generator  # random stream of the user and the round, which orders the records
 
 
 @dataclass(frozen=True)
@@ -32,19 +27,14 @@ class Steps:
 
     The rows of a batch are its records, longest first. Therefore the records at a time are the first rows, and a step
     is a sequence of ever shorter blocks that needs neither padding nor masks.
-
-    Attributes:
-        inputs, targets: int64 [positions], the token that is read and the token to predict.
-        step, time, row: int64 [positions], the coordinates of each position.
-        ends: int64 [steps], the position after each step's last.
     """
 
-    inputs: Ints
+    inputs: Ints  # inputs, targets: int64 [positions], the token that is read and the token to predict
     targets: Ints
-    step: Ints
+    step: Ints  # step, time, row: int64 [positions], the coordinates of each position
     time: Ints
     row: Ints
-    ends: Ints
+    ends: Ints  # int64 [steps], the position after each step's last
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -68,16 +58,9 @@ def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.ra
 
 
 def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: int) -> Steps:
-    """Return batches of records as positions.
+    """Return batches of records as positions: BOS and words are read, words and EOS (if the layout has it) predicted.
 
-    A record is read as BOS and its words, and predicted as its words and EOS if `layout.ends_with_eos`.
-
-    Args:
-        records: the records to choose from.
-        layout: the corpus' token layout.
-        record: int64 [n], indices of the chosen records.
-        step: int64 [n], the step of each chosen record, ascending.
-        steps: number of steps.
+    `record` and `step`, int64 [n], are the chosen records and the step of each, ascending.
     """
     words = np.diff(records.offsets)[record]
     length = words + layout.ends_with_eos(words)

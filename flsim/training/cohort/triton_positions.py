@@ -235,10 +235,7 @@ class OutputLayer:
         return *operands, prediction.log_sums if factor is None else factor
 
     def _tile(self, prediction: Prediction, number: int) -> dict[str, Any]:
-        """Return the sizes of a tile of logits in the first pass, number 0, or the second.
-
-        Wide embeddings have small tiles, because their sums are in registers.
-        """
+        """Return the sizes of a tile of logits in the first pass, 0, or the second; small for wide embeddings."""
         (_, positions, width), vocabulary = prediction.chosen.shape, prediction.bias.shape[1]
         most = max(DOT, VALUES // block(width))
         few, words = TILES["bf16" if prediction.chosen.dtype == torch.bfloat16 else self._precision][number]
