@@ -39,6 +39,7 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
     "dp.md": {
         "--rounds 7840": "--rounds 100",
         "--epsilon 8 --delta 1e-5 --sampler poisson": "--epsilon 8 --delta 1e-5 --sampler fixed-size",
+        "--rounds 300": "--rounds 30",
     },
     "dp-ftrl.md": {"--rounds 160": "--rounds 20"},
     "participation.md": {"--rounds 160": "--rounds 16"},

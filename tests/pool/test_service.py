@@ -153,6 +153,7 @@ def test_who_runs_out_of_memory_is_replaced(
     assert others == [None, None]
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_replaced_and_its_work_done_again(
     service: EvaluationService, run: Path, tmp_path: Path
 ) -> None:
@@ -173,7 +174,6 @@ def test_a_killed_process_is_replaced_and_its_work_done_again(
     assert outcomes == ["retried", "retried", "stored"]
 
 
-@pytest.mark.slow
 def test_a_process_killed_while_idle_costs_one_attempt(service: EvaluationService, run: Path, tmp_path: Path) -> None:
     service.submit(run, run / "a")
     service.drain(run, TIMEOUT)

@@ -13,7 +13,7 @@ from power.resuming import command
 from flsim.base.progress import say
 from flsim.data.corpus import Corpus
 
-SAMPLE = 25
+SAMPLE = 40
 
 
 def write_posts(path: Path) -> None:
