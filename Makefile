@@ -24,7 +24,8 @@ setup: .venv/done ## make .venv with everything pinned
 demo: setup      ## train IID and non-IID on the built-in corpus; table, test and plot at the end
 	$(BIN)/flsim demo
 
-PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # many wait for others: three keep two cores busy
+# Many tests wait for others: three workers keep two cores busy, with one thread each.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup lint ## lint, type-check, the tests of every day: minutes
 	$(PYTEST) -m "not slow and not nightly"

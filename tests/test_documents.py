@@ -156,6 +156,7 @@ def test_the_reference_has_every_public_name() -> None:
     assert sorted(re.findall(r"^\.\. auto\w+:: flsim\.(\w+)$", page, re.MULTILINE)) == sorted(flsim.__all__)
 
 
+@pytest.mark.slow
 def test_the_site_is_built_strictly_and_its_pages_fetch_nothing(tmp_path: Path) -> None:
     """Links that a reader follows may lead anywhere."""
     done = build_site(ROOT / "docs", tmp_path)

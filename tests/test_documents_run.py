@@ -39,7 +39,10 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
     "dp.md": {
         "--rounds 7840": "--rounds 100",
         "--epsilon 8 --delta 1e-5 --sampler poisson": "--epsilon 8 --delta 1e-5 --sampler fixed-size",
+        "--rounds 300": "--rounds 30",
     },
+    "dp-ftrl.md": {"--rounds 160": "--rounds 20"},
+    "participation.md": {"--rounds 160": "--rounds 16"},
     "tutorial-language-model.md": {"epochs = 3": "epochs = 1", "rounds = 40": "rounds = 4", "every = 20": "every = 2"},
     "own-data.md": {"rounds = 40": "rounds = 4", "every = 20": "every = 2", "references = 2000": "references = 100"},
 }

@@ -181,6 +181,7 @@ def test_a_quoted_field_may_contain_what_separates_lines(tmp_path: Path, separat
     assert (canary.id, canary.tokens) == (f"x{chr(0x2028)}1", (3,))
 
 
+@pytest.mark.slow
 def test_the_page_finds_the_planted_phrase_in_a_transformer_and_no_other(tmp_path: Path) -> None:
     """Its files are written, its commands run, and what it says they print is compared, but for unplanted numbers."""
     blocks = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

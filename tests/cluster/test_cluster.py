@@ -39,6 +39,7 @@ def test_a_local_run_listens_on_loopback_alone_and_sends_no_statistics(experimen
     assert not psutil.wait_procs(others, timeout=60)[1]
 
 
+@pytest.mark.slow
 def test_sigterm_while_ray_starts_ends_a_run_as_it_does_later(experiment: Experiment) -> None:
     """Ray has a handler of its own, which exits with 15."""
     process = start(experiment, "--out", "run")

@@ -72,6 +72,7 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
         assert f"{node} cannot read the corpus {corpus}" in refusal()
 
 
+@pytest.mark.slow
 def test_a_process_that_ray_loses_is_no_bad_input(
     tmp_path: Path, make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert sorted(experiment.folder.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_sigkill_half_way_leaves_nothing(experiment: Experiment) -> None:
     """While the second model trains, as long as the first did; while records are written, beside their place."""
     made = experiment.folder / "made"

@@ -183,12 +183,24 @@ def test_an_audit_of_a_copy_proves_what_that_of_the_run_does(
     pd.testing.assert_frame_equal(theirs, own, check_exact=False, rtol=0, atol=1e-12)
 
 
+@pytest.fixture(scope="module")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("once") / "theirs"
+
+
 @pytest.fixture
-def theirs(copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path) -> Path:
-    """Measurements of a copy, by drawn canaries."""
-    drawn.write(tmp_path / "planted")
-    options = ("--state", tmp_path / "weights", "--canaries", tmp_path / "planted")
-    assert measured(copied, flsim, tmp_path, *options)[0] == 0
+def theirs(copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path, measured_once: Path) -> Path:
+    """Measurements of a copy, by drawn canaries; made once, and each test has a copy that names its own files."""
+    if not measured_once.exists():
+        drawn.write(tmp_path / "planted")
+        options = ("--state", tmp_path / "weights", "--canaries", tmp_path / "planted")
+        assert measured(copied, flsim, tmp_path, *options)[0] == 0
+        for record in (tmp_path / "theirs" / "models").iterdir():
+            record.write_text(record.read_text().replace(str(tmp_path), "@FOLDER@"))
+        (tmp_path / "theirs").rename(measured_once)
+    shutil.copytree(measured_once, tmp_path / "theirs")
+    for record in (tmp_path / "theirs" / "models").iterdir():
+        record.write_text(record.read_text().replace("@FOLDER@", str(tmp_path)))
     return tmp_path / "theirs"
 
 

@@ -69,6 +69,7 @@ def test_a_temporary_folder_whose_path_is_too_long_is_named(tmp_path: Path, monk
     assert refused().endswith("is too long for its sockets; set RAY_TMPDIR to a shorter path, such as /tmp")
 
 
+@pytest.mark.slow
 def test_a_process_of_rays_that_ends_while_ray_starts_ends_the_command(experiment: Experiment) -> None:
     """Ray itself would wait for half a minute, and raise an exception of no kind."""
     process = start(experiment, "--out", "lame")

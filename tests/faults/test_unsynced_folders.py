@@ -37,7 +37,10 @@ def assert_warned_once(experiment: Experiment, done: subprocess.CompletedProcess
     assert ".partial-" not in line
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, pytest.param(errno.ENOTSUP, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(errno.EINVAL, marks=pytest.mark.slow), pytest.param(errno.ENOTSUP, marks=pytest.mark.nightly)],
+)
 def test_a_run_on_a_file_system_that_cannot_sync_folders_is_the_same(experiment: Experiment, number: int) -> None:
     """Begun there, cut to an older checkpoint, and resumed there."""
     around = environment(experiment.folder, number)

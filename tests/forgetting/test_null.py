@@ -69,7 +69,7 @@ def most(trials: int, families: int = 1) -> float:
 def test_copies_do_not_differ_where_nothing_is_memorized(tmp_path: Path) -> None:
     """Groups of 1 and of 10 copies, of both partitions: the last use of one copy is earlier by rounds."""
     observed = design("forgetting", "smoke", tmp_path)
-    drawn = drawn_tests(observed[observed["copies"] != 4], 20)
+    drawn = drawn_tests(observed[observed["copies"] != 4], 10)
     of_copies = [table.loc[table["differs"] == "copies", "p"] for table in drawn]
     assert {len(p) for p in of_copies} == {2}
     assert sum((p <= LEVEL).sum() for p in of_copies) <= most(2 * len(drawn))

@@ -120,7 +120,7 @@ def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
     shadow_runs: Callable[..., list[Path]], flsim: Flsim
 ) -> None:
     paths = shadow_runs("record", "training.cohort=10")
-    shadows = collect(paths, count=50)
+    shadows = collect(paths, count=25)
     for row, path in enumerate(paths):
         run = Run.open(path)
         names, seed = names_in_cohorts(run), run.config.seed
@@ -130,8 +130,8 @@ def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
             for position in positions
         ]
         assert shadows.is_in[row].tolist() == expected
-        assert 0 < sum(expected) < 50
-    code, out, _ = flsim("membership", *paths, "--shadows", "--records", "50", "--json")
+        assert 0 < sum(expected) < 25
+    code, out, _ = flsim("membership", *paths, "--shadows", "--records", "25", "--json")
     assert code == 0
     (printed,) = json.loads(out)["shadows"]
     assert [row["attack"] for row in printed["attacks"]] == ATTACKS
@@ -140,12 +140,12 @@ def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
     known = np.isfinite(leave_one_out(shadows)["loss"])
     area = auroc(shadows.phi[known & shadows.is_in], shadows.phi[known & ~shadows.is_in])
     assert loss["auroc"] == pytest.approx(area)
-    attacks, of_targets = infer_by_shadows(*paths, records=50)
+    attacks, of_targets = infer_by_shadows(*paths, records=25)
     assert attacks["setting"].tolist() == [Run.open(paths[0]).setting] * 5
     assert attacks["auroc"].tolist() == pytest.approx([row["auroc"] for row in printed["attacks"]])
     assert of_targets[["setting", "unit"]].drop_duplicates().to_numpy().tolist() == [[attacks["setting"][0], "record"]]
     pd.testing.assert_series_equal(of_targets["memorization"], counterfactual(shadows)["memorization"])
-    code, out, _ = flsim("membership", *paths, "--shadows", "--records", "50")
+    code, out, _ = flsim("membership", *paths, "--shadows", "--records", "25")
     assert code == 0
     assert "membership of records with 3 shadow models" in out
     scores = leave_one_out(shadows)["LiRA online"]

@@ -153,6 +153,7 @@ def test_who_runs_out_of_memory_is_replaced(
     assert others == [None, None]
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_replaced_and_its_work_done_again(
     service: EvaluationService, run: Path, tmp_path: Path
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_process_killed_while_idle_costs_one_attempt(service: EvaluationServic
     assert names(tmp_path) == ["a", "bb"]
 
 
+@pytest.mark.slow
 def test_work_that_kills_its_process_every_time_fails_and_holds_up_nobody(run: Path, tmp_path: Path) -> None:
     service = EvaluationService(work, ServiceHParams(retries=1))
     for name in ("dies", "a"):
@@ -230,6 +232,7 @@ def test_work_that_freezes_at_once_has_no_more_time_than_other_work(run: Path) -
     service.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_never_starts_is_ordered_again_and_has_twice_as_long(
     monkeypatch: pytest.MonkeyPatch, run: Path
 ) -> None:

@@ -24,7 +24,7 @@ def write_posts(path: Path) -> None:
     path.write_text("".join(json.dumps(post) + "\n" for post in posts))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_import_that_lost_power_gives_the_same_corpus(tmp_path: Path, workers: int) -> None:
     source, folder = tmp_path / "posts.jsonl", tmp_path / "recorded"
     write_posts(source)

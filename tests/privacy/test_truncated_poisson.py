@@ -27,11 +27,11 @@ PLD = sound_convention(NAME)
 
 
 def test_a_cohort_is_a_poisson_cohort_or_a_subset_of_the_limit() -> None:
-    """20,000 rounds, 5 of 20 users, at most 6: sizes are min(6, Binomial(20, 1/4)), and users are as likely.
+    """5,000 rounds, 5 of 20 users, at most 6: sizes are min(6, Binomial(20, 1/4)), and users are as likely.
 
     Each chi-squared test rejects falsely once in 10,000 (fixed seed).
     """
-    rounds, law = 20_000, stats.binom(20, 1 / 4)
+    rounds, law = 5_000, stats.binom(20, 1 / 4)
     sizes, counts = np.zeros(7), np.zeros(20)
     for round_ in range(rounds):
         drawn, plain = draw_cohort(4, round_, 20, 5, NAME), draw_cohort(4, round_, 20, 5, "poisson")

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,21 +96,19 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def open_page(browser: Browser, file: Path) -> Iterator[Any]:
-    pages: list[Page] = []
+@pytest.fixture(scope="module")
+def open_page(browser: Browser, file: Path) -> Any:
+    """The report in a window of some width, opened once for all tests; folded parts may be open."""
 
+    @cache
     def open_(width: int, scheme: Literal["dark", "light"] = "light", has_scripts: bool = True) -> Page:
         page = browser.new_page(
             viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=has_scripts
         )
-        pages.append(page)
         page.goto(file.as_uri())
         return page
 
-    yield open_
-    for page in pages:
-        page.close()
+    return open_
 
 
 def test_nothing_is_requested_or_complained_of(browser: Browser, file: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import tokenizer_folders
 import torch
 from dumps import write_jsonl
-from helpers import CENTRAL, TINY, Experiment, assert_same, final_params, final_state, killed_and_whole
+from helpers import CENTRAL, TINY, Experiment, Trained, assert_same, final_params, final_state, killed_and_whole
 from peft import PeftModel
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -57,8 +57,8 @@ def rows_of(run: Path) -> pd.DataFrame:
     return read_run(run).rows
 
 
-def test_a_run_travels_only_adapters_and_is_measured_over_the_space(lora: Experiment) -> None:
-    run = trained(lora, "run", "evaluation.references=2000000")
+def test_a_run_travels_only_adapters_and_is_measured_over_the_space(lora: Experiment, copy_of_trained: Trained) -> None:
+    run = copy_of_trained("evaluation.references=2000000")
     opened = Run.open(run)
     assert (opened.config.evaluation.references, opened.config.evaluation.also) == (20_000, ("space",))
     params = final_params(run)
@@ -71,9 +71,9 @@ def test_a_run_travels_only_adapters_and_is_measured_over_the_space(lora: Experi
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "flexlora"])
-def test_a_resumed_run_has_the_same_bits(lora: Experiment, algorithm: str) -> None:
+def test_a_resumed_run_has_the_same_bits(lora: Experiment, copy_of_trained: Trained, algorithm: str) -> None:
     of_algorithm = f"training.algorithm={algorithm}"
-    whole = trained(lora, "run", of_algorithm)
+    whole = copy_of_trained(*([of_algorithm] if algorithm != "fedavg" else []))
     trained(lora, "short", of_algorithm, "training.rounds=2")
     lora.call("run", lora.config, "--out", "short", "--in-process", "--resume", "--set", of_algorithm)
     lora.call("verify", "short")
@@ -83,8 +83,10 @@ def test_a_resumed_run_has_the_same_bits(lora: Experiment, algorithm: str) -> No
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_an_exported_model_has_the_logits_and_perplexity_of_the_run(lora: Experiment, merge: bool) -> None:
-    run, out = trained(lora), lora.folder / "exported"
+def test_an_exported_model_has_the_logits_and_perplexity_of_the_run(
+    lora: Experiment, copy_of_trained: Trained, merge: bool
+) -> None:
+    run, out = copy_of_trained(), lora.folder / "exported"
     lora.call("export", "run", "--round", "4", "--out", "exported", *(["--merge"] if merge else []))
     if merge:
         theirs = AutoModelForCausalLM.from_pretrained(out).eval()
@@ -130,16 +132,17 @@ def test_a_base_that_changed_is_refused_on_resume(experiment: Experiment) -> Non
 
 @pytest.mark.parametrize("privacy", ["none", "dp"])
 def test_central_training_with_and_without_dp_sgd(experiment: Experiment, privacy: str) -> None:
-    experiment.config.write_text(CENTRAL.replace(OF_CIFG, LORA))
+    short = CENTRAL.replace("steps = 40", "steps = 8").replace("every = 20", "every = 8")
+    experiment.config.write_text(short.replace(OF_CIFG, LORA))
     of_privacy = ["privacy.mechanism=dp", "privacy.clip=0.1", "privacy.noise_multiplier=1.0"] if privacy == "dp" else []
     run = trained(experiment, "run", *of_privacy)
-    assert final_state(run).round == 40
+    assert final_state(run).round == 8
     assert final_state(run).ledger.entries[0].noise_multiplier == float(privacy == "dp")
     experiment.call("verify", "run")
 
 
-def test_attacks_take_the_base_as_reference(lora: Experiment) -> None:
-    trained(lora)
+def test_attacks_take_the_base_as_reference(lora: Experiment, copy_of_trained: Trained) -> None:
+    copy_of_trained()
     lora.call("membership", "run", "--reference", "base", "--attack", "reference", "--attack", "ez", "--attack", "wbc")
     lora.call("evaluate", "run", "--calibrate", "base")
     assert "calibrated" in " ".join(rows_of(lora.folder / "run")["metric"])
@@ -148,8 +151,8 @@ def test_attacks_take_the_base_as_reference(lora: Experiment) -> None:
     assert "no such checkpoint" in refused.stderr
 
 
-def test_only_hf_runs_have_a_base_and_are_exported(experiment: Experiment) -> None:
-    trained(experiment)
+def test_only_hf_runs_have_a_base_and_are_exported(experiment: Experiment, copy_of_trained: Trained) -> None:
+    copy_of_trained()
     for command, message in (
         (["export", "run", "--out", "out"], 'is of architecture "cifg"; only "hf" is exported'),
         (["membership", "run", "--reference", "base"], "has no base"),
@@ -207,8 +210,8 @@ def test_a_resume_after_sigkill_under_ray_is_exact(lora: Experiment, privacy: st
     assert_same(*killed_and_whole(lora, *settings))
 
 
-def test_a_simulation_has_the_bits_of_a_run(lora: Experiment) -> None:
-    run = trained(lora)
+def test_a_simulation_has_the_bits_of_a_run(lora: Experiment, copy_of_trained: Trained) -> None:
+    run = copy_of_trained()
     opened = Run.open(run).federated
     planted = flsim.plant(lora.folder / "corpus", opened.canaries, seed=opened.seed)
     model = flsim.Model(architecture="hf", config=opened.model.config, lora=flsim.Lora(rank=4))

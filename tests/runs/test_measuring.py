@@ -80,7 +80,7 @@ def test_the_command_says_what_the_columns_are(experiment: Experiment) -> None:
     _, path = checkpoint_of(experiment, "run")
     _, other = checkpoint_of(experiment, "other", seed=1)
     also = [part for name in ALSO for part in ("--also", name)]
-    done = experiment.call("evaluate", path, *also, "--samples", "200", "--calibrate", other)
+    done = experiment.call("evaluate", path, *also, "--samples", "200", "--nodes", "500", "--calibrate", other)
     headings = {cell.strip() for line in done.stdout.splitlines() for cell in line.split("|") if "|" in line}
     measured = {"space", "fit", "p", "fitted", "path", "hits", "calib.", "0+0", "0+1", "1+0", "1+1"}
     assert {"Canary", "Rank", "Bits", "RS", "BS", *measured} <= headings

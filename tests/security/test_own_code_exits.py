@@ -17,7 +17,8 @@ OTHERS = {
 }
 
 
-EXITS_HERE = ("--out", "run", "--in-process", "--set", "local.schedule=schedule.py:constant")
+ONCE = ("--in-process", "--set", "system.retries=0")  # without the pauses before a shard is asked again
+EXITS_HERE = ("--out", "run", *ONCE, "--set", "local.schedule=schedule.py:constant")
 
 
 def assert_failed(experiment: Experiment, arguments: tuple[str, ...], why: str = "SystemExit: 0") -> None:
@@ -39,7 +40,7 @@ def test_code_of_a_run_that_exits_fails_the_run(experiment: Experiment, kind: st
     experiment.config.write_text(TINY)
     settings = (SETTINGS[kind], *(DP if kind == "noise" else ()))
     options = [part for setting in settings for part in ("--set", setting)]
-    assert_failed(experiment, ("run", "tiny.toml", "--out", "run", "--in-process", *options))
+    assert_failed(experiment, ("run", "tiny.toml", "--out", "run", *ONCE, *options))
 
 
 @pytest.mark.parametrize("kind", OTHERS)

@@ -60,7 +60,7 @@ def peak_kilobytes(code: str, *arguments: Path) -> int:
     with subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             peak = max(peak, sum(map(_kilobytes, (process.pid, *children(process.pid)))))
-            time.sleep(0.002)
+            time.sleep(0.005)
     assert process.returncode == 0
     return peak
 

@@ -78,6 +78,7 @@ def test_what_to_set_trains_on_cpus() -> None:
         assert share(config, [CPU_NODE]) == (1, 0)
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_begin_says_why_and_the_next_one_is_tried(tmp_path: Path) -> None:
     """Real processes, one after another, without a cluster of the sweep's own."""
     jobs = []

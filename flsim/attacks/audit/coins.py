@@ -86,6 +86,8 @@ def is_refuted(
     misses = significance * (guesses - right) / canaries
     for index in range(right - 1, -1, -1):
         more = max(misses, wrong(hits))
+        if more == misses:  # then neither changes in any further step
+            break
         hits = min(1.0, hits + index / (guesses - index) * (more - misses))
         misses = more
     return hits + misses > guesses / canaries

@@ -184,6 +184,7 @@ run.import_corpus([Path(sys.argv[1])], Path(sys.argv[2]), hparams, workers=2)
 """
 
 
+@pytest.mark.slow
 def test_memory_of_all_processes_is_bounded_by_pieces(tmp_path: Path) -> None:
     def peak(posts: int) -> int:
         text = "few different words make for little memory in counts. " * 30

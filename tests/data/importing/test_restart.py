@@ -49,6 +49,7 @@ def test_a_kill_at_the_end_changes_nothing(imports: Imports, expected: dict[str,
     assert not imports.scratch.exists()
 
 
+@pytest.mark.slow
 def test_pieces_outlive_a_folder_that_comes_to_be_in_their_place(imports: Imports, expected: dict[str, bytes]) -> None:
     """While the import runs; and after it had nearly ended, as a kill or a loss of power can leave it."""
     process = imports.started(6, further=0)
@@ -78,6 +79,7 @@ def test_a_source_that_is_away_costs_no_pieces(imports: Imports, expected: dict[
     assert folder_bytes(imports.out) == expected
 
 
+@pytest.mark.slow
 def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, bytes]) -> None:
     """Pieces may be hours of work: neither another import's success nor its bad input removes them."""
     kill(imports.started(6, further=0))
@@ -107,6 +109,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(imports: Imports, exp
     assert folder_bytes(imports.out) == expected
 
 
+@pytest.mark.slow
 def test_workers_that_are_always_killed_end_the_import_in_one_line(
     imports: Imports, expected: dict[str, bytes]
 ) -> None:
@@ -153,6 +156,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
     imports: Imports, expected: dict[str, bytes], disk: Callable[[int], Path]
 ) -> None:
@@ -176,6 +180,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     assert [path.name for path in out.parent.iterdir()] == ["corpus"]
 
 
+@pytest.mark.slow
 def test_what_a_kill_left_of_a_finished_import_goes(imports: Imports, expected: dict[str, bytes]) -> None:
     """Whichever moment of the removal of its files was the last."""
     imports.run()
