@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.fields import WrongFieldError, posts_of
-from flsim.data.formats.posts import OPTIONS, Format, Part, Post, library_message
+from flsim.data.formats.posts import OPTIONS, Format, Part, Post, reading
 
 MAGIC = b"PAR1"
 BATCH = 256  # rows in memory at a time
@@ -23,16 +23,10 @@ BATCH = 256  # rows in memory at a time
 
 @contextmanager
 def _open(data: Path, source: Path) -> Iterator[Any]:
-    try:
+    kinds = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
+    with reading(source, "cannot be read as Parquet", kinds):
         with pq.ParquetFile(data, memory_map=False, pre_buffer=False, buffer_size=2**16) as file:
             yield file
-    except InputError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        raise InputError(
-            f"{source}: cannot be read as Parquet ({library_message(error)}); check that it is complete, or "
-            "download it again"
-        ) from error
 
 
 def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:

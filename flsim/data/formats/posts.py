@@ -7,11 +7,13 @@ under a reason that names the unit (``posts_without_owner``).
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flsim.base.errors import InputError
 from flsim.data.sentences import records
 
 PART_BYTES = 2**26  # bytes of input in a part, approximately,
@@ -187,7 +189,14 @@ def published(user: str, split: str | None, tokens: Iterable[bytes], dropped: Co
         yield Post(user, sentences, split)
 
 
-def library_message(error: Exception) -> str:
-    """Return a library's message about a file as part of one printable line; the message may quote the file."""
-    printable = "".join(character if character.isprintable() else " " for character in str(error)[:1_000])
-    return " ".join(printable.split())[:200]
+@contextmanager
+def reading(source: Path, what: str, kinds: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turn errors of a library about a file, whose messages may quote the file, into input errors of one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        printable = "".join(character if character.isprintable() else " " for character in str(error)[:1_000])
+        message = " ".join(printable.split())[:200]
+        raise InputError(f"{source}: {what} ({message}); check that it is complete, or download it again") from error
