@@ -24,9 +24,11 @@ BATCH = 256  # rows in memory at a time
 @contextmanager
 def _open(data: Path, source: Path) -> Iterator[Any]:
     kinds = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
-    with reading(source, "cannot be read as Parquet", kinds):
-        with pq.ParquetFile(data, memory_map=False, pre_buffer=False, buffer_size=2**16) as file:
-            yield file
+    with (
+        reading(source, "cannot be read as Parquet", kinds),
+        pq.ParquetFile(data, memory_map=False, pre_buffer=False, buffer_size=2**16) as file,
+    ):
+        yield file
 
 
 def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:

@@ -98,12 +98,14 @@ def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
         raise InputError(f"{source}: its last changes are still in {log.name}; close the program that writes it")
     uri = f"file:{quote(os.fsencode(data.absolute()))}?mode=ro&immutable=1"
     # a UnicodeDecodeError is for a message that quotes damaged text
-    with reading(source, "SQLite cannot read it", (sqlite3.Error, UnicodeDecodeError)):
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
-            connection.text_factory = bytes
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("PRAGMA cell_size_check = ON")
-            yield connection
+    with (
+        reading(source, "SQLite cannot read it", (sqlite3.Error, UnicodeDecodeError)),
+        closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection,
+    ):
+        connection.text_factory = bytes
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        yield connection
 
 
 def tables(connection: sqlite3.Connection) -> set[str]:
