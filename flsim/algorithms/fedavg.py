@@ -96,7 +96,6 @@ class FederatedAveraging:
             yield Round(state, total, clip, work, step)
 
     def first_state(self) -> State:
-        """Return the state before the first round."""
         return init(self.users.layout.vocabulary_size, self.model, self.seed, self.algorithm, self.privacy)
 
     def cohort(self, round_: int) -> NDArray[np.int64]:
@@ -148,7 +147,6 @@ class FederatedAveraging:
 
     @property
     def sampler(self) -> str:
-        """Return the name of the sampler, with its options."""
         return configured(self.algorithm, "sampler")
 
     @property
@@ -157,7 +155,6 @@ class FederatedAveraging:
 
     @property
     def method(self) -> Algorithm:
-        """Return the algorithm of a round."""
         return algorithm_named(configured(self.algorithm, "algorithm"))
 
 

@@ -222,7 +222,6 @@ class FederatedTraining(FederatedAveraging):
             )
 
     def _refuse_custom_privacy(self) -> None:
-        """Try a custom sampler and noise before training."""
         sampler, privacy, users = self.sampler, self.privacy, len(self.users)
         if is_custom(sampler):
             refuse_unrepeatable(self.seed, users, self.algorithm.cohort, sampler)

@@ -43,7 +43,6 @@ class Planted:
 
     @property
     def present(self) -> int:
-        """Return how many canaries have a copy."""
         return int(np.count_nonzero(self.planting.insertions))
 
     def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planted":

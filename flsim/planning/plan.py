@@ -213,7 +213,6 @@ def groups_of(config: Config, users: Users) -> list[int]:
 
 
 def proof_table(rows: Sequence[Provable]) -> str:
-    """Return the table of what an audit can prove at most."""
     halved = HALVED if any(row.relation == "add-or-remove-one" for row in rows) else ""
     notes = dict.fromkeys([BOUNDS, halved, *(row.note for row in rows)])
     return table(rows, "".join(map(note, filter(None, notes))))
@@ -412,7 +411,6 @@ def plan_of(
     measured: tuple[Mapping[str, Cost], Measurement] | None = None,
     at_once: int | None = None,
 ) -> Plan:
-    """Return the plan of the requested runs."""
     planned, train, whole_cluster = request.planned, request.train, request.whole_cluster
     scale = scale_of(rows_of(planned, train), train, {}, request.published)
     slots = 1 if whole_cluster else max(machine.runs_at_once(run.config, at_once) for run in planned)

@@ -136,7 +136,6 @@ class Users:
 
     @classmethod
     def counted(cls, users: Split) -> "Users":
-        """Return the numbers of these users."""
         return cls(len(users), users.records, users.words, users.layout.vocabulary_size)
 
     def split(self) -> Split:

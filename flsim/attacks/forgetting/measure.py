@@ -116,7 +116,6 @@ def _clean(
 
 
 def _at(planted: pd.DataFrame, round_: int, results: RunResults, twin: RunResults | None) -> pd.DataFrame:
-    """Return the rows of one evaluated round."""
     since = round_ - planted["last_use"]
     table = planted.assign(round=round_, since=since.where(since >= 0))
     for arm, run in (("in", results), ("out", twin)):
@@ -242,7 +241,6 @@ class Forgetting(Result):
 
     @property
     def success(self) -> pd.DataFrame:
-        """Return the frame."""
         return self.frame
 
     def windows(self) -> list[pd.DataFrame]:

@@ -99,7 +99,6 @@ class Attacked:
 
     @property
     def unit(self) -> str:
-        """Return the unit of the ledger."""
         return self.run.config.unit
 
     def targets(self) -> Targets:

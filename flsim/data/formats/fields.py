@@ -66,7 +66,6 @@ def author_of(user: Any) -> str | None:
 
 
 def is_null(value: Any) -> bool:
-    """Return whether a value is a null."""
     return (
         value is None
         or (isinstance(value, float) and math.isnan(value))

@@ -188,7 +188,6 @@ class _Scanner:
         self.take("}")
 
     def value(self) -> Any:
-        """Return the next value."""
         self.peek()
         while True:
             try:

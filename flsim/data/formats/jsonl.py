@@ -91,7 +91,6 @@ def _expected(columns: tuple[str, str]) -> str:
 
 
 def _lines(path: Path) -> Iterator[Any]:
-    """Yield the values of all lines that are JSON."""
     with path.open("rb") as file:
         while line := file.readline(LONGEST_LINE + 1):
             try:

@@ -109,7 +109,6 @@ def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
 
 
 def tables(connection: sqlite3.Connection) -> set[str]:
-    """Return the names of a database's tables."""
     rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     return {name.decode("utf-8", "replace") for (name,) in rows}
 

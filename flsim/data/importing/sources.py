@@ -55,7 +55,6 @@ class Source:
 
 
 def changed(path: Path) -> InputError:
-    """Return the error that a file changed while it was read."""
     return InputError(f"{path}: the file changed while flsim read it; import it again")
 
 

@@ -46,14 +46,12 @@ REASONS_OF_READ_ROWS = ("posts_without_words", "rows_with_forbidden_characters")
 
 
 def detect(_report: Report, data: Path, source: Path) -> str:
-    """Return the name of a file's format."""
     return format_of(data, source).name
 
 
 def parts_of(
     _report: Report, format: Format, data: Path, source: Path, columns: tuple[str, str], reading: Reading
 ) -> list[Part]:
-    """Return the parts of a file."""
     return [replace(part, reading=reading) for part in format.parts(data, source, columns)]
 
 
@@ -188,7 +186,6 @@ def merge(counted: Iterable[Counts], most: int) -> dict[str, int]:
 
 
 def words_of(path: Path) -> list[bytes]:
-    """Return the words in a file, in order."""
     (end,) = cuts([path], 1)[:, 1].tolist()
     return [line.partition(b"\t")[0] for line in read_lines([(str(path), 0, end)])] if end else []
 
@@ -215,7 +212,6 @@ class SuppliedVocabulary:
 
     @property
     def parameter(self) -> dict[str, str]:
-        """Return the vocabulary's entry in the manifest."""
         return {"name": self.path.name, "sha256": self.sha256}
 
 
@@ -302,7 +298,6 @@ class Steps:
         return made
 
     def detect(self, sources: list[Source]) -> list[Format]:
-        """Return the formats of the sources."""
         names: dict[int, str] = {}
         tasks = [
             Task(str(source.path), detect, (source.data, source.path), SILENCE if is_fragile(source.data) else None)

@@ -123,7 +123,6 @@ def _of_moments(skew: float) -> SkewNormal:
 
 
 def _special() -> Any:
-    """Return scipy.special."""
     import scipy  # not at the top, because ranks need only torch and numpy
 
     return scipy.special
