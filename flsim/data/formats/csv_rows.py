@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from flsim.base.errors import InputError
-from flsim.data.formats.fields import WrongFieldError, posts_of
-from flsim.data.formats.posts import OPTIONS, Format, Part, Post, unpacked_name, whole_file
+from flsim.data.formats.posts import OPTIONS, Format, Part, Post, WrongFieldError, posts_of, unpacked_name, whole_file
 
 LONGEST_FIELD = 2**24  # characters; longest field, which bounds a quote that never ends
 _FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")

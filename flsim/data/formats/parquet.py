@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.fields import WrongFieldError, posts_of
-from flsim.data.formats.posts import OPTIONS, Format, Part, Post, reading
+from flsim.data.formats.posts import OPTIONS, Format, Part, Post, WrongFieldError, posts_of, reading
 
 MAGIC = b"PAR1"
 BATCH = 256  # rows in memory at a time
@@ -78,7 +77,7 @@ def _is_texts(kind: Any) -> bool:
 
 
 def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per text; `flsim.data.formats.fields.posts_of` states which ones are dropped."""
+    """Yield one post per text; `flsim.data.formats.posts.posts_of` states which ones are dropped."""
     with _open(part.path, part.source) as file:
         _check_columns(file.schema_arrow, part.source, part.named)
         groups = range(part.first, part.last)
