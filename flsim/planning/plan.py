@@ -11,8 +11,8 @@ import numpy as np
 from flsim.attacks.audit.audit import ceiling, ceiling_of_coins
 from flsim.base.errors import InputError
 from flsim.base.progress import say
+from flsim.canaries.population import order_dtype
 from flsim.canaries.spec import configurations, expected_copies
-from flsim.canaries.twin import order_dtype
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.evaluation.evaluate import EvaluationHParams
