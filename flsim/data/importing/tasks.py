@@ -5,7 +5,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -230,24 +230,19 @@ def words_short(words: int, hparams: ImportHParams) -> str:
 WITH_PROMPTS = ("jsonl", "json", "csv", "parquet")
 
 
+@dataclass
 class Steps:
     """The steps of one import, and their counts."""
 
-    def __init__(
-        self,
-        pieces: Pieces,
-        pool: Pool,
-        hparams: ImportHParams,
-        fit_vocabulary: bool = False,
-        text: Format | None = None,
-        delimiter: str | None = None,
-        cutting: Cutting | None = None,
-    ) -> None:
-        self.text = text  # replaces the format text if lines per author are set
-        self.delimiter, self.cutting = delimiter, cutting
-        self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
-        self.read: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
+    pieces: Pieces
+    pool: Pool
+    hparams: ImportHParams
+    fit_vocabulary: bool = False
+    text: Format | None = None  # replaces the format text if lines per author are set
+    delimiter: str | None = None
+    cutting: Cutting | None = None
+    read: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
 
     def make(
         self,
