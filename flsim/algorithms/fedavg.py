@@ -164,10 +164,7 @@ def _model_of(state: State, round_: int) -> Params:
 
 
 def stale(total: UpdateSum, staleness: int) -> UpdateSum:
-    """Return a sum of updates with weight 1 / sqrt(1 + staleness), in steps of the server, as in Nguyen et al.
-
-    (2022).
-    """
+    """Return a sum of updates with weight 1 / sqrt(1 + staleness) (Nguyen et al., 2022), in steps of the server."""
     if not staleness:
         return total
     return replace(total, delta={name: value / math.sqrt(1 + staleness) for name, value in total.delta.items()})

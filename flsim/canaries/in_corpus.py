@@ -127,10 +127,7 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
 def planting_of(
     corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
 ) -> Planting:
-    """Return the canaries that are planted in the corpus, independent of the seed; otherwise new canaries.
-
-    Raises InputError if records are excluded that canaries of the corpus may have replaced; see `drawn_and_planted`.
-    """
+    """Return the canaries in the corpus, independent of the seed, which no excluded record holds, or new canaries."""
     planted = Planted.read(corpus)
     if planted and isinstance(train, PartialSplit):
         raise InputError(

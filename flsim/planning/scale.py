@@ -324,10 +324,7 @@ def published_scale(
     source: str,
     only: Sequence[str] = (),
 ) -> Scale | None:
-    """Return the scale of the published runs, in the same rows; None if their users are not known.
-
-    The definition's base and axes are as published; `planned` are the runs that reproduce them, `source` is its file.
-    """
+    """Return the scale of published runs, which `planned` reproduces, in the same rows; None without known users."""
     tier = Tier(about="", corpus=TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(run.seed for run in planned)))
     users = published_users(definition)
     published = planned_runs(definition, tier, Path(), source, only=only) if users else []

@@ -58,10 +58,7 @@ class ElsewhereHParams:
 
 @settings
 class AttackHParams:
-    """Settings of an attack on a run, for any unit; see `flsim.infer_membership`.
-
-    The reference "base" is the base model.
-    """
+    """Settings of an attack on a run, for any unit; see `flsim.infer_membership`."""
 
     count: Count = 1_000
     round: int | None = None
