@@ -239,7 +239,6 @@ class FederatedTraining(FederatedAveraging):
                 yield round_.state
 
     def send_in_process(self) -> Send:
-        """Return a function that trains requested shards in this process, one after another."""
         engine = self.engine_here(self.micro_cohorts.memory_share)
 
         def send(asked: Sequence[RoundRequest]) -> Iterator[Reply]:

@@ -46,11 +46,9 @@ class Planted:
         return int(np.count_nonzero(self.planting.insertions))
 
     def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planted":
-        """Return the canaries that remain if only some records remain; see `Planting.select`."""
         return replace(self, planting=self.planting.select(kept, user_offsets))
 
     def write(self, corpus: Path, vocabulary: Vocabulary) -> None:
-        """Write the canaries into the folder of a corpus that is being written."""
         folder = corpus / FOLDER
         folder.mkdir()
         write_roster(folder, self.planting, vocabulary)

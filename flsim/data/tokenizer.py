@@ -149,7 +149,6 @@ class Tokenizer:
 
     @property
     def files(self) -> dict[str, str]:
-        """Return the sha256 of each file that determines the tokens, by name."""
         names = (FILE, *TOKENIZER_FILES, "config.json")
         return {name: file_digest(self.folder / name) for name in names if (self.folder / name).is_file()}
 

@@ -246,7 +246,6 @@ class Finetuning:
 
 
 def finetuning_of(planned: Iterable[Planned], train: Split) -> tuple[Finetuning, ...]:
-    """Return what each row of Hugging Face models needs, once for equal rows."""
     equal: dict[Finetuning, list[str]] = {}
     for run in planned:
         if run.config.model.architecture == "hf":

@@ -274,7 +274,6 @@ def rows_of(planned: Sequence[Planned], train: Split) -> dict[RowKey, list[Plann
 
 
 def _training(config: Config, train: Split) -> tuple[float | None, float]:
-    """Return the amount of training of a run, and its number of epochs."""
     users = trained_on(config, train)
     return config.rate_steps(users), config.rounds_over(users) / config.rounds_per_epoch(users)
 
@@ -355,7 +354,6 @@ def _setting_text(key: str, value: object) -> str:
 
 
 def scale_tables(scale: Scale, published: Scale | None, source: str | None) -> str:
-    """Return the tables of an experiment's scale, next to the published one."""
     scales = {"": scale} | ({"publ. ": published} if published else {})
     names = ["Users", "Records", "Records of a user", "Vocabulary", "Canaries", "Canaries, share of all records"]
     facts = [Column("Published" if head else "Here", _facts(one)) for head, one in scales.items()]

@@ -172,7 +172,6 @@ def note(epsilons: dict[str, float], unit: Unit = "user") -> str:
 
 
 def sentence(epsilons: dict[str, float], sampler: str, delta: float, unit: Unit = "user") -> str:
-    """Return the complete report in one line, with the meaning of each number."""
     parts = []
     for convention in reported(sampler):
         origin = " as the paper counts" if convention is PAPER else ""

@@ -303,7 +303,6 @@ def measure(
     pool: bool = False,
     notes: Sequence[str] = (),
 ) -> Forgetting:
-    """Return the measures of observations, of one or more runs; see `measure_forgetting`."""
     if observed.empty:
         raise InputError("no canary was planted in these runs; set [canaries] and train again")
     observed = observed.reset_index(drop=True)
@@ -424,7 +423,6 @@ def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, floa
 
 
 def _success(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the measures of a group at one k, from one row per canary."""
     row: dict[str, Any] = {"canaries": len(table), "seeds": table["run"].nunique()}
     for arm in ("in", "out"):
         row |= {f"bits_{arm}{end}": value for end, value in exposure(table, arm).items()}

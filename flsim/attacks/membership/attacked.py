@@ -130,7 +130,6 @@ def store(
 
 
 def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], Result]) -> pd.DataFrame:
-    """Return the rows of an attack on each run of folders of runs and sweeps."""
     return pd.concat([attacked.frame for attacked in over_runs(runs, attack).values()], ignore_index=True)
 
 

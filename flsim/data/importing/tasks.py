@@ -119,7 +119,6 @@ def _entries(post: Post, words_per_user: int | None) -> list[str]:
 
 
 def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By) -> int:
-    """Write a file, and return the number of words or characters in it."""
     ordered = sorted((hash_of(name), split or "", name) for split, name in authors)
     hashes, lines = [], []
     words = 0
@@ -350,7 +349,6 @@ class Steps:
     def _read(
         self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
     ) -> tuple[list[Path], list[str]]:
-        """Read all parts, and return the files of sentences in order, and warnings."""
         described: dict[int, list[Part]] = {}
         whole = self.cutting is not None, self.prompt_column
         reading = Reading(self.hparams.ascii, self.delimiter, *whole)
