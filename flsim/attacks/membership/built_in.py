@@ -12,13 +12,13 @@ from flsim.attacks.membership import scores
 from flsim.attacks.membership.candidates import (
     Attack,
     Candidates,
-    Floats,
     Learned,
     gradient_norms,
     likeliest,
     log_probabilities,
     moments,
 )
+from flsim.base.arrays import Floats
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import custom_call_errors, is_custom, resolve, short_name
 from flsim.data.records import Records

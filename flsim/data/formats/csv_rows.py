@@ -34,7 +34,7 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                     )
                 user, text, prompt = (*(row[place] for place in places), None)[:3]
                 # "7.0", which pandas writes for an integer in a column with nulls, is an integer
-                author = float(user) if _FLOAT.fullmatch(str(user)) else user
+                author = float(str(user)) if _FLOAT.fullmatch(str(user)) else user
                 yield from posts_of(author, text, dropped, part.reading, prompt=prompt)
         except WrongFieldError as error:
             raise InputError(
