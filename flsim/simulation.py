@@ -24,10 +24,9 @@ from flsim.base.extensions import refuse_wrong_options
 from flsim.base.machine import refuse_missing_device
 from flsim.base.settings import Count, Natural, Options, refuse_other, settings
 from flsim.canaries.in_corpus import planting_of, settled
-from flsim.canaries.population import Partition, Population
+from flsim.canaries.population import Partition, Population, make_twin
 from flsim.canaries.roster import roster_of
 from flsim.canaries.spec import Canary, CanaryHParams
-from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Corpus
 from flsim.data.withheld import Shadow
 from flsim.models.architectures import restore

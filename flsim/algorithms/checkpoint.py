@@ -62,7 +62,6 @@ class Provenance:
 
     @property
     def sizes(self) -> str:
-        """Return the sizes of the network, in words."""
         model = self.model
         if model.architecture == "hf":
             return f"{model.label}, vocabulary_size {self.vocabulary_size:,}, frozen {self.frozen[:12] or 'nothing'}"

@@ -96,7 +96,6 @@ class FederatedAveraging:
             yield Round(state, total, clip, work, step)
 
     def first_state(self) -> State:
-        """Return the state before the first round."""
         return init(self.users.layout.vocabulary_size, self.model, self.seed, self.algorithm, self.privacy)
 
     def cohort(self, round_: int) -> NDArray[np.int64]:
@@ -148,7 +147,6 @@ class FederatedAveraging:
 
     @property
     def sampler(self) -> str:
-        """Return the name of the sampler, with its options."""
         return configured(self.algorithm, "sampler")
 
     @property
@@ -157,7 +155,6 @@ class FederatedAveraging:
 
     @property
     def method(self) -> Algorithm:
-        """Return the algorithm of a round."""
         return algorithm_named(configured(self.algorithm, "algorithm"))
 
 
@@ -167,10 +164,7 @@ def _model_of(state: State, round_: int) -> Params:
 
 
 def stale(total: UpdateSum, staleness: int) -> UpdateSum:
-    """Return a sum of updates with weight 1 / sqrt(1 + staleness), in steps of the server, as in Nguyen et al.
-
-    (2022).
-    """
+    """Return a sum of updates with weight 1 / sqrt(1 + staleness) (Nguyen et al., 2022), in steps of the server."""
     if not staleness:
         return total
     return replace(total, delta={name: value / math.sqrt(1 + staleness) for name, value in total.delta.items()})

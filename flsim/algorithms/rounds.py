@@ -6,6 +6,7 @@ differ in `Send`, which turns a round's requests into replies, with Flower's mes
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Protocol, cast
 
 import numpy as np
@@ -92,7 +93,14 @@ def engine_of(
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
     if name == "cohort" and able.blocks:
-        return _block_engine(model, layout, hparams, micro_cohort, memory_share, rounds)
+        at_once = users_at_once(model, hparams, layout, memory_share)
+        if at_once > 1 and micro_cohort is not None:
+            at_once = micro_cohort
+        if at_once == 1 or not isinstance(model, HuggingFaceModel):  # blocks are not faster
+            return LocalEngine(model, hparams, rounds)
+        trained = {name: value.detach() for name, value in model.trainable.items()}
+        trainer = partial(BlockTrainer, model, trained, hparams, layout)
+        return CohortEngine(trained, layout, hparams, at_once, memory_share, rounds, trainer=trainer)
     if layout.prompts and hparams.precision != "float32":
         raise InputError('a corpus with prompts needs training in float32; set local.precision = "float32"')
     if name == "cohort" and able.written_out and not layout.prompts:
@@ -108,28 +116,6 @@ def engine_of(
         if able.stacked:
             say(f'optimizer "{hparams.optimizer}" has no kernel for stacked users; engine "local" is used instead')
     return LocalEngine(model, hparams, rounds)
-
-
-def _block_engine(
-    model: TrainableModel,
-    layout: Layout,
-    hparams: LocalHParams,
-    micro_cohort: int | None,
-    memory_share: float,
-    rounds: int | None,
-) -> Engine:
-    """Return an engine of users in blocks, or the oracle if blocks are not faster; arguments are as in `engine_of`."""
-    at_once = users_at_once(model, hparams, layout, memory_share)
-    if at_once > 1 and micro_cohort is not None:
-        at_once = micro_cohort
-    if at_once == 1 or not isinstance(model, HuggingFaceModel):
-        return LocalEngine(model, hparams, rounds)
-    like = {name: value.detach() for name, value in model.trainable.items()}
-
-    def trainer(users: int) -> BlockTrainer:
-        return BlockTrainer(model, like, hparams, layout, users)
-
-    return CohortEngine(like, layout, hparams, at_once, memory_share, rounds, trainer=trainer)
 
 
 def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str, able: Capabilities | None) -> None:
@@ -222,7 +208,6 @@ class FederatedTraining(FederatedAveraging):
             )
 
     def _refuse_custom_privacy(self) -> None:
-        """Try a custom sampler and noise before training."""
         sampler, privacy, users = self.sampler, self.privacy, len(self.users)
         if is_custom(sampler):
             refuse_unrepeatable(self.seed, users, self.algorithm.cohort, sampler)
@@ -254,7 +239,6 @@ class FederatedTraining(FederatedAveraging):
                 yield round_.state
 
     def send_in_process(self) -> Send:
-        """Return a function that trains requested shards in this process, one after another."""
         engine = self.engine_here(self.micro_cohorts.memory_share)
 
         def send(asked: Sequence[RoundRequest]) -> Iterator[Reply]:

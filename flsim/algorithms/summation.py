@@ -100,7 +100,6 @@ class TreeSum:
 
     @classmethod
     def of_replies(cls, replies: Iterable[Reply], requests: Sequence[RoundRequest], branch: int) -> "TreeSum":
-        """Return the sum of the replies to requests."""
         tree = cls((request.shard for request in requests), branch)
         for reply in replies:
             tree.add(reply)
@@ -128,7 +127,6 @@ class TreeSum:
 
     @property
     def work(self) -> Sequence[ShardWork]:
-        """Return the work on each shard, in their order."""
         return [self._work[shard] for shard in sorted(self._work)]
 
 

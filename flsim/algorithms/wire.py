@@ -68,7 +68,6 @@ def decode_request(content: RecordDict) -> tuple[RoundRequest, Address]:
 
 
 def encode_reply(reply: ShardReply) -> RecordDict:
-    """Encode the reply of a shard as a message."""
     counts = {name: getattr(reply.update.counts, name) for name in COUNTS}
     return RecordDict(
         {

@@ -140,7 +140,6 @@ class OtherUsers:
 
     @property
     def records(self) -> int:
-        """Return the number of all records."""
         return int(self.counts.sum())
 
     @classmethod

@@ -43,15 +43,12 @@ class Planted:
 
     @property
     def present(self) -> int:
-        """Return how many canaries have a copy."""
         return int(np.count_nonzero(self.planting.insertions))
 
     def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planted":
-        """Return the canaries that remain if only some records remain; see `Planting.select`."""
         return replace(self, planting=self.planting.select(kept, user_offsets))
 
     def write(self, corpus: Path, vocabulary: Vocabulary) -> None:
-        """Write the canaries into the folder of a corpus that is being written."""
         folder = corpus / FOLDER
         folder.mkdir()
         write_roster(folder, self.planting, vocabulary)
@@ -128,10 +125,7 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
 def planting_of(
     corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
 ) -> Planting:
-    """Return the canaries that are planted in the corpus, independent of the seed; otherwise new canaries.
-
-    Raises InputError if records are excluded that canaries of the corpus may have replaced; see `drawn_and_planted`.
-    """
+    """Return the canaries in the corpus, independent of the seed, which no excluded record holds, or new canaries."""
     planted = Planted.read(corpus)
     if planted and isinstance(train, PartialSplit):
         raise InputError(

@@ -122,7 +122,6 @@ class Overlay:
     canaries: NDArray[np.uint16]
 
     def write(self, folder: Path) -> None:
-        """Write overlay.i64 and overlay.u16."""
         with naming(folder):
             self.records.astype("<i8").tofile(folder / "overlay.i64")
             self.canaries.astype("<u2").tofile(folder / "overlay.u16")

@@ -86,7 +86,6 @@ def roster_of(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
 
 
 def write_roster(folder: Path, planting: Planting, vocabulary: Vocabulary) -> None:
-    """Write the roster of planted canaries into an existing folder."""
     roster = roster_of(planting, vocabulary)
     if roster.empty:
         pq.write_table(_empty(roster.columns), folder / FILE)

@@ -185,12 +185,10 @@ class Part:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens."""
         return SYMBOLS.get(self.kind, 1)
 
     @property
     def fillings(self) -> int:
-        """Return the number of fillings."""
         return FILLINGS.get(self.kind, len(self.ids))
 
     def fill(self, numbers: Ints) -> Ints:
@@ -264,7 +262,6 @@ class Secrets:
 
     @property
     def length(self) -> int:
-        """Return the number of tokens."""
         return sum(part.tokens for part in self.parts)
 
     @property
@@ -285,7 +282,6 @@ class Secrets:
         return np.hstack(filled[::-1])
 
     def is_filling(self, tokens: Sequence[int]) -> bool:
-        """Return whether tokens fill the template."""
         ends = list(accumulate(part.tokens for part in self.parts))
         starts = [0, *ends[:-1]]
         fits = (part.is_filling(tokens[start:end]) for part, start, end in zip(self.parts, starts, ends, strict=True))

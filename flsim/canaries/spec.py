@@ -74,7 +74,6 @@ def bounds_of(window: Window, rounds: int | None) -> Bounds:
 
 
 def injection_label(at: float) -> str:
-    """Return the time of an injection in words."""
     return f"after {100 * at:g}%" if at < 1 else f"in round {at + 1:,.0f}"
 
 

@@ -113,12 +113,10 @@ class Split(Unchanging):
 
     @property
     def records(self) -> int:
-        """Return the number of records."""
         return len(self.record_offsets) - 1
 
     @property
     def words(self) -> int:
-        """Return the number of words."""
         return len(self.tokens)
 
     @cached_property
@@ -179,7 +177,6 @@ class Corpus:
 
     @cached_property
     def layout(self) -> Layout:
-        """Return the layout of token ids."""
         return layout_in(self.manifest)
 
     @cached_property
@@ -230,7 +227,6 @@ class SplitWriter:
         self._append("users.i64", np.zeros(1, np.int64))
 
     def add(self, name: str, records: Records) -> None:
-        """Append one user."""
         self.extend([name], records.tokens, np.diff(records.offsets), np.array([len(records)]), records.prompts)
 
     def extend(

@@ -152,7 +152,6 @@ class _SplitStatistics:
 
 
 def _steps(offsets: Ints) -> Iterator[Ints]:
-    """Return the lengths of the pieces between offsets."""
     return (np.diff(window) for _, window in windows(offsets, overlap=1))
 
 

@@ -113,7 +113,6 @@ class Records:
 
     @property
     def words(self) -> int:
-        """Return the number of words."""
         return len(self.tokens)
 
 
@@ -135,9 +134,7 @@ class RecordSource(Protocol):
     def layout(self) -> Layout: ...
 
     @property
-    def records(self) -> int:
-        """Return the number of records."""
-        ...
+    def records(self) -> int: ...
 
     def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
         """Return the records at integer [n] positions, in that order."""

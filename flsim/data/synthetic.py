@@ -133,7 +133,6 @@ class SyntheticHParams:
 
     @property
     def token_layout(self) -> Layout:
-        """Return the layout of the corpus, which is known before the corpus is made."""
         words = len(SYMBOLS) if self.by == "characters" else self.vocabulary_size - SPECIAL_TOKENS
         return Layout(words + SPECIAL_TOKENS, self.record_words, self.layout)
 

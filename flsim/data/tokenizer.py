@@ -120,7 +120,6 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of the model's ids."""
         return str(self.library.decode([*map(int, ids)], skip_special_tokens=False))
 
     def token(self, id_: int) -> str:
@@ -143,7 +142,6 @@ class Tokenizer:
         return layout, np.array([special["pad"], *words, *pieces, *ends], np.int64)
 
     def write(self, folder: Path) -> None:
-        """Copy the tokenizer into a new folder."""
         folder.mkdir()
         for name in (FILE, *TOKENIZER_FILES):
             if (self.folder / name).is_file():
@@ -151,7 +149,6 @@ class Tokenizer:
 
     @property
     def files(self) -> dict[str, str]:
-        """Return the sha256 of each file that determines the tokens, by name."""
         names = (FILE, *TOKENIZER_FILES, "config.json")
         return {name: file_digest(self.folder / name) for name in names if (self.folder / name).is_file()}
 
@@ -244,7 +241,6 @@ class TokenMap:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
         return Tokenizer(self.folder)
 
     @property
@@ -275,7 +271,6 @@ class TokenVocabulary(Vocabulary):
         self.map.write(path.parent)
 
     def text(self, tokens: Iterable[int]) -> str:
-        """Return the text of token ids."""
         return self.map.tokenizer.decode(self.map.ids[list(tokens)])
 
     @property
@@ -289,6 +284,5 @@ class TokenVocabulary(Vocabulary):
         return None if id_ is None else int(self.map.from_model[id_])
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a text."""
         ids: list[int] = self.map.from_model[self.map.tokenizer.encode(text)].tolist()
         return ids

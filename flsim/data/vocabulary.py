@@ -159,7 +159,6 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """Return the token ids of words."""
         return {word: id for id, word in enumerate(self.words, self._layout.first_word)}
 
     def encode(self, words: Iterable[str]) -> list[int]:

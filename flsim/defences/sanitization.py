@@ -53,10 +53,7 @@ class SanitizationHParams:
 
 
 def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int, device: str = "cpu") -> Corpus:
-    """Write the corpus without the share of train records whose log-perplexity difference is largest.
-
-    Raises InputError if `out` exists, there are fewer than two train records, or the device is missing; and Diverged.
-    """
+    """Write the corpus without the share of train records whose log-perplexity difference is largest; or Diverged."""
     train = train_records(corpus, out, at_least=2)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but torch finds no GPU; use cpu")

@@ -103,7 +103,6 @@ EXTRACTED = of_flag(
 
 
 def search(probe: Probe) -> dict[str, float]:
-    """Search for the most likely continuation, and compare it with the canary's."""
     import torch
 
     from flsim.measures.memorization.beam_search import beam_search
@@ -153,7 +152,6 @@ PERPLEXITY = number_of_model(
 
 
 def utility(probe: ModelProbe) -> dict[str, float]:
-    """Predict every record of the chosen users, and return the utility."""
     from flsim.measures.prediction import utility as predicted
 
     sums = predicted(probe.predict, probe.test, probe.chosen)
@@ -260,7 +258,6 @@ FIT_REFERENCES = of_count(
 
 
 def extrapolation(probe: Probe) -> dict[str, float]:
-    """Fit the distribution, and extrapolate the exposure of the canary's score."""
     from flsim.measures.memorization.extrapolation import extrapolate
     from flsim.measures.memorization.score import log_perplexity
 
@@ -340,7 +337,6 @@ GENERATION_HITS = of_count(
 
 
 def generation(probe: Probe) -> dict[str, float]:
-    """Sample continuations from the model, and count those equal to the canary's."""
     from flsim.base.rng import stream
     from flsim.measures.memorization.generation import generate
 

@@ -158,17 +158,14 @@ def panels_first(quantities: Iterable[Quantity]) -> list[Quantity]:
 
 
 def flags(quantities: Iterable[Quantity]) -> list[Quantity]:
-    """Return the quantities that are flags of each canary."""
     return [quantity for quantity in quantities if quantity.is_flag]
 
 
 def numbers(quantities: Iterable[Quantity]) -> list[Quantity]:
-    """Return the quantities that are a number of each canary."""
     return [quantity for quantity in quantities if quantity.of_canaries and not quantity.is_flag]
 
 
 def of_model(quantities: Iterable[Quantity]) -> list[Quantity]:
-    """Return the quantities that are a number of the model."""
     return [quantity for quantity in quantities if not quantity.of_canaries]
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from flsim.attacks.audit.audit import ceiling, ceiling_of_coins
 from flsim.base.errors import InputError
 from flsim.base.progress import say
+from flsim.canaries.population import order_dtype
 from flsim.canaries.spec import configurations, expected_copies
-from flsim.canaries.twin import order_dtype
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.evaluation.evaluate import EvaluationHParams
@@ -213,7 +213,6 @@ def groups_of(config: Config, users: Users) -> list[int]:
 
 
 def proof_table(rows: Sequence[Provable]) -> str:
-    """Return the table of what an audit can prove at most."""
     halved = HALVED if any(row.relation == "add-or-remove-one" for row in rows) else ""
     notes = dict.fromkeys([BOUNDS, halved, *(row.note for row in rows)])
     return table(rows, "".join(map(note, filter(None, notes))))
@@ -247,7 +246,6 @@ class Finetuning:
 
 
 def finetuning_of(planned: Iterable[Planned], train: Split) -> tuple[Finetuning, ...]:
-    """Return what each row of Hugging Face models needs, once for equal rows."""
     equal: dict[Finetuning, list[str]] = {}
     for run in planned:
         if run.config.model.architecture == "hf":
@@ -412,7 +410,6 @@ def plan_of(
     measured: tuple[Mapping[str, Cost], Measurement] | None = None,
     at_once: int | None = None,
 ) -> Plan:
-    """Return the plan of the requested runs."""
     planned, train, whole_cluster = request.planned, request.train, request.whole_cluster
     scale = scale_of(rows_of(planned, train), train, {}, request.published)
     slots = 1 if whole_cluster else max(machine.runs_at_once(run.config, at_once) for run in planned)

@@ -136,7 +136,6 @@ class Users:
 
     @classmethod
     def counted(cls, users: Split) -> "Users":
-        """Return the numbers of these users."""
         return cls(len(users), users.records, users.words, users.layout.vocabulary_size)
 
     def split(self) -> Split:
@@ -275,7 +274,6 @@ def rows_of(planned: Sequence[Planned], train: Split) -> dict[RowKey, list[Plann
 
 
 def _training(config: Config, train: Split) -> tuple[float | None, float]:
-    """Return the amount of training of a run, and its number of epochs."""
     users = trained_on(config, train)
     return config.rate_steps(users), config.rounds_over(users) / config.rounds_per_epoch(users)
 
@@ -325,10 +323,7 @@ def published_scale(
     source: str,
     only: Sequence[str] = (),
 ) -> Scale | None:
-    """Return the scale of the published runs, in the same rows; None if their users are not known.
-
-    The definition's base and axes are as published; `planned` are the runs that reproduce them, `source` is its file.
-    """
+    """Return the scale of published runs, which `planned` reproduces, in the same rows; None without known users."""
     tier = Tier(about="", corpus=TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(run.seed for run in planned)))
     users = published_users(definition)
     published = planned_runs(definition, tier, Path(), source, only=only) if users else []
@@ -359,7 +354,6 @@ def _setting_text(key: str, value: object) -> str:
 
 
 def scale_tables(scale: Scale, published: Scale | None, source: str | None) -> str:
-    """Return the tables of an experiment's scale, next to the published one."""
     scales = {"": scale} | ({"publ. ": published} if published else {})
     names = ["Users", "Records", "Records of a user", "Vocabulary", "Canaries", "Canaries, share of all records"]
     facts = [Column("Published" if head else "Here", _facts(one)) for head, one in scales.items()]

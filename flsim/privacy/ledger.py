@@ -78,7 +78,6 @@ class Ledger:
 
     @classmethod
     def zero(cls) -> "Ledger":
-        """Return the ledger of a run that released nothing."""
         return cls()
 
     @property
@@ -86,7 +85,6 @@ class Ledger:
         return sum(entry.rounds for entry in self.entries)
 
     def record(self, entry: Entry) -> "Ledger":
-        """Return the ledger with these rounds added."""
         if self.entries and replace(self.entries[-1], rounds=entry.rounds) == entry:
             merged = replace(entry, rounds=self.entries[-1].rounds + entry.rounds)
             return Ledger((*self.entries[:-1], merged))
@@ -174,7 +172,6 @@ def note(epsilons: dict[str, float], unit: Unit = "user") -> str:
 
 
 def sentence(epsilons: dict[str, float], sampler: str, delta: float, unit: Unit = "user") -> str:
-    """Return the complete report in one line, with the meaning of each number."""
     parts = []
     for convention in reported(sampler):
         origin = " as the paper counts" if convention is PAPER else ""

@@ -103,7 +103,6 @@ class PrivacyHParams:
 
     @property
     def process(self) -> str:
-        """Return the name of the process of the noise, with its options."""
         return configured(self, "noise")
 
     def delta_for(self, population: int) -> float:

@@ -75,7 +75,7 @@ class AuditHParams:
         numbers = range(self.update_canaries)
         return np.array([not self.canary_coins or toss(seed, number) for number in numbers], dtype=np.bool_)
 
-    def cohort_of_copy(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> Ints:
+    def drawn(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> Ints:
         """Return the canary users of a round (from 0) [n]; more than N users have several virtual populations."""
         present, canaries = self.present(seed), self.update_canaries
         numbers = []

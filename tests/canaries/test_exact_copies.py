@@ -17,9 +17,8 @@ from flsim import cli
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import Planted, plant_corpus, settled
 from flsim.canaries.planting import plant
-from flsim.canaries.population import Population
+from flsim.canaries.population import Population, make_twin
 from flsim.canaries.spec import Canary, CanaryHParams
-from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Users
 from flsim.defences.deduplication import DeduplicationHParams, deduplicate

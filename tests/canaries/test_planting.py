@@ -14,9 +14,8 @@ from scipy import stats
 
 from flsim.base.errors import InputError
 from flsim.canaries.planting import Planting, draw_canaries, occurring, plant
-from flsim.canaries.population import Population, open_population, write_population
+from flsim.canaries.population import Population, make_twin, open_population, write_population
 from flsim.canaries.spec import Canary, CanaryHParams, configurations
-from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Split
 from flsim.data.vocabulary import Layout
 

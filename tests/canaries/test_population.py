@@ -17,9 +17,15 @@ from flsim.base.errors import InputError
 from flsim.base.files import new_folder
 from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay, Planting, plant
-from flsim.canaries.population import Population, open_population, verify_population, write_population
+from flsim.canaries.population import (
+    Population,
+    make_twin,
+    open_population,
+    order_dtype,
+    verify_population,
+    write_population,
+)
 from flsim.canaries.spec import Canary
-from flsim.canaries.twin import make_twin, order_dtype
 from flsim.data.corpus import CorpusWriter, Split
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout, Vocabulary

@@ -13,11 +13,11 @@ import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flsim.base.arrays import Ints
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.canaries.secrets import (
     Hole,
-    Ints,
     Secrets,
     are_cards,
     are_social_security_numbers,

@@ -38,7 +38,7 @@ def claims() -> list[tuple[int | None, list[float]]]:
         for k in KS:
             members, others = (hardness + rng.normal(0, 1, CANARIES) for _ in range(2))
             d = DISTANCE * math.exp(-k / DECAY) * math.sqrt(2)  # the scores' standard deviation
-            bounds.append(accuracy(members + d, others, chooses).upper)
+            bounds.append(accuracy(members + d, others, chooses)[1])
             true.append(success_of(best_threshold(members[chooses] + d, others[chooses]), d, math.sqrt(2)))
         drawn.append((forgetting_time(KS, bounds, ALPHA), true))
     return drawn

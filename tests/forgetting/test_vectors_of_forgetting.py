@@ -17,7 +17,7 @@ def test_accuracy_is_of_the_other_half() -> None:
     """Canaries 0, 2 and 4 choose the threshold 2.5, which is wrong about one arm of canaries 1 and 3, a score of 2."""
     members, others = np.array([3.0, 4.0, 5.0, 2.0, 6.0]), np.array([0.0, 1.0, 1.0, 0.0, 2.0])
     chooses = np.array([True, False, True, False, True])
-    assert success.accuracy(members, others, chooses) == (0.75, pytest.approx(beta.isf(0.05, 4, 1)), 4)
+    assert success.accuracy(members, others, chooses) == pytest.approx((0.75, beta.isf(0.05, 4, 1), 4))
     assert success.accuracy(members[:2], others[:2], chooses[:2]) == (1.0, 1.0, 2)
     # A score at the threshold counts as no member: it is halfway between 2 and 4.
     estimate, _, trials = success.accuracy(np.array([4.0, 3.0]), np.array([2.0, 3.0]), chooses[:2])

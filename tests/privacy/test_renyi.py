@@ -15,6 +15,7 @@ from dp_accounting import (
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
+from flsim.base.arrays import Floats
 from flsim.privacy import accounting
 from flsim.privacy.accounting import RenyiDP, rdp_of
 from flsim.privacy.conventions import CONVENTIONS, Convention
@@ -65,9 +66,7 @@ def theorem_27(order: int, sigma: float, rate: float) -> float:
     ("sigma", "rates", "orders"),
     [(0.3, (0.1,), FEW[[1, 4]]), *(pytest.param(sigma, RATES, FEW, marks=pytest.mark.nightly) for sigma in SIGMAS)],
 )
-def test_poisson_sampling_equals_its_integral(
-    sigma: float, rates: tuple[float, ...], orders: accounting.Floats
-) -> None:
+def test_poisson_sampling_equals_its_integral(sigma: float, rates: tuple[float, ...], orders: Floats) -> None:
     """Each value takes seconds, so that two of them are computed every day."""
     for rate in rates:
         expected = [poisson_by_integral(order, sigma, rate) for order in orders.tolist()]
@@ -156,7 +155,7 @@ def test_epsilon_is_monotone_in_noise_rate_and_rounds(of) -> None:  # type: igno
     assert np.isfinite(grid).all()
 
 
-def _epsilons(rdp: accounting.Floats, rounds: tuple[int, ...]) -> list[list[float]]:
+def _epsilons(rdp: Floats, rounds: tuple[int, ...]) -> list[list[float]]:
     """Epsilon of so many rounds, by both conversions."""
     all_rounds = [RenyiDP(accounting.ORDERS, rdp * number) for number in rounds]
     return [[one.epsilon(DELTA), one.epsilon_of_mironov(DELTA)] for one in all_rounds]

@@ -329,7 +329,6 @@ class Pooled:
 
 
 def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
-    """Return the combined bounds of the runs of one setting, at least one."""
     references = min(subject.references for subject in subjects)
     threshold = guesses.default_threshold(references) if threshold is None else threshold
     ranks = np.concatenate([subject.ranks for subject in subjects])

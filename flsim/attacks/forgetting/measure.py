@@ -116,7 +116,6 @@ def _clean(
 
 
 def _at(planted: pd.DataFrame, round_: int, results: RunResults, twin: RunResults | None) -> pd.DataFrame:
-    """Return the rows of one evaluated round."""
     since = round_ - planted["last_use"]
     table = planted.assign(round=round_, since=since.where(since >= 0))
     for arm, run in (("in", results), ("out", twin)):
@@ -242,7 +241,6 @@ class Forgetting(Result):
 
     @property
     def success(self) -> pd.DataFrame:
-        """Return the frame."""
         return self.frame
 
     def windows(self) -> list[pd.DataFrame]:
@@ -305,7 +303,6 @@ def measure(
     pool: bool = False,
     notes: Sequence[str] = (),
 ) -> Forgetting:
-    """Return the measures of observations, of one or more runs; see `measure_forgetting`."""
     if observed.empty:
         raise InputError("no canary was planted in these runs; set [canaries] and train again")
     observed = observed.reset_index(drop=True)
@@ -426,7 +423,6 @@ def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, floa
 
 
 def _success(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the measures of a group at one k, from one row per canary."""
     row: dict[str, Any] = {"canaries": len(table), "seeds": table["run"].nunique()}
     for arm in ("in", "out"):
         row |= {f"bits_{arm}{end}": value for end, value in exposure(table, arm).items()}

@@ -58,10 +58,7 @@ class ElsewhereHParams:
 
 @settings
 class AttackHParams:
-    """Settings of an attack on a run, for any unit; see `flsim.infer_membership`.
-
-    The reference "base" is the base model.
-    """
+    """Settings of an attack on a run, for any unit; see `flsim.infer_membership`."""
 
     count: Count = 1_000
     round: int | None = None
@@ -99,7 +96,6 @@ class Attacked:
 
     @property
     def unit(self) -> str:
-        """Return the unit of the ledger."""
         return self.run.config.unit
 
     def targets(self) -> Targets:
@@ -134,7 +130,6 @@ def store(
 
 
 def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], Result]) -> pd.DataFrame:
-    """Return the rows of an attack on each run of folders of runs and sweeps."""
     return pd.concat([attacked.frame for attacked in over_runs(runs, attack).values()], ignore_index=True)
 
 

@@ -12,13 +12,13 @@ from flsim.attacks.membership import scores
 from flsim.attacks.membership.candidates import (
     Attack,
     Candidates,
-    Floats,
     Learned,
     gradient_norms,
     likeliest,
     log_probabilities,
     moments,
 )
+from flsim.base.arrays import Floats
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import custom_call_errors, is_custom, resolve, short_name
 from flsim.data.records import Records
@@ -89,33 +89,27 @@ LEVEL = 0.9  # of the quantile regression: 1 minus a false-positive rate of 10%,
 
 
 def loss(candidates: Candidates) -> Floats:
-    """Return each record's mean log-probability per token."""
     return scores.mean_log_probability(candidates.log_probs, candidates.lengths)
 
 
 def reference(candidates: Candidates) -> Floats:
-    """Return each record's log-probability minus that of the reference."""
     return scores.against_reference(candidates.log_probs, candidates.reference_log_probs, candidates.lengths)
 
 
 def zlib(candidates: Candidates) -> Floats:
-    """Return each record's log-probability per byte of its compressed text."""
     return scores.per_compressed_byte(candidates.log_probs, candidates.lengths, candidates.texts)
 
 
 def min_k(candidates: Candidates) -> Floats:
-    """Return the mean of each record's lowest 20% of log-probabilities."""
     return scores.lowest_share(candidates.log_probs, candidates.lengths)
 
 
 def min_k_plus_plus(candidates: Candidates) -> Floats:
-    """Return the mean of each record's lowest 20% of standardized log-probabilities."""
     means, deviations = moments(candidates.model, candidates.records, candidates.layout)
     return scores.lowest_share(scores.standardized(candidates.log_probs, means, deviations), candidates.lengths)
 
 
 def neighbourhood(candidates: Candidates) -> Floats:
-    """Return the mean loss of 25 neighbours of each record minus the loss of the record."""
     texts = candidates.neighbours(NEIGHBOURS)
     log_probs = log_probabilities(candidates.model, texts, candidates.layout)
     of_neighbours = scores.mean_log_probability(log_probs, np.repeat(candidates.lengths, NEIGHBOURS))
@@ -123,18 +117,15 @@ def neighbourhood(candidates: Candidates) -> Floats:
 
 
 def gradient(candidates: Candidates) -> Floats:
-    """Return the negative norm of the gradient of each record's loss."""
     return -gradient_norms(candidates.model, candidates.records, candidates.layout)
 
 
 def error_zone(candidates: Candidates) -> Floats:
-    """Return the sum of positive shifts from the reference divided by that of negative shifts, at wrong guesses."""
     is_likeliest = likeliest(candidates.model, candidates.records, candidates.layout)
     return scores.error_zone(candidates.log_probs, _of_model("ez", candidates), is_likeliest, candidates.lengths)
 
 
 def windows(candidates: Candidates) -> Floats:
-    """Return the share of windows of each record that the model finds more likely than the reference."""
     return scores.windows_above(candidates.log_probs, _of_model("wbc", candidates), candidates.lengths)
 
 
@@ -169,7 +160,6 @@ def conditional(candidates: Candidates) -> Floats:
 
 
 def divergence(candidates: Candidates) -> Floats:
-    """Return the mean divergence of each record's distinct tokens from the frequency of single words."""
     return scores.divergence(candidates.log_probs, candidates.unigram_log_probs, candidates.tokens, candidates.lengths)
 
 

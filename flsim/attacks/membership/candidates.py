@@ -100,7 +100,6 @@ class Candidates:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """Return the text of each record."""
         return tuple(self.vocabulary.text(record.tolist()) for record in self.records)
 
     @cached_property

@@ -57,7 +57,6 @@ class Sides:
 
     @property
     def places(self) -> tuple[list[tuple[Split, Ints]], list[tuple[Split, Ints]]]:
-        """Return the splits and positions of both sides."""
         return [(self.train, self.members)], [(self.held_out, self.others)]
 
 
@@ -121,7 +120,6 @@ class AttackedElsewhere:
 
     @property
     def unit(self) -> str:
-        """The unit of canaries."""
         return self.measured.canaries.unit
 
     def targets(self) -> Targets:

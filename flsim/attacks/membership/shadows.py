@@ -190,10 +190,7 @@ def leave_one_out(shadows: Shadows) -> dict[str, Floats]:
 
 
 def success(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
-    """Return a row for each attack: area and true-positive rates over all pairs of a run and a target.
-
-    Intervals are bootstraps over runs, because the targets of one run share its model.
-    """
+    """Return a row for each attack over all pairs of a run and a target, with bootstraps over runs (shared models)."""
     rows = []
     for name, scores in leave_one_out(shadows).items():
         known = np.isfinite(scores)

@@ -45,7 +45,6 @@ class Proof:
         return cls(subject, audited, newest_rows(path, identity))
 
     def statements(self) -> dict[str, str]:
-        """Return the evidence: values as text, by name."""
         named: dict[str, str] = {}
         for row in self.audited.frame.to_dict("records"):
             if pd.notna(row["low"]) and row["method"] != "tpr":
@@ -63,7 +62,6 @@ class Proof:
         return named | {_name(row): _area(row) for row in self.membership.to_dict("records")}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rows as values for JSON."""
         audited = {} if self.subject is None else to_json(self.subject, self.audited)
         return audited | {"membership": json_rows(self.membership)}
 

@@ -150,7 +150,6 @@ def infer_users(
 
 @restrict_custom_code("architecture")
 def attack_users(path: Path, hparams: AttackHParams) -> Result:
-    """Return the rows of `infer_users` of one run, with notes."""
     with threads_of_torch(1):
         attacked = Attacked.open(path, hparams)
         run, claim = attacked.run, attacked.claim

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from flsim.base.errors import InputError
-from flsim.data.formats.fields import WrongFieldError, posts_of
-from flsim.data.formats.posts import OPTIONS, Format, Part, Post, unpacked_name, whole_file
+from flsim.data.formats.posts import OPTIONS, Format, Part, Post, WrongFieldError, posts_of, unpacked_name, whole_file
 
 LONGEST_FIELD = 2**24  # characters; longest field, which bounds a quote that never ends
 _FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")
@@ -35,7 +34,7 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                     )
                 user, text, prompt = (*(row[place] for place in places), None)[:3]
                 # "7.0", which pandas writes for an integer in a column with nulls, is an integer
-                author = float(user) if _FLOAT.fullmatch(str(user)) else user
+                author = float(str(user)) if _FLOAT.fullmatch(str(user)) else user
                 yield from posts_of(author, text, dropped, part.reading, prompt=prompt)
         except WrongFieldError as error:
             raise InputError(

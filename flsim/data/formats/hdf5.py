@@ -23,9 +23,9 @@ from flsim.data.formats.posts import (
     Format,
     Part,
     Post,
-    library_message,
     published,
     ranges,
+    reading,
     split_of_name,
     user_name,
 )
@@ -54,16 +54,8 @@ def refuse_missing_h5py(file: Path) -> None:
 def hdf5(data: Path, source: Path) -> Iterator[Any]:
     """Open a file, read-only and without locks; errors of libhdf5 in the block become InputError."""
     refuse_missing_h5py(source)
-    try:
-        with h5py.File(data, "r", locking=False) as file:
-            yield file
-    except InputError:
-        raise
-    except _ERRORS as error:
-        raise InputError(
-            f"{source}: libhdf5 cannot read it ({library_message(error)}); check that it is complete, or "
-            "download it again"
-        ) from error
+    with reading(source, "libhdf5 cannot read it", _ERRORS), h5py.File(data, "r", locking=False) as file:
+        yield file
 
 
 def _clients(data: Path, source: Path) -> tuple[str | bytes, ...]:

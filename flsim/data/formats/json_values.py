@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from flsim.base.errors import InputError
-from flsim.data.formats.fields import WrongFieldError, posts_of
 from flsim.data.formats.jsonl import LONGEST_LINE, occurs, posts_of_object, reason_of
-from flsim.data.formats.posts import Format, Part, Post, whole_file
+from flsim.data.formats.posts import Format, Part, Post, WrongFieldError, posts_of, whole_file
 
 LARGEST = 2**26  # characters of an object, or of a user in LEAF's layout
 CHUNK = 2**16  # characters
@@ -29,7 +28,7 @@ _DECODER = json.JSONDecoder()
 
 
 def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per text; `flsim.data.formats.fields.posts_of` states which ones are dropped."""
+    """Yield one post per text; `flsim.data.formats.posts.posts_of` states which ones are dropped."""
     is_leaf_layout = is_leaf(part.path)
     is_key = cache(partial(occurs, part.path, _objects))
     with part.path.open(encoding="utf-8-sig", newline="") as file:
@@ -188,7 +187,6 @@ class _Scanner:
         self.take("}")
 
     def value(self) -> Any:
-        """Return the next value."""
         self.peek()
         while True:
             try:

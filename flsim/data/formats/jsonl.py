@@ -9,8 +9,7 @@ from typing import IO, Any
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.fields import USER, WrongFieldError, posts_of
-from flsim.data.formats.posts import OPTIONS, Format, Part, Post
+from flsim.data.formats.posts import OPTIONS, USER, Format, Part, Post, WrongFieldError, posts_of
 
 LONGEST_LINE = 2**24  # bytes
 CHUNK = 2**16  # bytes
@@ -91,7 +90,6 @@ def _expected(columns: tuple[str, str]) -> str:
 
 
 def _lines(path: Path) -> Iterator[Any]:
-    """Yield the values of all lines that are JSON."""
     with path.open("rb") as file:
         while line := file.readline(LONGEST_LINE + 1):
             try:

@@ -61,9 +61,11 @@ def format_of(data: Path, source: Path) -> Format:
     if head.startswith(_COMPRESSED):
         raise InputError(f"{source}: the file is compressed; decompress it first")
     if head.startswith(tff_sqlite.MAGIC):
-        return _of_sqlite(data, source)
+        with tff_sqlite.database(data, source) as connection:
+            return _with_examples(TFF_SQLITE, source, "SQLite with the tables", sorted(tff_sqlite.tables(connection)))
     if head.startswith(hdf5.MAGIC):
-        return _of_hdf5(data, source)
+        with hdf5.hdf5(data, source) as opened:
+            return _with_examples(TFF_HDF5, source, "HDF5 with the groups", [str(name) for name in opened])
     if head.startswith(parquet.MAGIC):
         return PARQUET
     head = head.removeprefix(_BYTE_ORDER_MARK)
@@ -85,17 +87,7 @@ def is_fragile(data: Path) -> bool:
         return file.read(len(hdf5.MAGIC)) == hdf5.MAGIC
 
 
-def _of_sqlite(data: Path, source: Path) -> Format:
-    with tff_sqlite.database(data, source) as connection:
-        tables = tff_sqlite.tables(connection)
-    if "examples" in tables:
-        return TFF_SQLITE
-    raise InputError(f"{source}: SQLite with the tables {', '.join(sorted(tables)) or '(none)'}; {KNOWN}")
-
-
-def _of_hdf5(data: Path, source: Path) -> Format:
-    with hdf5.hdf5(data, source) as file:
-        groups = [str(name) for name in file]
-    if "examples" in groups:
-        return TFF_HDF5
-    raise InputError(f"{source}: HDF5 with the groups {', '.join(groups) or '(none)'}; {KNOWN}")
+def _with_examples(format: Format, source: Path, what: str, names: list[str]) -> Format:
+    if "examples" in names:
+        return format
+    raise InputError(f"{source}: {what} {', '.join(names) or '(none)'}; {KNOWN}")

@@ -16,8 +16,7 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import custom_code_errors, parts, resolve, source_digest
-from flsim.data.formats.fields import WrongFieldError, author_of, posts_of
-from flsim.data.formats.posts import Format, Part, Post, Reading, user_name
+from flsim.data.formats.posts import Format, Part, Post, Reading, WrongFieldError, author_of, posts_of, user_name
 from flsim.data.manifest import SPLITS
 
 YIELDS = "yield (user, text) or (user, text, split), where text is a string or a list of sentences"

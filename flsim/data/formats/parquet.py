@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.fields import WrongFieldError, posts_of
-from flsim.data.formats.posts import OPTIONS, Format, Part, Post, library_message
+from flsim.data.formats.posts import OPTIONS, Format, Part, Post, WrongFieldError, posts_of, reading
 
 MAGIC = b"PAR1"
 BATCH = 256  # rows in memory at a time
@@ -23,16 +22,12 @@ BATCH = 256  # rows in memory at a time
 
 @contextmanager
 def _open(data: Path, source: Path) -> Iterator[Any]:
-    try:
-        with pq.ParquetFile(data, memory_map=False, pre_buffer=False, buffer_size=2**16) as file:
-            yield file
-    except InputError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        raise InputError(
-            f"{source}: cannot be read as Parquet ({library_message(error)}); check that it is complete, or "
-            "download it again"
-        ) from error
+    kinds = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
+    with (
+        reading(source, "cannot be read as Parquet", kinds),
+        pq.ParquetFile(data, memory_map=False, pre_buffer=False, buffer_size=2**16) as file,
+    ):
+        yield file
 
 
 def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
@@ -82,7 +77,7 @@ def _is_texts(kind: Any) -> bool:
 
 
 def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per text; `flsim.data.formats.fields.posts_of` states which ones are dropped."""
+    """Yield one post per text; `flsim.data.formats.posts.posts_of` states which ones are dropped."""
     with _open(part.path, part.source) as file:
         _check_columns(file.schema_arrow, part.source, part.named)
         groups = range(part.first, part.last)

@@ -117,7 +117,6 @@ class CharacterFilter:
 
 
 def _allowed(match: re.Match[bytes]) -> bytes:
-    """Return the allowed characters of a match."""
     matched = match[0]
     is_text = matched[:1] != b"&"
     text = matched.decode("utf-8", "surrogatepass") if is_text else "".join(map(_character, matched.split(b";")[:-1]))

@@ -26,8 +26,8 @@ from flsim.data.formats.posts import (
     Format,
     Part,
     Post,
-    library_message,
     ranges,
+    reading,
     user_name,
 )
 
@@ -96,22 +96,19 @@ def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
     log = data.with_name(f"{data.name}-wal")
     if log.exists() and log.stat().st_size:
         raise InputError(f"{source}: its last changes are still in {log.name}; close the program that writes it")
-    try:
-        uri = f"file:{quote(os.fsencode(data.absolute()))}?mode=ro&immutable=1"
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
-            connection.text_factory = bytes
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("PRAGMA cell_size_check = ON")
-            yield connection
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for a message that quotes damaged text
-        raise InputError(
-            f"{source}: SQLite cannot read it ({library_message(error)}); check that it is complete, or "
-            "download it again"
-        ) from error
+    uri = f"file:{quote(os.fsencode(data.absolute()))}?mode=ro&immutable=1"
+    # a UnicodeDecodeError is for a message that quotes damaged text
+    with (
+        reading(source, "SQLite cannot read it", (sqlite3.Error, UnicodeDecodeError)),
+        closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection,
+    ):
+        connection.text_factory = bytes
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        yield connection
 
 
 def tables(connection: sqlite3.Connection) -> set[str]:
-    """Return the names of a database's tables."""
     rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     return {name.decode("utf-8", "replace") for (name,) in rows}
 

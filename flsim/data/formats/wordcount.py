@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from flsim.base.errors import InputError
-from flsim.data.formats.posts import library_message
+from flsim.data.formats.posts import reading
 from flsim.data.vocabulary import Layout, Vocabulary
 
 LONGEST_LINE = 2**16  # bytes
@@ -45,7 +45,7 @@ def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> Voca
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open the text, which is the file itself or the first file in the archive."""
-    try:
+    with reading(path, "cannot be read as word counts", (tarfile.TarError, EOFError, OSError, ValueError)):
         with path.open("rb") as file:
             if file.read(3) != b"BZh":
                 file.seek(0)
@@ -53,18 +53,10 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
                 return
         with tarfile.open(path, "r|bz2") as archive:
             for member in archive:
-                if member.isfile():
-                    content = archive.extractfile(member)
-                    if content is not None:
-                        yield content
-                        return
-            raise InputError(f"{path}: the archive has no file")
-    except InputError:
-        raise
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: cannot be read as word counts ({library_message(error)}); download it again"
-        ) from error
+                if member.isfile() and (content := archive.extractfile(member)) is not None:
+                    yield content
+                    return
+        raise InputError(f"{path}: the archive has no file")
 
 
 def _word_and_count(line: bytes, where: str) -> tuple[str, int]:

@@ -357,7 +357,6 @@ def _choose(
 
 
 def _any_of(masks: Iterable[Flags]) -> Flags:
-    """Return a mask that is true if any of the masks is true."""
     return np.asarray(np.logical_or.reduce(list(masks)))
 
 

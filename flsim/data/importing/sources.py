@@ -55,7 +55,6 @@ class Source:
 
 
 def changed(path: Path) -> InputError:
-    """Return the error that a file changed while it was read."""
     return InputError(f"{path}: the file changed while flsim read it; import it again")
 
 
@@ -105,7 +104,6 @@ def unpack_sources(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> lis
 
 
 def hashed(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> list[Source]:
-    """Return sources with their digests: those without a digest are hashed."""
     missing = {f"hash-{index}": source for index, source in enumerate(sources) if source.digest is None}
     tasks = {name: Task(str(source.path), hash_file, (source.data,)) for name, source in missing.items()}
     sizes = {name: source.data.stat().st_size for name, source in missing.items()}

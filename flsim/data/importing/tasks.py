@@ -5,7 +5,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,12 @@ REASONS_OF_READ_ROWS = ("posts_without_words", "rows_with_forbidden_characters")
 
 
 def detect(_report: Report, data: Path, source: Path) -> str:
-    """Return the name of a file's format."""
     return format_of(data, source).name
 
 
 def parts_of(
     _report: Report, format: Format, data: Path, source: Path, columns: tuple[str, str], reading: Reading
 ) -> list[Part]:
-    """Return the parts of a file."""
     return [replace(part, reading=reading) for part in format.parts(data, source, columns)]
 
 
@@ -121,7 +119,6 @@ def _entries(post: Post, words_per_user: int | None) -> list[str]:
 
 
 def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By) -> int:
-    """Write a file, and return the number of words or characters in it."""
     ordered = sorted((hash_of(name), split or "", name) for split, name in authors)
     hashes, lines = [], []
     words = 0
@@ -188,7 +185,6 @@ def merge(counted: Iterable[Counts], most: int) -> dict[str, int]:
 
 
 def words_of(path: Path) -> list[bytes]:
-    """Return the words in a file, in order."""
     (end,) = cuts([path], 1)[:, 1].tolist()
     return [line.partition(b"\t")[0] for line in read_lines([(str(path), 0, end)])] if end else []
 
@@ -215,7 +211,6 @@ class SuppliedVocabulary:
 
     @property
     def parameter(self) -> dict[str, str]:
-        """Return the vocabulary's entry in the manifest."""
         return {"name": self.path.name, "sha256": self.sha256}
 
 
@@ -234,24 +229,19 @@ def words_short(words: int, hparams: ImportHParams) -> str:
 WITH_PROMPTS = ("jsonl", "json", "csv", "parquet")
 
 
+@dataclass
 class Steps:
     """The steps of one import, and their counts."""
 
-    def __init__(
-        self,
-        pieces: Pieces,
-        pool: Pool,
-        hparams: ImportHParams,
-        fit_vocabulary: bool = False,
-        text: Format | None = None,
-        delimiter: str | None = None,
-        cutting: Cutting | None = None,
-    ) -> None:
-        self.text = text  # replaces the format text if lines per author are set
-        self.delimiter, self.cutting = delimiter, cutting
-        self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
-        self.read: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
+    pieces: Pieces
+    pool: Pool
+    hparams: ImportHParams
+    fit_vocabulary: bool = False
+    text: Format | None = None  # replaces the format text if lines per author are set
+    delimiter: str | None = None
+    cutting: Cutting | None = None
+    read: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
 
     def make(
         self,
@@ -302,7 +292,6 @@ class Steps:
         return made
 
     def detect(self, sources: list[Source]) -> list[Format]:
-        """Return the formats of the sources."""
         names: dict[int, str] = {}
         tasks = [
             Task(str(source.path), detect, (source.data, source.path), SILENCE if is_fragile(source.data) else None)
@@ -360,7 +349,6 @@ class Steps:
     def _read(
         self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
     ) -> tuple[list[Path], list[str]]:
-        """Read all parts, and return the files of sentences in order, and warnings."""
         described: dict[int, list[Part]] = {}
         whole = self.cutting is not None, self.prompt_column
         reading = Reading(self.hparams.ascii, self.delimiter, *whole)

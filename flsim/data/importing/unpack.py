@@ -84,7 +84,6 @@ _OPENERS: dict[bytes, Callable[[Any], Any]] = {
 
 
 def is_compressed(path: Path) -> bool:
-    """Return whether `unpack` supports the compression of the file."""
     with path.open("rb") as file:
         return file.read(8).startswith((*_OPENERS, MAGIC))
 

@@ -27,7 +27,6 @@ class Calibrated:
 
     @property
     def exposure(self) -> float:
-        """Return the exposure in bits; see `exposure`."""
         return exposure(self.rank, self.references)
 
 

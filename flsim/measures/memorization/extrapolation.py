@@ -123,7 +123,6 @@ def _of_moments(skew: float) -> SkewNormal:
 
 
 def _special() -> Any:
-    """Return scipy.special."""
     import scipy  # not at the top, because ranks need only torch and numpy
 
     return scipy.special
@@ -171,7 +170,7 @@ def extrapolate(scores: Mapping[str, float], references: Tensor, seed: int) -> E
         raise InputError("all references score the same, so no distribution can be fitted; check the model")
     at = np.array([scores[name] for name in names], dtype=np.float64)
     fitted = fit(*_binned(sample)) if len(sample) > FINE else fit(sample)
-    p_value, resampled = _bootstrap(fitted, sample, at, seed)
+    p_value, resampled = _bootstrap(fitted, sample, at, RESAMPLES, seed)
     tails = (1 - CONFIDENCE) / 2
     low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
     exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
@@ -184,7 +183,7 @@ def _binned(sample: Floats) -> tuple[Floats, Floats]:
     return (edges[1:] + edges[:-1]) / 2, counts.astype(np.float64)
 
 
-def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, seed: int) -> tuple[float, Floats]:
+def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, seed: int) -> tuple[float, Floats]:
     """Return the p-value of the fit, and the bits at each score by every refit, [resamples, canaries].
 
     Samples are counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide, and so is the sample's own distance.
@@ -201,11 +200,11 @@ def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, seed: int) -> tup
     counts_of_sample = np.bincount(np.searchsorted(edges, sample), minlength=BINS).astype(np.float64)
     _, distance = refit(counts_of_sample)
     rng, bits, as_far = stream(seed, "extrapolation"), [], 0
-    for _ in range(RESAMPLES):
+    for _ in range(resamples):
         again, its_distance = refit(rng.multinomial(len(sample), expected / expected.sum()).astype(np.float64))
         bits.append(_bits(again, at))
         as_far += its_distance >= distance
-    return (1 + as_far) / (1 + RESAMPLES), np.array(bits)
+    return (1 + as_far) / (1 + resamples), np.array(bits)
 
 
 def _bits(distribution: SkewNormal, at: Floats) -> Floats:

@@ -130,7 +130,6 @@ def _draw(
 
 
 def _logsumexp(values: Floats, **options: Any) -> Floats:
-    """Return scipy.special.logsumexp of the values."""
     import scipy  # not at the top, because ranks need only torch and numpy
 
     return np.asarray(scipy.special.logsumexp(values, **options))

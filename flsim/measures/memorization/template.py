@@ -50,12 +50,10 @@ class Template:
 
     @property
     def length(self) -> int:
-        """Return the number of positions."""
         return len(self.allowed)
 
     @property
     def space(self) -> int:
-        """Return the number of sequences."""
         return prod(map(len, self.allowed))
 
     def on(self, device: torch.device) -> list[Tensor]:

@@ -21,10 +21,9 @@ from helpers import Flsim
 from benchmarks import writers
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.formats.fields import WrongFieldError, posts_of
 from flsim.data.formats.known import FORMATS, format_of
 from flsim.data.formats.own import reader_of
-from flsim.data.formats.posts import Part, Post, Reading
+from flsim.data.formats.posts import Part, Post, Reading, WrongFieldError, posts_of
 
 ROOT = Path(__file__).parents[3]
 

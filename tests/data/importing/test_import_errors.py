@@ -137,7 +137,7 @@ def stop(*arguments: object, **named: object) -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        "formats.fields.post_of",
+        "formats.posts.post_of",
         "importing.gather._encode",
         "importing.tasks.merge",
         "importing.tasks.CorpusWriter.finish",

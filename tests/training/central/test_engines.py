@@ -13,8 +13,7 @@ from stepping import LAYOUT, hparams_strategy, records_strategy, source, start, 
 
 from flsim.base.errors import InputError
 from flsim.canaries.planting import Overlay
-from flsim.canaries.population import Population
-from flsim.canaries.twin import Twin, _reordered
+from flsim.canaries.population import Population, Twin, _reordered
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.training.central import CentralHParams
 from flsim.training.central.records import factors
