@@ -25,11 +25,7 @@ CORPUS = SyntheticHParams()
 
 
 def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
-    """Build the corpus, train IID and non-IID, and print the table and the comparison.
-
-    Raises:
-        InputError: `out` exists, or an override is wrong.
-    """
+    """Build the corpus, train IID and non-IID, and print the table and the comparison; InputError if `out` exists."""
     refuse_existing(out)
     corpus = (out / "corpus").resolve()
     with resources.as_file(resources.files("experiments") / "demo.toml") as file:

@@ -23,11 +23,7 @@ Only = Annotated[
 
 
 def seeds_of(text: str) -> range:
-    """Return the seeds of a text: "5" means 0 to 4, and "5-9" means 5 to 9.
-
-    Raises:
-        typer.BadParameter: the text has another form, or contains no seed.
-    """
+    """Return the seeds of a text: "5" means 0 to 4, and "5-9" means 5 to 9; typer.BadParameter for others."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)", text)
     if match is None:
         raise typer.BadParameter(f'"{text}" must be a number of seeds such as 5 or a range such as 5-9')

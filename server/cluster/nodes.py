@@ -79,10 +79,7 @@ class Nodes:
             raise (RunFailed if only_lost else InputError)("; ".join(sorted(refused)))
 
     def usable(self) -> list[Node]:
-        """Return nodes that are alive and equal to this process, as `ray.nodes` describes them, without waiting.
-
-        New nodes are asked at the same time, and are included in a later call. Changes are reported once.
-        """
+        """Return the nodes that are alive and equal to this process, as `ray.nodes` does; new nodes are asked."""
         alive = _alive()
         for node in self._good - alive.keys():
             self._good.remove(node)

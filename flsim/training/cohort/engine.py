@@ -29,11 +29,7 @@ from flsim.training.update import Counts, UpdateSum, global_norm
 
 
 class PackedTrainer:
-    """A trainer of one user after another, each from the global parameters; a `flsim.training.cohort.engine.Trainer`.
-
-    `like` has the names, shapes and dtype (float32 or float64) of parameters, on a CPU; precision is "float32" or
-    "bf16".
-    """
+    """A trainer of one user after another on a CPU, in "float32", "bf16" or float64; parameters are like `like`."""
 
     def __init__(self, like: Params, hparams: LocalHParams, layout: Layout) -> None:
         self._hparams, self._layout = hparams, layout

@@ -410,10 +410,7 @@ def _blocks(parts: tuple[Tensor, ...], sizes: list[int]) -> list[tuple[int, tupl
 
 @dataclass(frozen=True)
 class Tape:
-    """The values of the forward pass that the gradient needs, as blocks of one time after another.
-
-    Matrices in large products can have more than N rows, see `Products.rows`.
-    """
+    """The values of the forward pass that the gradient needs, by time; see `Products.rows` for further rows."""
 
     read: Tensor  # [N, D], embeddings of the inputs, after dropout
     gates: Tensor  # [N, 3H], f, o, g
