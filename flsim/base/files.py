@@ -151,7 +151,7 @@ def refuse_unwritable(folder: Path, *names: str) -> None:
 
 
 def refuse_missing_folder(path: Path) -> None:
-    """Raise InputError if `path`, or a folder above it, is missing: it was probably moved, which is no damage."""
+    """Raise InputError if `path`, or a folder above it, is missing, not damaged: it was probably moved."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:
         raise InputError(

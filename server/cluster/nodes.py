@@ -58,7 +58,7 @@ class Nodes:
     """The nodes of the connected cluster, checked for a run; for Ray, a node that returns is another node."""
 
     def __init__(self, run: Path, corpus: Path | str, is_local: bool = False) -> None:
-        """Prepare the checks of nodes, which must be able to read run and corpus (a folder or URI), but a local one."""
+        """Prepare the checks of nodes, which must read run and corpus (a folder or URI); a local cluster needs none."""
         self._paths = run.resolve(), located(corpus)
         self._local = environment_of(*self._paths)
         self._asked: dict[ray.ObjectRef, str] = {}  # node by its future reply

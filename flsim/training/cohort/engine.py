@@ -29,7 +29,7 @@ from flsim.training.update import Counts, UpdateSum, global_norm
 
 
 class PackedTrainer:
-    """A trainer of one user after another on a CPU, in "float32", "bf16" or float64; parameters are like `like`."""
+    """A `Trainer` of one user after another on a CPU, in float32, float64 or "bf16", for parameters like `like`."""
 
     def __init__(self, like: Params, hparams: LocalHParams, layout: Layout) -> None:
         self._hparams, self._layout = hparams, layout

@@ -206,10 +206,10 @@ class StackedModel(StackedWeights):
         self._kernels, self._is_single = kernels, is_single
 
     def descend(self, shape: Shape, parts: Parts, rate: float | Tensor, dropped: Dropped | None = None) -> Tensor:
-        """Take a step of plain SGD of the first u users; return the cross-entropy before it, nats [u, N], or 0.
+        """Take a step of plain SGD of the first u users; return the cross-entropy before it, nats [u, N].
 
-        This needs no gradients in memory. The learning rate can be a tensor, float64 [1], which can change under a CUDA
-        graph, and is then a factor of the gradient by the logits.
+        It is 0 after a user's positions. No gradients are in memory. The learning rate can be a tensor, float64 [1],
+        which can change under a CUDA graph, and is then a factor of the gradient by the logits.
         """
         varying, factor = (rate, 1.0) if isinstance(rate, Tensor) else (None, rate)
         terms, a = self._differentiate(shape, parts, varying, dropped)
