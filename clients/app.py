@@ -45,10 +45,7 @@ def train(message: Message, context: Context) -> Message:
 
 @lru_cache(maxsize=4)
 def _open(address: Address, flower_run: int) -> tuple[Run, FederatedTraining, Engine]:  # noqa: ARG001 (see below)
-    """Return the run and an engine on the device that Ray gave, once per process and Flower run.
-
-    A process that trains a run and then continues with it, in another Flower run, opens it again.
-    """
+    """Return the run and an engine on the device that Ray gave, opened once per process and Flower run."""
     run = Run.open(Path(address.run))
     if run.config.digest != address.config:
         raise InputError(f"{address.run}: its config.toml differs from that of the server")

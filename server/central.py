@@ -84,10 +84,7 @@ def _use(system: CentralSystemHParams, gpus: float) -> None:
 
 
 def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]]) -> Iterator[News]:
-    """Save and log the training from `state` on; every saved state has a line about the steps before it.
-
-    Raises Interrupted if training ended before the last step, after a saved state, on request of the driver.
-    """
+    """Save and log the training from `state` on, with a line for each saved state; Interrupted if it ended early."""
     roundlog.settle(run.path, state.round, run.has_a_line_per_round)
     spent, metrics = run.epsilons(state), RoundMetrics(run)
     yield News(state.round, spent=spent)
@@ -187,11 +184,7 @@ def process_gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
 
 
 def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> None:
-    """Train in attempts: if a process dies, the next starts from the newest checkpoint after 1, 2, 4, ... s.
-
-    Raises Interrupted if `stop` was set, RunFailed if processes died `system.retries` + 1 times without a checkpoint in
-    between.
-    """
+    """Train; if a process dies, restart from the newest checkpoint after 1, 2, 4, ... s; RunFailed after `retries`."""
     failures, retries = 0, run.central.system.retries
     while True:
         evaluations.submit_unevaluated()

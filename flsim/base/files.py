@@ -73,10 +73,7 @@ def _without_partial(path: Path) -> Path:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `path` on success, and is removed after an exception or by the next call.
-
-    Raises InputError if `path` already exists, or its parent cannot be written.
-    """
+    """Yield an empty folder that becomes `path` on success, and is removed otherwise; InputError if `path` exists."""
     refuse_existing(path)
     with ExitStack() as stack:
         try:
@@ -96,11 +93,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _begun(path: Path, stack: ExitStack) -> Path:
-    """Create and lock a hidden folder next to `path`; the stack unlocks and removes it.
-
-    Before the folder is locked, another process can consider it abandoned and remove it. Then a further folder is
-    created.
-    """
+    """Create and lock a hidden folder next to `path`, again if it was removed before; the stack removes it."""
     while True:
         partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
         partial.mkdir()
@@ -158,7 +151,7 @@ def refuse_unwritable(folder: Path, *names: str) -> None:
 
 
 def refuse_missing_folder(path: Path) -> None:
-    """Raise InputError if `path`, or a folder above it, is missing: it was probably moved, which is no damage."""
+    """Raise InputError if `path`, or a folder above it, is missing, not damaged: it was probably moved."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:
         raise InputError(
@@ -215,10 +208,7 @@ def naming(path: Path, *numbers: int) -> Iterator[None]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a new, empty file next to `path`, which replaces `path` durably and atomically when the block ends.
-
-    This process creates the file, so that no link of another user is followed in a shared folder.
-    """
+    """Yield a new file of this process (no link of others), which replaces `path` durably and atomically at the end."""
     # Not the number of the process, which threads share, and also processes of two machines or containers.
     partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
     partial.touch(exist_ok=False)

@@ -56,10 +56,7 @@ def refuse_missing_device(device: str, name: str = "device") -> None:
 
 
 def refuse_beyond_memory(needed: float, what: str, remedy: str, gpu: float | None = None) -> None:
-    """Raise InputError if `what` needs more bytes than this machine, its container, or a GPU's share `gpu` has.
-
-    `needed` is a lower bound; `remedy` is the end of a sentence.
-    """
+    """Raise InputError, which ends in `remedy`, if `what` needs more bytes than this machine or a GPU's share has."""
     memory, of = (machine_memory(), "this machine has") if gpu is None else (gpu, "its share of a GPU has")
     if needed > memory:
         raise InputError(
@@ -107,11 +104,7 @@ class Memory:
 
 
 class PeakMemory:
-    """A context manager that samples the memory of a process every `every` seconds and stores the largest values.
-
-    The peaks in `anonymous`, `file` and `total` (bytes) can be from different times. InputError without
-    /proc/self/smaps_rollup.
-    """
+    """A context manager that samples a process's memory every `every` seconds; its peaks can differ in time."""
 
     def __init__(self, process: int, every: float = SAMPLE_EVERY) -> None:
         if not Path("/proc/self/smaps_rollup").exists():

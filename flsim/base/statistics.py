@@ -282,10 +282,7 @@ def auroc_interval(
     rng: np.random.Generator,
     confidence: float = 0.95,
 ) -> tuple[float, float]:
-    """Return the bootstrap interval (percentiles) of the area of float64 [n_in] and [n_out], drawing complete units.
-
-    `units` are those, such as users, of each member and of each non-member.
-    """
+    """Return the bootstrap interval (percentiles) of the area, drawing complete `units`, such as users, of both."""
     sides = [_by_unit(scores, names) for scores, names in zip((members, others), units, strict=True)]
     areas = []
     for _ in range(RESAMPLES):

@@ -386,7 +386,7 @@ def quantize(
     """
     from flsim.results.store import read_run
     from flsim.results.tables import memorization_table
-    from flsim.runs.quantizing import quantize_run
+    from flsim.runs.measuring import quantize_run
     from flsim.show.memorization import table_of_runs
 
     check_device(device)

@@ -144,11 +144,7 @@ def write_table(frame: "pd.DataFrame", text: str, format: Format, out: Path | No
 
 
 def print_or_write(text: str, out: Path | None) -> None:
-    """Print a text, or write it to the file of --out, atomically.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Print a text, or write it to the file of --out, atomically; InputError if the file cannot be written."""
     from flsim.base.files import named_file
 
     if out is None:

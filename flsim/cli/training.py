@@ -12,7 +12,7 @@ import typer
 
 from flsim.base.errors import RunFailed
 from flsim.base.progress import say
-from flsim.cli.options import Address, AtOnce, Overrides, of_machines
+from flsim.cli.options import Address, AtOnce, Overrides, of_machines, print_or_write
 
 of_resume = partial(typer.Option, rich_help_panel="Continue a run")
 TIER = "Tier of the sweep, which is its scale, e.g. paper. The sweep file defines the tiers."
@@ -23,11 +23,7 @@ Only = Annotated[
 
 
 def seeds_of(text: str) -> range:
-    """Return the seeds of a text: "5" means 0 to 4, and "5-9" means 5 to 9.
-
-    Raises:
-        typer.BadParameter: the text has another form, or contains no seed.
-    """
+    """Return the seeds of a text: "5" means 0 to 4, and "5-9" means 5 to 9; typer.BadParameter for others."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)", text)
     if match is None:
         raise typer.BadParameter(f'"{text}" must be a number of seeds such as 5 or a range such as 5-9')
@@ -189,9 +185,37 @@ def demo(
 
     Example: flsim demo --out runs/demo
     """
-    from flsim.cli.demo import run_demo
+    from dataclasses import replace
+    from importlib import resources
 
-    run_demo(out or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}"), seed, set_ or ())
+    from flsim.base.files import refuse_existing
+    from flsim.data.synthetic import SyntheticHParams, make_synthetic
+    from flsim.results.differences import compare_runs
+    from flsim.results.store import read_run
+    from flsim.results.tables import memorization_table
+    from flsim.runs import config
+    from flsim.runs.folder import Run
+    from flsim.show.differences import runs_to_markdown
+    from flsim.show.memorization import table_of_runs
+    from flsim.show.plots import plot
+    from server.launch import train
+
+    out = out or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
+    refuse_existing(out)
+    corpus = (out / "corpus").resolve()
+    with resources.as_file(resources.files("experiments") / "demo.toml") as file:
+        settings = config.load(file, [f"seed={seed}", f"data.corpus='{corpus}'", *(set_ or ())])
+    make_synthetic(corpus, SyntheticHParams(), seed)
+    for partition in ("iid", "non-iid"):
+        train(Run.create(replace(settings, data=replace(settings.data, partition=partition)), out / partition))
+    iid, non_iid = read_run(out / "iid"), read_run(out / "non-iid")
+    table = table_of_runs(memorization_table([iid, non_iid]))
+    for name, text in (("table.md", table.markdown()), ("table.csv", table.csv())):
+        print_or_write(text, out / name)
+    plot([iid, non_iid], out / "memorization.png")
+    typer.echo(table.markdown())
+    typer.echo(runs_to_markdown(compare_runs(iid, non_iid)))
+    say(f"Plot: {out / 'memorization.png'}. Everything else: {out}.")
 
 
 def run(

@@ -27,10 +27,7 @@ FLOATS = 2**26  # values of a layer that `start` computes at once: 256 MB
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Architecture and sizes of a network, not validated.
-
-    `flsim.models.hparams.ModelHParams` validates and documents them.
-    """
+    """Architecture and sizes of a network, which only `flsim.models.hparams.ModelHParams` validates."""
 
     embedding: Count = 96
     units: Count = 670
@@ -355,10 +352,7 @@ def predictions(model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int
 
 @contextmanager
 def refusing_changes(name: str, models: Sequence[object], inputs: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-    """Raise RunFailed if the block, in which user's code `name` is called, changes a model's or an input's values.
-
-    Models that are not torch modules are not compared.
-    """
+    """Raise RunFailed if the block, a call of user's code `name`, changes torch modules or other inputs."""
 
     def values() -> dict[str, Tensor]:
         listed = dict(inputs or {})

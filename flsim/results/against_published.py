@@ -224,7 +224,8 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[
             if key[0] == name:
                 points[key] = round(float(np.mean([ours for ours, _ in values])), ROUNDING), values[0][1]
         is_clear = _is_clear(table, metric, list(points))
-        rows = order(*zip(*points.values(), strict=True), is_clear)
+        ours_of_rows, published_of_rows = zip(*points.values(), strict=True)
+        rows = order(ours_of_rows, published_of_rows, is_clear)
         twins = _twins(points)
         clear_twins = frozenset(setting for setting in twins if is_clear is None or is_clear[_places(points, setting)])
         cells = {

@@ -92,10 +92,7 @@ def canaries_for(
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> int | None:
-    """Return the number of canaries that detects a mean difference of `effect` bits; None if a million are too few.
-
-    Differences between seeds do not shrink with more canaries.
-    """
+    """Return the number of canaries that detects a difference of `effect` bits; None if a million are too few."""
     return _least(lambda canaries: power_of_exposure(effect, canaries, seeds, spread, alpha), power)
 
 

@@ -49,10 +49,7 @@ def load_model(model: Path | str, device: str = "cpu") -> Any:
 
 
 def export_network(run: Path, out: Path, round_: int | None = None, merge: bool = False) -> None:
-    """Write a checkpoint of a run of architecture "hf" as a folder that peft or transformers loads.
-
-    Raises InputError if the run has another architecture or no such checkpoint, or `out` exists.
-    """
+    """Write a checkpoint of architecture "hf" as a folder for peft or transformers; InputError if `out` exists."""
     opened = Run.open(run)
     path = newest_checkpoint(run) if round_ is None else run / "checkpoints" / checkpoint.checkpoint_name(round_)
     if not path.is_file():

@@ -1,22 +1,29 @@
-"""Measurement of a checkpoint with the settings of its run; results are stored as rows of the run."""
+"""Measurement of a checkpoint with the settings of its run; results are stored as rows of the run.
 
+A run can be measured with weights of few bits as a new run: one training then gives two rows of a table.
+"""
+
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, InputError
 from flsim.base.extensions import custom_code_errors
-from flsim.base.files import refuse_unwritable
+from flsim.base.files import new_folder, refuse_unwritable
+from flsim.base.machine import refuse_missing_device
+from flsim.base.progress import tracked
 from flsim.evaluation.evaluate import evaluate, own_quantities, write_on
 from flsim.models.language_model import TrainableModel
 from flsim.results.rows import DIVERGED, Row, write_rows
-from flsim.runs.config import Config
-from flsim.runs.config.custom_code import announce
-from flsim.runs.folder import Run
+from flsim.results.store import read_run
+from flsim.runs.config import Config, dump
+from flsim.runs.config.custom_code import announce, with_copies
+from flsim.runs.folder import Run, Status
 from flsim.training.state import State
 
 BASE = Path("base")  # in place of a checkpoint: the model before training
@@ -138,3 +145,38 @@ def _privacy_rows(run: Run, state: State) -> list[Row]:
     prefix = "" if run.config.unit == "user" else f"{run.config.unit} "
     measured = {**{f"{prefix}epsilon {name}": value for name, value in spent.items()}, f"{prefix}delta": run.delta}
     return [Row(run.identity, state.round, metric, "", value) for metric, value in measured.items()]
+
+
+def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:
+    """Copy a run's evaluated checkpoints to a new run, and measure them with weights of `bits` bits.
+
+    The checkpoints of the new run contain the original weights. Weights are rounded only for the measurement. Raises
+    InputError if `out` exists, `bits` is out of range, or the run has no evaluated checkpoint or is quantized. After
+    any error, there is no new folder.
+    """
+    refuse_missing_device(device)
+    run = Run.open(source)
+    if run.config.evaluation.weight_bits is not None:
+        raise InputError(
+            f"{source}: this run is already measured with {run.config.evaluation.weight_bits} bits; name another run"
+        )
+    settings = replace(run.config, evaluation=replace(run.config.evaluation, weight_bits=bits))
+    results = read_run(source)
+    names = [checkpoint.checkpoint_name(round_) for round_ in results.evaluated]
+    evaluated = [name for name in names if (source / "checkpoints" / name).is_file()]
+    if not evaluated:
+        raise InputError(f"{source}: the run has no evaluated checkpoint; wait for the first evaluation")
+    announce_evaluation(settings)
+    with new_folder(out) as folder:
+        dump(with_copies(settings, folder), folder / "config.toml")
+        shutil.copytree(source / "planted", folder / "planted")
+        (folder / "checkpoints").mkdir()
+        (folder / "rows").mkdir()
+        provenance = replace(run.provenance, config=settings.digest)
+        for name in evaluated:
+            checkpoint.save(folder / "checkpoints", run.load(source / "checkpoints" / name), provenance)
+        for name in tracked(f"{out.name}: evaluating", evaluated):  # the folder is removed if an evaluation fails
+            evaluate_checkpoint(folder, folder / "checkpoints" / name, device)
+    quantized = Run(out, with_copies(settings, out))
+    quantized.mark(cast(Status, results.status), results.reason)
+    return quantized

@@ -111,11 +111,7 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
 
 
 def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
-    """Return a figure with a row of panels for each configuration of canaries.
-
-    The panels show exposure and each custom quantity over rounds, and the rounds in which a sharer of each canary took
-    part, in the row of its id. A marker is filled if the canary is memorized by Random Sampling.
-    """
+    """Return a figure of canaries over rounds, filled if memorized, and of the rounds in which sharers took part."""
     roster = run.roster[run.roster["canary"].isin(table["canary"])]
     planned = roster.assign(copies=roster.get("planned_insertions")).to_dict("records")
     groups: dict[str, list[str]] = {}

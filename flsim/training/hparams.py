@@ -45,10 +45,7 @@ def cosine(at: int, total: int) -> float:
 
 
 def steps(at: int, total: int, milestones: tuple[float, ...] = (), factor: float = 0.1) -> float:
-    """Return `factor` to the power of the number of passed milestones, like torch's MultiStepLR.
-
-    Milestones are completed steps or rounds; below 1, fractions of `total`. `at` counts from 0.
-    """
+    """Return `factor` to the power of passed milestones, counts or fractions of `total`, like torch's MultiStepLR."""
     return factor ** sum(at >= (round(one * total) if one < 1 else one) for one in milestones)
 
 

@@ -21,10 +21,7 @@ from flsim.training.hparams import LocalHParams
 
 @contextmanager
 def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None]:
-    """Set a model to training mode, with dropout, and seed the generators of its device by round and user, or step.
-
-    After the block the model is in evaluation mode, and the generators have their previous states.
-    """
+    """Set a model to training mode and seed its device's generators by round and user, or step, within the block."""
     with shared_generators(model.device, seed, *keys):
         model.train()
         try:

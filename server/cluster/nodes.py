@@ -58,7 +58,7 @@ class Nodes:
     """The nodes of the connected cluster, checked for a run; for Ray, a node that returns is another node."""
 
     def __init__(self, run: Path, corpus: Path | str, is_local: bool = False) -> None:
-        """Prepare the checks of nodes, which must be able to read run and corpus (a folder or URI), but a local one."""
+        """Prepare the checks of nodes, which must read run and corpus (a folder or URI); a local cluster needs none."""
         self._paths = run.resolve(), located(corpus)
         self._local = environment_of(*self._paths)
         self._asked: dict[ray.ObjectRef, str] = {}  # node by its future reply
@@ -79,10 +79,7 @@ class Nodes:
             raise (RunFailed if only_lost else InputError)("; ".join(sorted(refused)))
 
     def usable(self) -> list[Node]:
-        """Return nodes that are alive and equal to this process, as `ray.nodes` describes them, without waiting.
-
-        New nodes are asked at the same time, and are included in a later call. Changes are reported once.
-        """
+        """Return the nodes that are alive and equal to this process, as `ray.nodes` does; new nodes are asked."""
         alive = _alive()
         for node in self._good - alive.keys():
             self._good.remove(node)

@@ -171,7 +171,7 @@ def _refuse_what_does_not_fit(share: ClientShare) -> None:
 
 
 class InProcessGrid(ShardGrid):
-    """A grid that answers one message, in order, at each call of `pull_messages`; bits as with `RayGrid`."""
+    """A grid that answers one message, in order, at each call of `pull_messages`, with the bits of `RayGrid`."""
 
     def __init__(self, app: str, shards: int) -> None:
         super().__init__(shards, run_id=next(RUNS))

@@ -51,9 +51,7 @@ def train(
     # use.
     with hold_lock(run), logging_to(run.path), threads(1):
         newest = latest(run.path / "checkpoints")
-        if (
-            newest is None or round_of(newest) < run.rounds
-        ):  # otherwise only evaluations can be missing, which need no client
+        if newest is None or round_of(newest) < run.rounds:  # else only evaluations can be missing, without clients
             wait_for_nodes(grid, system.known_shards, stop, NODES_DEADLINE)
         has_user_states = run.federated.training_of(run.users, run.rounds).method.user_slots
         run.record()  # now, because the run is locked and all checks have passed

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from reported import write_run
 from shown import to_markdown
 
-from flsim.cli.demo import write_tables
+from flsim.cli.options import print_or_write
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
-from flsim.show.table import Column, latex, markdown, to_csv
+from flsim.show.table import Column, latex, markdown
 
 WORDS = st.text(st.sampled_from("abc DEF,=_1"), max_size=60).map(str.strip)
 
@@ -81,8 +81,8 @@ def test_notes_are_said_once_and_in_latex_as_comments() -> None:
     )
 
 
-def test_the_demos_tables_are_whole_or_absent(tmp_path: Path) -> None:
-    """The first file fails after 64 bytes, as on a full disk."""
+def test_a_table_is_whole_or_absent(tmp_path: Path) -> None:
+    """The file fails after 64 bytes, as on a full disk."""
     table = memorization_table([read_run(write_run(tmp_path / "run"))])
     out = tmp_path / "out"
     out.mkdir()
@@ -90,10 +90,9 @@ def test_the_demos_tables_are_whole_or_absent(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            write_tables(table, out)
+            print_or_write(to_markdown(table), out / "table.md")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(out.iterdir()) == []
-    write_tables(table, out)
+    print_or_write(to_markdown(table), out / "table.md")
     assert (out / "table.md").read_text(encoding="utf-8") == to_markdown(table)
-    assert (out / "table.csv").read_text(encoding="utf-8") == to_csv(table)

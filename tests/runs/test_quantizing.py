@@ -15,10 +15,9 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.quantization import quantized
 from flsim.results.rows import Row
 from flsim.results.store import read_run
-from flsim.runs import quantizing
+from flsim.runs import measuring
 from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
-from flsim.runs.quantizing import quantize_run
+from flsim.runs.measuring import evaluate_checkpoint, quantize_run
 
 
 def evaluated(experiment: Experiment) -> tuple[Run, Path]:
@@ -91,7 +90,7 @@ def test_a_quantization_that_fails_leaves_no_folder(
             raise error
         return evaluate_checkpoint(folder, path, device)
 
-    monkeypatch.setattr(quantizing, "evaluate_checkpoint", fails)
+    monkeypatch.setattr(measuring, "evaluate_checkpoint", fails)
     before = sorted(rounded.parent.iterdir())
     for error in (MemoryError(), KeyboardInterrupt()):
         measured.clear()

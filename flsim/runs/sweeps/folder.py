@@ -140,8 +140,8 @@ class SweepFolder:
                     f"{self.path}: its run {run.name} has other settings than those of {source}; name another --out"
                 )
             entry = {name: getattr(run, name) for name in ("name", "grid", "seed", "axes")}
-            published = None if run.published is None else dict(run.published)
-            runs[run.name] = entry | {"published": published, "digest": run.config.digest}
+            row = None if run.published is None else dict(run.published)
+            runs[run.name] = entry | {"published": row, "digest": run.config.digest}
         for name in (RUNS, "configs", "logs"):
             make_folder(self.path / name)
         for run in planned:

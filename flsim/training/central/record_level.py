@@ -17,19 +17,12 @@ from flsim.training.cohort.gradient import packed_batch, packed_model
 def record_gradients(
     model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return each record's gradient, and its summed loss in nats [B].
+    """Return each record's gradient by name, [B, ...] over the parameter's own shape, and summed loss in nats [B].
 
-    A record's loss is the mean over its real positions, 0 if it has none. Only the clip bounds it. Gradients are
-    computed together with the written-out gradient on a CPU, or with vmap, if the model declares them. Otherwise, for
-    example for torch's cells on a GPU and attention, records are computed one after another.
-
-    Args:
-        model: the model, whose parameters are trained.
-        inputs: int64 [B >= 1, T].
-        targets: int64 [B, T]; `pad` after the end of a record, and in its prompt.
-
-    Returns:
-        Gradients by name, each [B, ...] over the parameter's own shape, and the losses.
+    `inputs` are int64 [B >= 1, T]; `targets` have `pad` after the end of a record and in its prompt. A record's loss is
+    the mean over its real positions, 0 if it has none; only the clip bounds it. Gradients are computed together with
+    the written-out gradient on a CPU, or with vmap, if the model declares them. Otherwise, for example for torch's
+    cells on a GPU and attention, records are computed one after another.
     """
 
     def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,22 +61,11 @@ def private_step(
 ) -> tuple[float, int]:
     """Take one step, in place, along (sum of clipped gradients + noise) / expected; for an empty lot, only noise.
 
-    Args:
-        model: see `record_gradients`.
-        optimizer: torch's optimizer over the model's trained parameters.
-        inputs: int64 [n, T], the lot.
-        targets: int64 [n, T].
-        clip: C, the bound on the L2 norm of the complete gradient of a record.
-        noise_multiplier: z; the noise on the sum has the standard deviation z C.
-        expected: L, the expected size of a lot, which is the fixed denominator.
-        seed, step: the experiment's seed, and the step from 0; the noise is a function of both.
-        physical_batch: number of records whose gradients are in memory at a time. For the paper's model, a record needs
-            about 40 MB, of which the gradient needs 6 MB.
-        pad: the id of padding.
-
-    Returns:
-        The summed loss (nats) before the step, and its number of positions. They have no noise, and must not be
-        released.
+    `inputs` and `targets`, int64 [n, T], are the lot, and `expected` is L, its expected size, a fixed denominator.
+    `clip` is C, the bound on the L2 norm of the complete gradient of a record; the noise on the sum has the standard
+    deviation z C for the `noise_multiplier` z, and is a function of seed and step. `physical_batch` records have
+    gradients in memory at a time: of the paper's model, 40 MB each, of which the gradient needs 6 MB. Return the summed
+    loss (nats) before the step, and its number of positions, which have no noise, and must not be released.
     """
     from flsim.privacy.record_optimizer import SeededDPOptimizer  # importing opacus takes a second
 

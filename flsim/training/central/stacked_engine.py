@@ -50,15 +50,9 @@ class PackedChunk(NamedTuple):
 class StackedEngine:
     """Training by stacked products of a single user; a `flsim.training.central.task.Engine`.
 
-    Args:
-        training: the settings and records of training.
-        state: the state to continue from.
-        kernels: the kernels of a step; None for those of Triton on an NVIDIA GPU if available, otherwise those of
-            PyTorch.
-        graphs: whether to use CUDA graphs; None for yes if Triton's kernels are used on a GPU.
-
-    Raises:
-        torch.OutOfMemoryError: the memory of the device is too small, also in `train` (RuntimeError on a CPU).
+    By default, `kernels` are those of Triton on an NVIDIA GPU if available, otherwise those of PyTorch, and `graphs`,
+    CUDA's, are used with Triton's. Here and in `train`, torch.OutOfMemoryError (RuntimeError on a CPU) if memory is too
+    small.
     """
 
     def __init__(

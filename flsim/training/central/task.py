@@ -223,7 +223,7 @@ class CentralTask:
         return self.hparams.batch_size + self.records.extra.most_records
 
     def released_by(self, steps: int) -> Entry:
-        """Return the ledger's entry for this many steps; without noise with multiplier 0, because all was released."""
+        """Return the ledger's entry for this many steps, also without noise: an empty ledger would mean no release."""
         records, size = self.records.records, self.hparams.batch_size
         if self.privacy.mechanism == "none":
             return Entry("fixed-size", records, min(size, records), noise_multiplier=0.0, rounds=steps)

@@ -29,13 +29,7 @@ from flsim.training.update import Counts, UpdateSum, global_norm
 
 
 class PackedTrainer:
-    """A trainer of one user after another, each from the global parameters; a `flsim.training.cohort.engine.Trainer`.
-
-    Args:
-        like: parameters of the model, for names, shapes and dtype (float32 or float64); on a CPU.
-        hparams: settings of local training, in precision "float32" or "bf16".
-        layout: the corpus' token layout.
-    """
+    """A `Trainer` of one user after another on a CPU, in float32, float64 or "bf16", for parameters like `like`."""
 
     def __init__(self, like: Params, hparams: LocalHParams, layout: Layout) -> None:
         self._hparams, self._layout = hparams, layout
@@ -118,20 +112,11 @@ class Trainer(Protocol):
 class CohortEngine:
     """An engine that trains cohorts in micro-cohorts, and reuses its buffers for the next cohort.
 
-    Args:
-        like: parameters of the model, for names, shapes, dtype and device.
-        layout: the corpus' token layout.
-        hparams: settings of local training.
-        micro_cohort: number of users that train at once; None to choose it by the device's memory. If memory runs out,
-            the number is halved, all users of the call train again, and a message is printed.
-        memory_share: the share of a GPU's memory that this process can use.
-        rounds: number of rounds of the run, which a schedule of the learning rate needs.
-        by_position: the step of stacked users, see `flsim.training.cohort.stacked_trainer.StackedTrainer`.
-        trainer: function of the largest number of users that train at once, which makes their trainer; by default it
-            depends on the device. With it `micro_cohort` must be set.
-
-    Raises:
-        InputError: the device does not support the settings.
+    `like` has the names, shapes, dtype and device of parameters. `micro_cohort` users train at once; None chooses by
+    the device's memory, of whose GPU this process can use `memory_share`. If memory runs out, the number is halved, all
+    users of the call train again, and a message is printed. A schedule of the learning rate needs the `rounds` of the
+    run; `by_position` is that of `StackedTrainer`. `trainer` makes the trainer of at most a number of users, and needs
+    `micro_cohort`; by default it depends on the device. InputError if the device does not support the settings.
     """
 
     def __init__(

@@ -68,9 +68,8 @@ Backward = Callable[[Tensor], Gradients]  # of d_outputs [rows, D], which it can
 class PackedModel(ABC):
     """Weights and the gradient of the mean cross-entropy by them, in buffers that are reused.
 
-    Args:
-        like: parameters of the model, for names, shapes and dtype (float32 or float64); on a CPU.
-        products: the large matrix products; None for products in the dtype of the weights.
+    `like` has the names, shapes and dtype (float32 or float64) of parameters, on a CPU; `products` are the large matrix
+    products, by default in the dtype of the weights.
     """
 
     def __init__(self, like: Params, products: Products | None = None) -> None:
@@ -218,12 +217,7 @@ sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.ate
 
 
 class PackedRecurrent(PackedModel):
-    """The written-out gradient of `flsim.models.architectures.RecurrentLanguageModel`.
-
-    Args:
-        like, products: see `PackedModel`.
-        cell: the class of the layers.
-    """
+    """The written-out gradient of `flsim.models.architectures.RecurrentLanguageModel`; `cell` is a layer's class."""
 
     def __init__(self, like: Params, cell: "type[Cell]", products: Products | None = None) -> None:
         super().__init__(like, products)
@@ -416,10 +410,7 @@ def _blocks(parts: tuple[Tensor, ...], sizes: list[int]) -> list[tuple[int, tupl
 
 @dataclass(frozen=True)
 class Tape:
-    """The values of the forward pass that the gradient needs, as blocks of one time after another.
-
-    Matrices in large products can have more than N rows, see `Products.rows`.
-    """
+    """The values of the forward pass that the gradient needs, by time; see `Products.rows` for further rows."""
 
     read: Tensor  # [N, D], embeddings of the inputs, after dropout
     gates: Tensor  # [N, 3H], f, o, g

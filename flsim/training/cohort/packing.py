@@ -135,18 +135,11 @@ def allocate(
     pin: bool = False,
     scalars: NDArray[np.float64] | None = None,
 ) -> tuple[Tensor, Ints, Ints]:
-    """Return the flat array of steps without their positions, and their offsets.
+    """Return the int32 data of steps without positions, the offsets of their segments, and the segments' rows.
 
-    Args:
-        shapes: the shape of each step.
-        step, user, count: int64 [segments], the step, user and number of positions of each segment, which is a step of
-            a user.
-        pin, scalars: see `pack`.
-
-    Returns:
-        The data, int32, the steps one after another; the indices at which the tokens, places and targets of each
-        segment begin, int64 [3, segments]; and the number of rows in the shape of each segment's step, int64
-        [segments].
+    `step`, `user` and `count`, int64 [segments], are those of each segment, which is a step of a user; `pin` and
+    `scalars` are as in `pack`. Offsets, int64 [3, segments], are of tokens, places and targets; rows, int64 [segments],
+    are in the shape of each segment's step.
     """
     parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64)
     parts = parts.reshape(-1, len(Parts._fields))

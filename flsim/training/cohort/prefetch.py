@@ -10,10 +10,7 @@ PATIENCE = 0.1  # seconds between two checks whether the iterator was closed
 
 
 def prefetched(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
-    """Yield the same items in order, with up to `depth` computed in advance; errors are raised at their items.
-
-    The thread ends when the iterator is closed or exhausted.
-    """
+    """Yield the same items in order, and compute up to `depth` in advance, in a thread; errors come at their items."""
     made: Queue[tuple[Item | None, BaseException | None, bool]] = Queue(depth)
     left = Event()
 

@@ -145,21 +145,12 @@ class Term(NamedTuple):
 
 
 class StackedWeights:
-    """The weights of models of the same sizes, with memory for a step.
+    """The weights of models of the same sizes, with memory for a step, which grows to the largest step so far.
 
-    Buffers for activations grow to the largest step so far, and are reused.
-
-    Args:
-        wide: parameters of a model as `widened_for` returns them, for names, shapes, dtype and device.
-        users: number of models.
-        precision: precision of matrix products.
-        holds_gradients: whether `gradient` is called; `descend` needs no memory for gradients.
-
-    Attributes:
-        weights: [u, ...], all 0 at first.
-        low: the weights in the dtype of products; the same tensors if that is the dtype of the weights.
-        gradients: [u, ...], in the dtype of products; empty without `holds_gradients`.
-        buffers: memory of activations.
+    `wide` has the names, shapes, dtype and device of parameters as `widened_for` returns them. `weights`, [u, ...], are
+    0 at first; `low` has them in the dtype of products, or is the same tensors; `gradients`, [u, ...], are in that
+    dtype, and empty unless it `holds_gradients`, which `gradient` needs and `descend` does not. `buffers` are the
+    memory of activations.
     """
 
     sizes: type[Sizes] = Sizes
@@ -196,13 +187,10 @@ class StackedWeights:
 
 
 class StackedModel(StackedWeights):
-    """The gradient of each model's mean cross-entropy by its weights.
+    """The gradient of each model's mean cross-entropy by its weights; for arguments, see `StackedWeights`.
 
-    Args:
-        wide, users, precision, holds_gradients: see `StackedWeights`.
-        kernels: the operations of a step besides plain products.
-        is_single: whether all steps are of a single user; products then use plain matrices, for which libraries have
-            more algorithms.
+    `kernels` are the operations besides plain products. If all steps are of a single user (`is_single`), products use
+    plain matrices, for which libraries have more algorithms.
     """
 
     def __init__(
@@ -218,16 +206,10 @@ class StackedModel(StackedWeights):
         self._kernels, self._is_single = kernels, is_single
 
     def descend(self, shape: Shape, parts: Parts, rate: float | Tensor, dropped: Dropped | None = None) -> Tensor:
-        """Take a step of plain SGD, which needs no gradients in memory.
+        """Take a step of plain SGD of the first u users; return the cross-entropy before it, nats [u, N].
 
-        Args:
-            shape, parts: the step of the first u users.
-            rate: learning rate. A tensor, float64 [1], can change under a CUDA graph; it is then a factor of the
-                gradient by the logits.
-            dropped: dropout of the step; None for none.
-
-        Returns:
-            [u, N], the cross-entropy in nats before the step, 0 after the positions of a user.
+        It is 0 after a user's positions. No gradients are in memory. The learning rate can be a tensor, float64 [1],
+        which can change under a CUDA graph, and is then a factor of the gradient by the logits.
         """
         varying, factor = (rate, 1.0) if isinstance(rate, Tensor) else (None, rate)
         terms, a = self._differentiate(shape, parts, varying, dropped)
@@ -321,12 +303,7 @@ def widened_for(kernels: Kernels, like: Params) -> Params:
 
 
 class PositionModel(StackedWeights):
-    """The gradient of each model's mean cross-entropy by its weights; `StackedModel` is its reference.
-
-    Args:
-        wide, users, precision, holds_gradients: see `StackedWeights`.
-        kernels: the operations of a step besides plain products.
-    """
+    """The gradient of each model's mean cross-entropy by its weights; `StackedModel` is its reference."""
 
     sizes = PositionSizes
 
@@ -337,15 +314,7 @@ class PositionModel(StackedWeights):
         self._kernels = kernels
 
     def descend(self, shape: Shape, parts: Parts, rate: float | Tensor) -> Tensor:
-        """Take a step of plain SGD, which needs no gradients in memory.
-
-        Args:
-            shape, parts: the step of the first u users; positions are in the order of time, then row.
-            rate: learning rate. A tensor, float64 [1], can change under a CUDA graph.
-
-        Returns:
-            [u, N], the cross-entropy in nats before the step, 0 after the positions of a user.
-        """
+        """Take a step of plain SGD as `StackedModel.descend`, with positions in the order of time, then row."""
         return self._step(shape, parts, *((rate, 1.0) if isinstance(rate, Tensor) else (None, rate)))
 
     def gradient(self, shape: Shape, parts: Parts) -> Tensor:

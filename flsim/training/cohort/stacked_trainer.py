@@ -41,19 +41,11 @@ MODELS: dict[bool, Any] = {False: (StackedModel, kernels_for), True: (PositionMo
 class StackedTrainer:
     """A trainer of stacked users from the global parameters; a `flsim.training.cohort.engine.Trainer`.
 
-    Args:
-        like: parameters of the model, for names, shapes, dtype (float64: not with Triton) and device.
-        hparams: settings of local training.
-        layout: the corpus' token layout.
-        users: the largest number of users that train together.
-        kernels: the kernels of a step; None for those of Triton on an NVIDIA GPU if available, otherwise those of
-            PyTorch.
-        graphs: whether to use CUDA graphs; None for yes if Triton's kernels are used on a GPU.
-        by_position: whether the step is that of `PositionModel`, with `PositionKernels`, not of `StackedModel`; None
-            for the faster one (`by_position_is_faster`).
-
-    Raises:
-        torch.OutOfMemoryError: the memory of the device is too small, also in `train` (RuntimeError on a CPU).
+    `like` has the names, shapes, dtype (float64: not with Triton) and device of parameters; at most `users` train
+    together. By default, `kernels` are those of Triton on an NVIDIA GPU if available, otherwise those of PyTorch;
+    `graphs`, CUDA's, are used with Triton's; and `by_position` chooses the faster of `PositionModel` with
+    `PositionKernels` and `StackedModel`. Here and in `train`, torch.OutOfMemoryError (RuntimeError on a CPU) if memory
+    is too small.
     """
 
     def __init__(

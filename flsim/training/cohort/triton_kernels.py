@@ -255,11 +255,7 @@ def _add_updates(weight, start, factors, into, users, size, BLOCK: tl.constexpr,
 
 
 class TritonKernels(Recurrence):
-    """The `flsim.training.cohort.kernels.Kernels` on an NVIDIA GPU.
-
-    Args:
-        precision: precision of float32 products; products of bfloat16 do not depend on it.
-    """
+    """The `flsim.training.cohort.kernels.Kernels` on an NVIDIA GPU; `precision` is that of float32 products."""
 
     def __init__(self, precision: Precision) -> None:
         super().__init__("tf32" if precision == "tf32" else "ieee")

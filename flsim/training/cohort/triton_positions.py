@@ -465,11 +465,7 @@ def _descend_positions(
 
 
 class TritonPositionKernels(OutputLayer, TritonKernels):
-    """The `flsim.training.cohort.position_kernels.PositionKernels` on an NVIDIA GPU.
-
-    Args:
-        precision: precision of float32 products; products of bfloat16 do not depend on it.
-    """
+    """The `flsim.training.cohort.position_kernels.PositionKernels` on an NVIDIA GPU; `precision` as `TritonKernels`."""
 
     def __init__(self, precision: Precision) -> None:
         TritonKernels.__init__(self, precision)

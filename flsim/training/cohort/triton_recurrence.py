@@ -29,12 +29,8 @@ def launch(
 ) -> tuple[tuple[int, int], dict[str, int | str]]:
     """Return the grid of a recurrence, and those of its sizes that do not depend on the layout of activations.
 
-    Args:
-        gates: [users, ...].
-        projection: [users, H, D].
-        rows: the largest number of rows at a time.
-        most: bytes of a block of weights, if there are few rows.
-        stages: blocks of weights that are loaded at once.
+    Gates are [users, ...], the projection [users, H, D]. At most `rows` are at a time; a block of weights has at most
+    `most` bytes, if there are few rows, and `stages` are loaded at once.
     """
     _, units, width = projection.shape
     width_block = block(width)
@@ -78,13 +74,9 @@ def _advanced(f, o, g, c):
 
 @triton.jit
 def _differentiated(f, o, g, c, before, later, dm):
-    """Return the gradients by the gates' sums and by the c of the previous time.
+    """Return the gradients by the gates' sums and by the c of the previous time, which is `before`.
 
-    Args:
-        f, o, g, c: values of this time.
-        before: c of the previous time.
-        later: the gradient by c from the next time.
-        dm: the gradient by o tanh c.
+    `later` is the gradient by c from the next time, and `dm` that by o tanh c; others are values of this time.
     """
     bounded = _tanh(c)
     dc = later + dm * o * (1 - bounded * bounded)

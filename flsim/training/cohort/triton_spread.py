@@ -215,10 +215,7 @@ def _add_neighbors(
 
 
 class SpreadKernels(TritonKernels):
-    """The `flsim.training.cohort.kernels.Kernels` for few users on an NVIDIA GPU.
-
-    Each user's positions of the same token must be adjacent.
-    """
+    """The `Kernels` for few users on an NVIDIA GPU, whose positions of the same token must be adjacent."""
 
     def recur(
         self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
