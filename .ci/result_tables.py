@@ -95,6 +95,10 @@ def table(frame: str, columns: list[str], pattern: str, page: Path) -> str:
     """
     rows = [row for row in rows_of(frame) if re.search(pattern, next(iter(row.values())))]
     headings = sources()["headings"]
+    units, unit = {row.get("interval_over") or "seeds" for row in rows}, ""
+    if len(units) == 1 and "seeds" not in units:  # the unit is then in the heading, not in each cell
+        unit = f", over {rows[0]['interval_over']}"
+        rows = [{**row, "interval_over": ""} for row in rows]
     columns = columns or list(dict.fromkeys(re.sub("_(low|high|error)$", "", name) for name in rows[0]))
     columns = [name for name in columns if not PARTS.fullmatch(name)]
     cells = [[str(value_of({column: "", **row}, column)) for column in columns] for row in rows]
@@ -103,7 +107,8 @@ def table(frame: str, columns: list[str], pattern: str, page: Path) -> str:
             line[0] = f"[{line[0]}]({os.path.relpath(ROOT / 'docs' / row['page'], page.parent)})"
     is_number = [all(NUMBER.fullmatch(cell) for cell in column if cell) for column in zip(*cells, strict=True)]
     rule = ["---:" if number else "---" for number in is_number]
-    names = [headings.get(column, column.replace("_", " ")) for column in columns]
+    with_interval = [column for column in columns if f"{column}_low" in rows[0]]
+    names = [headings.get(name, name.replace("_", " ")) + (unit if name in with_interval else "") for name in columns]
     lines = [f"| {' | '.join(line)} |" for line in (names, *cells)]
     return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]]) + "\n"
 
