@@ -4,7 +4,8 @@ A page has a place for each between two comments:
 
     <!-- table: NAME -->              all columns of NAME.csv
     <!-- table: NAME: COLUMN, ... --> some columns
-    <!-- commands: NAME -->           the commands of section [NAME] in sources.toml
+    <!-- table: NAME: COLUMN, ...; ROWS --> some columns of the rows whose first cell has the regular expression ROWS
+    <!-- commands: NAME -->           the commands of section [NAME] in sources.toml, and its files
     <!-- end -->
 
 experiments/README.md describes the files. Pages show numbers with the digits of the files.
@@ -14,7 +15,6 @@ import csv
 import os
 import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FRAMES = ROOT / "experiments" / "results"
-REGION = re.compile(r"<!-- (table|commands): ([\w-]+)(?:: ([\w, ]+))? -->\n(.*?)<!-- end -->\n", re.DOTALL)
+REGION = re.compile(r"<!-- (table|commands): ([\w-]+)(?:: ([\w, ]+))?(?:; (.+?))? -->\n(.*?)<!-- end -->\n", re.DOTALL)
 NUMBER = re.compile(r"[+-]?(\d[\d,]*(\.\d+)?|\.\d+)(e[+-]?\d+)?")
 # Columns of an interval or a link, which are part of the cell of another column.
 PARTS = re.compile(r".+_(low|high|error)|interval_over|page")
@@ -88,12 +88,17 @@ def value_of(row: dict[str, str], column: str) -> Value:
     return Value(text, low, high, error, row.get("interval_over") or "seeds")
 
 
-def table(frame: str, columns: list[str], page: Path) -> str:
-    """Return some columns of a file as a table in Markdown; without `columns` all. Columns of numbers are at the right.
+def table(frame: str, columns: list[str], pattern: str, page: Path) -> str:
+    """Return columns of the rows that match as a table in Markdown; without `columns` all.
 
-    The first column links to the page that the row names.
+    Columns of numbers are at the right. The first column links to the page that the row names.
     """
-    rows, headings = rows_of(frame), sources()["headings"]
+    rows = [row for row in rows_of(frame) if re.search(pattern, next(iter(row.values())))]
+    headings = sources()["headings"]
+    units, unit = {row.get("interval_over") or "seeds" for row in rows}, ""
+    if len(units) == 1 and "seeds" not in units:  # the unit is then in the heading, not in each cell
+        unit = f", over {rows[0]['interval_over']}"
+        rows = [{**row, "interval_over": ""} for row in rows]
     columns = columns or list(dict.fromkeys(re.sub("_(low|high|error)$", "", name) for name in rows[0]))
     columns = [name for name in columns if not PARTS.fullmatch(name)]
     cells = [[str(value_of({column: "", **row}, column)) for column in columns] for row in rows]
@@ -102,29 +107,27 @@ def table(frame: str, columns: list[str], page: Path) -> str:
             line[0] = f"[{line[0]}]({os.path.relpath(ROOT / 'docs' / row['page'], page.parent)})"
     is_number = [all(NUMBER.fullmatch(cell) for cell in column if cell) for column in zip(*cells, strict=True)]
     rule = ["---:" if number else "---" for number in is_number]
-    names = [headings.get(column, column.replace("_", " ")) for column in columns]
+    with_interval = [column for column in columns if f"{column}_low" in rows[0]]
+    names = [headings.get(name, name.replace("_", " ")) + (unit if name in with_interval else "") for name in columns]
     lines = [f"| {' | '.join(line)} |" for line in (names, *cells)]
     return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]]) + "\n"
 
 
 def commands(name: str) -> str:
-    """Return the commands of an experiment as a block, below the reason why the tests do not run it."""
+    """Return the commands and the files of an experiment as a block, below the reason why the tests do not run it."""
     source = sources()[name]
-    return f"<!-- not run: {source['not_run']} -->\n```sh\n{source['commands'].strip()}\n```\n"
-
-
-def regions_of(text: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the kind, the name and the columns of each place in a page."""
-    for kind, name, columns, _ in REGION.findall(text):
-        yield kind, name, columns.split(", ") if columns else []
+    files = " ".join(f"{frame}.csv" for frame in source["frames"])
+    lines = f"{source['commands'].strip()}\n# numbers, in experiments/results: {files}"
+    return f"<!-- not run: {source['not_run']} -->\n```sh\n{lines}\n```\n"
 
 
 def written(page: Path, text: str) -> str:
     """Return the text of a page with its tables and commands as the files state them."""
 
     def region(found: re.Match[str]) -> str:
-        (kind, name, columns), *_ = regions_of(found[0])
-        body = table(name, columns, page) if kind == "table" else commands(name)
+        kind, name, columns, pattern, _ = (part or "" for part in found.groups())
+        of_table = columns.split(", ") if columns else []
+        body = table(name, of_table, pattern, page) if kind == "table" else commands(name)
         return f"{found[0].splitlines()[0]}\n{body}\n<!-- end -->\n"
 
     return REGION.sub(region, text)

@@ -255,6 +255,7 @@ def table1(folders: list[str]) -> None:
     ]
     for row, published in zip(tables["settings"], shares, strict=True):
         row["paper_rs_percent"] = published
+        row |= {name: f"=table1-edge/{row['setting']}/{name}" for name in ("highest_stable", "diverged_above")}
     for name, rows in tables.items():
         write(f"table1-{name}", rows)
 

@@ -424,7 +424,7 @@ def sanitize(
     Trains two models, each on a random half of the records. A record looks like a secret if the model that was trained
     on it finds it likely, and the other model does not (Carlini et al., The Secret Sharer, Appendix F).
 
-    Only records that occur once are found, so deduplicate the corpus first.
+    Records with copies in both halves are not found, so deduplicate the corpus first.
 
     Example: flsim data sanitize corpora/distinct --share 0.1 --out corpora/sane
     """
