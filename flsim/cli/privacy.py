@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -178,8 +178,8 @@ def _planned(
         raise InputError("--records-per-user needs --sampler poisson and independent noise; remove it")
     lines = []
     for name in ("fixed-size", "poisson") if sampler == BOTH else (sampler,):
-        process = settled(noise, Sampling(name, users, cohort), rounds)
-        entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds, process)
+        entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)  # raises for numbers out of range
+        entry = replace(entry, noise=settled(noise, Sampling(name, users, cohort), rounds))
         capped = records if name == "poisson" else None
         lines += (
             report(Ledger((entry,)), delta, capped) if epsilon is None else calibrated(entry, epsilon, delta, capped)
