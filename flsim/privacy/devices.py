@@ -24,6 +24,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Thing = TypeVar("Thing")
+MOST_SPREAD = 10  # then a typical factor is e^-50; larger spreads underflow
 LAWS = ("half-normal", "exponential", "constant")
 COLUMNS = ("user", "from", "to")  # of a trace
 
@@ -45,8 +46,8 @@ class Durations:
     def __post_init__(self) -> None:
         if self.law not in LAWS:
             raise InputError(f"durations must be one of {', '.join(LAWS)}, found {self.law!r}")
-        if not (isinstance(self.spread, float | int) and 0 <= self.spread < math.inf):
-            raise InputError(f"spread must be a number of at least 0, found {self.spread!r}")
+        if not (isinstance(self.spread, float | int) and 0 <= self.spread <= MOST_SPREAD):
+            raise InputError(f"spread must be from 0 to {MOST_SPREAD}, found {self.spread!r}")
 
     def factors(self, seed: int, population: int) -> Floats:
         """Return the factor of each user, float64 [population]."""
