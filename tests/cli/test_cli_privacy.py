@@ -126,6 +126,7 @@ def test_correlated_noise_of_a_sampler_with_options(flsim: Flsim) -> None:
     """
     plan = ("--users", "1000", "--cohort", "10", "--rounds", "4", "--delta", "1e-4", "--noise-multiplier", "2")
     sampler = ("--sampler", "min-separation", "--sampler-option", "separation=4")
+    assert "S under zero-out" in flsim(*plan, *sampler)[1]
     code, out, _ = flsim(*plan, *sampler, "--noise", "tree", "--json")
     assert code == 0
     spent = {row["convention"]: row["epsilon"] for row in json.loads(out)}
