@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -126,6 +126,8 @@ def privacy(
             raise InputError(f"{', '.join(missing)} missing; set all options of the plan, or name a run folder")
         if (noise_multiplier is None) == (epsilon is None):
             raise InputError(f"{' and '.join(aim)}: one value determines the other; set only one of them")
+        if sampler == BOTH and sampler_option:
+            raise InputError(f"--sampler-option {sampler_option[0]}: set --sampler, e.g. to poisson")
         names = _with_options(sampler, sampler_option), _with_options(noise, noise_option)
         lines = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, *names, records_per_user)
         unit = "user"
@@ -175,11 +177,11 @@ def _planned(
     refuse_unknown(noise, NOISES, "noise")
     refuse_options(without_options(noise), options_of(noise))
     if records is not None and (sampler not in (BOTH, "poisson") or noise != INDEPENDENT):
-        raise InputError("--records-per-user needs --sampler poisson and independent noise; remove it")
+        raise InputError("--records-per-user needs --sampler poisson without options, and independent noise; remove it")
     lines = []
     for name in ("fixed-size", "poisson") if sampler == BOTH else (sampler,):
-        process = settled(noise, Sampling(name, users, cohort), rounds)
-        entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds, process)
+        entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)  # raises for numbers out of range
+        entry = replace(entry, noise=settled(noise, Sampling(name, users, cohort), rounds))
         capped = records if name == "poisson" else None
         lines += (
             report(Ledger((entry,)), delta, capped) if epsilon is None else calibrated(entry, epsilon, delta, capped)

@@ -333,7 +333,7 @@ def of_users(event: DpEvent, records: int) -> DpEvent:
 def delta_of(event: DpEvent, epsilons: Floats, convention: Convention) -> Floats:
     """Return delta of an event at each epsilon, from Renyi DP or privacy loss distributions."""
     if convention.accountant == "pld":
-        spent = _compose(PLDAccountant(_relation(convention)), event, convention).get_delta(epsilons)
+        spent = _compose(_of_losses(event, convention), event, convention).get_delta(epsilons)
         return np.broadcast_to(np.asarray(spent, np.float64), epsilons.shape)
     renyi = rdp_of(event, convention)
     return np.array([renyi.delta(epsilon) for epsilon in epsilons.tolist()])
@@ -393,8 +393,7 @@ def _noise_multiplier(event: DpEvent) -> float | None:
 
 
 def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
-    interval = OF_USERS if (convention.records or 1) > 1 else 1e-4  # the latter is dp_accounting's
-    accountant = PLDAccountant(_relation(convention), interval)
+    accountant = _of_losses(event, convention)
     if not accountant.supports(event):
         _compose(accountant, event, convention)  # raises the reason
     if _check_size(event, delta, convention) == math.inf:
@@ -405,6 +404,19 @@ def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
         raise InputError(
             f"{convention}: dp_accounting cannot compute this value ({first_line(error)}); use less noise"
         ) from error
+
+
+def _of_losses(event: DpEvent, convention: Convention) -> PLDAccountant:
+    """Return dp_accounting's accountant of privacy loss distributions, before any round.
+
+    Noise multipliers of events are relative to the distance of neighbours, which is 2S for replace-one. dp_accounting's
+    pair for replace-one doubles this distance again. Without sampling, its pair for a special value does not.
+    """
+    interval = OF_USERS if (convention.records or 1) > 1 else 1e-4  # the latter is dp_accounting's
+    relation = _relation(convention)
+    if relation is NeighboringRelation.REPLACE_ONE and _noise_multiplier(event) is not None:
+        relation = NeighboringRelation.REPLACE_SPECIAL
+    return PLDAccountant(relation, interval)
 
 
 def _opacus(event: DpEvent, delta: float, convention: Convention) -> float:

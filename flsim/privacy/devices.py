@@ -21,8 +21,9 @@ from flsim.base.files import file_digest
 from flsim.base.rng import stream
 
 Thing = TypeVar("Thing")
+MOST_SPREAD = 10  # then a typical factor is e^-50; larger spreads underflow
 LAWS = ("half-normal", "exponential", "constant")
-COLUMNS = {"user": np.int64, "from": np.float64, "to": np.float64}  # of a trace
+COLUMNS = ("user", "from", "to")  # of a trace
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Durations:
     def __post_init__(self) -> None:
         if self.law not in LAWS:
             raise InputError(f"durations must be one of {', '.join(LAWS)}, found {self.law!r}")
-        if not (isinstance(self.spread, float | int) and 0 <= self.spread < math.inf):
-            raise InputError(f"spread must be a number of at least 0, found {self.spread!r}")
+        if not (isinstance(self.spread, float | int) and 0 <= self.spread <= MOST_SPREAD):
+            raise InputError(f"spread must be from 0 to {MOST_SPREAD}, found {self.spread!r}")
 
     def factors(self, seed: int, population: int) -> Floats:
         """Return the factor of each user, float64 [population]."""
@@ -183,21 +184,23 @@ class Trace:
     def available(self, seed: int, round_: int, population: int) -> Flags:  # noqa: ARG002 (nothing is drawn)
         """Return whether each user is available in a round [population]; raise InputError for an unfit file."""
         users, begin, end = _rows_of(self)
-        if (most := int(users.max(initial=0))) >= population:
-            raise InputError(f"{self.file}: user {most} is not one of the {population:,} users; users count from 0")
+        if (most := users.max(initial=0)) >= population:
+            raise InputError(
+                f"{self.file}: user {most:.15g} is not one of the {population:,} users; users count from 0"
+            )
         flags = np.zeros(population, bool)
-        flags[users[(begin <= round_) & (round_ < end)]] = True
+        flags[users[(begin <= round_) & (round_ < end)].astype(np.int64)] = True
         return flags
 
 
 @lru_cache(maxsize=2)
-def _rows_of(trace: Trace) -> tuple[Ints, Floats, Floats]:
+def _rows_of(trace: Trace) -> tuple[Floats, Floats, Floats]:
     import pandas as pd
 
     try:
         digest = file_digest(Path(trace.file))
         table = (pd.read_parquet if trace.file.endswith(".parquet") else pd.read_csv)(trace.file)
-        users, begin, end = (table[name].to_numpy(kind) for name, kind in COLUMNS.items())
+        users, begin, end = (table[name].to_numpy(np.float64) for name in COLUMNS)
     except (OSError, KeyError, TypeError, ValueError) as error:
         columns = ", ".join(COLUMNS)
         raise InputError(
@@ -205,8 +208,8 @@ def _rows_of(trace: Trace) -> tuple[Ints, Floats, Floats]:
         ) from error
     if digest != trace.digest:
         raise InputError(f"{trace.file}: trace_digest must be the sha256 of this file, which is {digest}")
-    if len(users) and (users.min() < 0 or not (begin < end).all()):
-        raise InputError(f"{trace.file}: user must be at least 0, and from below to, in every row")
+    if not ((users >= 0) & (users == np.floor(users)) & (begin < end)).all():
+        raise InputError(f"{trace.file}: user must be an integer of at least 0, and from below to, in every row")
     return users, begin, end
 
 

@@ -61,7 +61,8 @@ def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tu
 
 SOUND = """\
 Sound: sensitivity 2S under replace-one, as exchanging a user can move the sum
-of clipped updates by 2S; and S under add-or-remove-one, with Poisson sampling.
+of clipped updates by 2S; S under add-or-remove-one, with Poisson sampling; and
+S under zero-out, which compares with a run in which a user's updates are zero.
 """
 NO_NOISE = "without noise epsilon is infinite"
 TINY_NOISE = "epsilon is above 1e308 (shown as inf); raise the noise multiplier"

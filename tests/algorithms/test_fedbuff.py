@@ -199,7 +199,8 @@ def test_settings_that_do_not_fit_are_refused(users: flsim.Planted) -> None:
     for options, reason in (
         ({"concurrency": 0}, "concurrency must be at least 1, found 0"),
         ({"concurrency": 8, "durations": "gamma"}, "durations must be one of half-normal, exponential, constant"),
-        ({"concurrency": 8, "spread": -1}, "spread must be a number of at least 0, found -1"),
+        ({"concurrency": 8, "spread": -1}, "spread must be from 0 to 10, found -1"),
+        ({"concurrency": 8, "spread": 1e200}, r"spread must be from 0 to 10, found 1e\+200"),
         ({"concurrency": 8, "dropout": 0.1}, "remove dropout"),
     ):
         with pytest.raises(InputError, match=reason):

@@ -99,6 +99,10 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
         ((*SMALL, "--noise-multiplier", "1", "--cohort", "0"), "cohort must be between 1 and the 1,000"),
         ((*SMALL, "--noise-multiplier", "1", "--delta", "1"), "delta must be above 0 and below 1, found 1"),
         (
+            (*SMALL, "--noise-multiplier", "1", "--sampler-option", "dropout=0.2"),
+            "--sampler-option dropout=0.2: set --sampler, e.g. to poisson",
+        ),
+        (
             (*SMALL, "--noise-multiplier", "1", "--sampler", "shuffle"),
             "available, fedbuff, found 'shuffle'",
         ),
@@ -117,24 +121,29 @@ def test_correlated_noise_of_a_sampler_with_options(flsim: Flsim) -> None:
     """Tree noise over 4 rounds of which a user has one: 3 nodes of the tree contain the first round.
 
     All rounds are one Gaussian mechanism with mu = sqrt(3) / z, whose delta at an epsilon is in Balle and Wang (2018),
-    Theorem 8. Privacy loss distributions are discretized: their epsilon is at most 0.1% above.
+    Theorem 8. If a user is replaced, the sum moves by up to 2S, so mu is twice as large. Privacy loss distributions are
+    discretized: their epsilon is at most 0.1% above.
     """
     plan = ("--users", "1000", "--cohort", "10", "--rounds", "4", "--delta", "1e-4", "--noise-multiplier", "2")
     sampler = ("--sampler", "min-separation", "--sampler-option", "separation=4")
+    assert "S under zero-out" in flsim(*plan, *sampler)[1]
     code, out, _ = flsim(*plan, *sampler, "--noise", "tree", "--json")
     assert code == 0
-    (row,) = (row for row in json.loads(out) if row["convention"] == "min-separation-zero-out-pld")
-    mu = math.sqrt(3) / 2
+    spent = {row["convention"]: row["epsilon"] for row in json.loads(out)}
 
-    def delta(epsilon: float) -> float:
+    def excess(epsilon: float, mu: float) -> float:
         below, above = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.cdf(-mu / 2 - epsilon / mu)
-        return float(below - math.exp(epsilon) * above)
+        return float(below - math.exp(epsilon) * above - 1e-4)
 
-    exact = optimize.brentq(lambda epsilon: delta(epsilon) - 1e-4, 0.1, 20)
-    assert exact <= row["epsilon"] <= exact * 1.001
+    for convention, mu in (("zero-out", math.sqrt(3) / 2), ("replace-one", math.sqrt(3))):
+        exact = optimize.brentq(excess, 0.1, 20, args=(mu,))
+        assert exact <= spent[f"min-separation-{convention}-pld"] <= exact * 1.001
     code, _, err = flsim(*plan, *sampler, "--noise", "banded", "--noise-option", "bands")
     assert (code, "bands: write an option as NAME=VALUE" in err) == (2, True)
     code, _, err = flsim(*plan, *sampler, "--noise", "banded", "--noise-option", "buffers=2")
     assert (code, 'noise "banded" has bands, found buffers' in err) == (2, True)
+    banded = ("--noise", "banded", "--noise-option", "bands=2")
+    code, _, err = flsim(*plan[:2], "--cohort", "0", *plan[4:], "--sampler", "round-robin", *banded)
+    assert (code, err) == (2, "flsim: cohort must be between 1 and the 1,000 users, found 0\n")
     code, _, err = flsim("runs/dp", "--noise", "tree", *sampler[2:])
     assert (code, "--noise, --sampler-option: runs/dp stores these values" in err) == (2, True)

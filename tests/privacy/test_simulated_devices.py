@@ -85,8 +85,9 @@ def test_cohorts_are_uniform_among_available_users_who_have_rested() -> None:
     [
         (ROWS.drop(columns="to"), "not a trace with numbers in columns user, from, to"),
         (ROWS.assign(user=["a", "b", "c", "d"]), "not a trace with numbers"),
-        (ROWS.assign(user=[0, 1, -1, 2]), "user must be at least 0, and from below to"),
-        (ROWS.assign(to=0), "user must be at least 0, and from below to"),
+        (ROWS.assign(user=[0, 1, -1, 2]), "user must be an integer of at least 0, and from below to"),
+        (ROWS.assign(to=0), "user must be an integer of at least 0, and from below to"),
+        (ROWS.assign(user=[0, 1, 2.5, 3]), "user must be an integer of at least 0"),
         (ROWS.assign(user=[0, 1, 2, 24]), "user 24 is not one of the 24 users"),
     ],
 )

@@ -90,7 +90,10 @@ def test_a_refused_length_says_what_depends_on_it(tmp_path: Path) -> None:
     data, windows = DataHParams(tmp_path / "corpus"), CanaryHParams(windows=((0.2, 0.5),))
     started = FederatedConfig(data, canaries=windows, training=TrainingHParams(rounds=20))
     longer = replace(started, training=TrainingHParams(rounds=30))
-    words = "training.rounds was 20 and is now 30 (a schedule, or canaries with times in fractions of training, depend"
+    words = (
+        "training.rounds was 20 and is now 30 (some settings depend on the length: a schedule, canaries with times in "
+        "fractions of training, or privacy.noise)"
+    )
     with pytest.raises(InputError, match=re.escape(words)):
         refuse_other_settings(started, longer, tmp_path / "run")
     with pytest.raises(InputError, match=re.escape("settings: seed was 0 and is now 1; resume")):

@@ -174,7 +174,8 @@ def _difference(started: Any, settings: Any) -> str:
         return ""
     first = min(differing, key=lambda key: key in LENGTHS)
     was, now = (_value(dict(flat(without_folders(values))), first) for values in (started, settings))
-    reason = " (a schedule, or canaries with times in fractions of training, depend on the length)" * (first in LENGTHS)
+    parts = "a schedule, canaries with times in fractions of training, or privacy.noise"
+    reason = f" (some settings depend on the length: {parts})" * (first in LENGTHS)
     return f": {first} was {was} and is now {now}{reason}"
 
 
