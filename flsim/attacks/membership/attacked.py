@@ -41,12 +41,14 @@ class ElsewhereHParams:
         members: file of records that training read, .jsonl, .csv or .parquet; without files, canaries are attacked.
         others: file of records of the same kind that training did not read.
         text: the column of the text in both files.
+        user: the column of the user in both files, for personal data.
     """
 
     model: str | None = None
     members: Path | None = None
     others: Path | None = None
     text: str = "text"
+    user: str = "user"
 
     def __post_init__(self) -> None:
         if (self.members is None) != (self.others is None):
