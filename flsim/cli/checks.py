@@ -386,7 +386,7 @@ def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", own: "Sequence[Q
     from flsim.results.store import RunResults
     from flsim.show.table import Field, table_of
 
-    names = pd.Series({canary.id: name_of_configuration(asdict(canary)) for canary in canaries.planting.canaries})
+    names = pd.Series({one.id: name_of_configuration(vars(one)) for one in canaries.planting.canaries})
     names[[canary.id for canary in canaries.controls]] = CONTROLS
     names = names.sort_values(key=lambda column: column == CONTROLS, kind="stable")
     roster, custom = pd.DataFrame({"canary": names.index}), {quantity.name: quantity for quantity in own}

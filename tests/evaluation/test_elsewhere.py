@@ -441,14 +441,15 @@ def test_several_rounds_are_a_short_table(copied: Run, flsim: Flsim, tmp_path: P
     assert code == 0, err
     table, below = out.split("\n\n")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    stored, counts = rows(tmp_path / "theirs"), roster_of_run(copied).set_index("canary")["insertions"]
-    assert [line[:2] for line in lines[-2:]] == [["4", line[1]] for line in lines[-2:]]
-    assert lines[-1][1] == "none (controls)"
+    stored, roster = rows(tmp_path / "theirs"), roster_of_run(copied).set_index("canary")
+    counts = roster["insertions"]
+    assert lines[-1][:2] == ["4", "none (controls)"]
     controls = stored[(stored["round"] == 4) & stored["canary"].isin(counts.index[counts == 0])]
     means = controls.groupby("metric")["value"].agg(["mean", "sum", "size"])
     expected = [means["size"]["rs"], means["mean"]["exposure"], means["sum"]["rs"], means["sum"]["bs"]]
     assert lines[-1][2:6] == [str(expected[0]), f"{expected[1]:.1f}", f"{expected[2]:.0f}", f"{expected[3]:.0f}"]
-    assert len(lines) == 2 + 2 * len({*map(str, counts)} | {"0"})
+    configurations = roster.loc[counts > 0, ["p_u", "p_e"]].drop_duplicates()
+    assert len(lines) == 2 + 2 * (len(configurations) + 1)
     assert max(map(len, out.splitlines())) <= 80
     assert f"Stored in {tmp_path / 'theirs'}." in " ".join(below.split())
 

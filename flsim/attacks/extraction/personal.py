@@ -312,7 +312,8 @@ def _of_measurements(
         raise InputError(f"{path}: stores no text of users; name files of records with --members and --non-members")
     measured, results = MeasuredModel.open(path, round, elsewhere.model, device), read_run(path)
     canaries, model = measured.canaries, measured.model
-    sides, vocabulary, sources = sides_of(canaries, model, elsewhere), canaries.words.vocabulary, []
+    sides, vocabulary = sides_of(canaries, model, elsewhere), canaries.words.vocabulary
+    sources = list[list[Occurrence]]()
     for name, file, (split, positions) in (
         ("train", elsewhere.members, (sides.train, sides.members)),
         ("others", elsewhere.others, (sides.held_out, sides.others)),
