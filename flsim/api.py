@@ -10,7 +10,9 @@ import torch
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams as ServerOptimizer
 from flsim.attacks.audit.audit import audit, audit_simulation
 from flsim.attacks.extraction.extract import Extraction, extract
+from flsim.attacks.extraction.personal import extract_personal_data
 from flsim.attacks.forgetting.measure import Forgetting, measure_forgetting
+from flsim.attacks.membership.attacked import ElsewhereHParams as Elsewhere
 from flsim.attacks.membership.inference import infer_membership
 from flsim.attacks.membership.shadows import infer_by_shadows
 from flsim.attacks.membership.users import infer_users

@@ -30,6 +30,7 @@ from flsim.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from flsim.attacks.membership.attacked import ElsewhereHParams
     from flsim.attacks.result import Result
 
 
@@ -138,6 +139,10 @@ NonMembers = Annotated[
     ),
 ]
 TextColumn = Annotated[str, typer.Option(help="Column of the text in the files of records.", rich_help_panel=ELSEWHERE)]
+UserColumn = Annotated[
+    str,
+    typer.Option(help="With --personal-data: column of the user in the files of records.", rich_help_panel=ELSEWHERE),
+]
 
 
 class Unit(StrEnum):
@@ -351,6 +356,7 @@ def extract(
     members: Members = None,
     non_members: NonMembers = None,
     text_column: TextColumn = "text",
+    user_column: UserColumn = "user",
     as_json: Json = False,
 ) -> None:
     """Measure which training text an attacker can extract.
@@ -369,16 +375,19 @@ def extract(
     Example: flsim extract runs/demo/non-iid --top-k 0 --top-p 0.9 --json
 
     Example: flsim extract runs/lora --personal-data --names names.txt
+
+    Example: flsim extract runs/theirs --personal-data --members train.jsonl --non-members heldout.jsonl
     """
     from flsim.attacks.extraction.extract import extract as extract_from
     from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
     from flsim.attacks.membership.attacked import ElsewhereHParams
 
     check_device(device)
+    elsewhere = ElsewhereHParams(model, members, non_members, text_column, user_column)
     if personal_data:
         if prefix or edits is not None or by_setting or out is not None or epoch is not None:
             raise InputError("--personal-data: remove --prefix, --edits, --over-seeds, --out and --epoch")
-        _personal_data(runs, names, records, round, device, as_json)
+        _personal_data(runs, names, records, round, device, elsewhere, as_json)
         return
     if names is not None:
         raise InputError(f"--names {names}: is for --personal-data; add it, or remove --names")
@@ -394,7 +403,7 @@ def extract(
         round=round,
         epoch=epoch,
         device=device,
-        elsewhere=ElsewhereHParams(model, members, non_members, text_column),
+        elsewhere=elsewhere,
     )
     if out is not None:
         from flsim.attacks.extraction.plot import plot
@@ -407,12 +416,18 @@ def extract(
 
 
 def _personal_data(
-    runs: list[Path], names: Path | None, records: int, round: int | None, device: str, as_json: bool
+    runs: list[Path],
+    names: Path | None,
+    records: int,
+    round: int | None,
+    device: str,
+    elsewhere: "ElsewhereHParams",
+    as_json: bool,
 ) -> None:
-    from flsim.attacks.extraction.personal import extract_personal_data, to_text
+    from flsim.attacks.extraction.personal import personal_data_of, to_text
     from flsim.results.sweeps import over_runs
 
-    results = over_runs(runs, lambda path: extract_personal_data(path, names, records, round, device))
+    results = over_runs(runs, lambda path: personal_data_of(path, names, records, round, device, elsewhere))
     _print_by_run(results, to_text, as_json)
 
 

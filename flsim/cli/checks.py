@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 OF_RUN, OF_MODEL, MEASURES = "A checkpoint of a run", "Any other model (--model)", "Measurements"
 for_model = partial(typer.Option, rich_help_panel=OF_MODEL)
 for_measures = partial(typer.Option, rich_help_panel=MEASURES)
+CONTROLS = "none (controls)"  # in place of a configuration
 
 
 def evaluate(
@@ -219,6 +220,7 @@ def evaluate(
     from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
     from flsim.runs.config.toml import override_value
     from flsim.runs.elsewhere import OtherModel, measure
+    from flsim.show.table import note
 
     how = {"references": references, "prefix": prefix, "beam_width": beam_width, "test_users": test_users}
     settings: dict[str, Any] = {option: value for option, value in how.items() if value is not None}
@@ -260,15 +262,17 @@ def evaluate(
         known, test = _canaries(canaries, corpus, vocabulary, layout)
         hparams = EvaluationHParams(**{"prefix": known.prefix} | settings)
         at = known.seed if seed is None else seed
-        rows, measured = measure(other, known, hparams, at, device, test, out, name), known.planting.canaries
+        rows = measure(other, known, hparams, at, device, test, out, name)
+        measured = known.planting.canaries
     if as_json:
         typer.echo(to_json(rows), nl=True)
         return
     own = own_quantities(hparams.also)
-    for number in dict.fromkeys(row.round for row in rows):
-        of_round = [row for row in rows if row.round == number]
-        heading = f"round {number:,}\n" if len(of_round) < len(rows) else ""
-        typer.echo(heading + to_text(of_round, measured, own), nl=False)
+    is_one = len({row.round for row in rows}) == 1
+    text = to_text(rows, measured, own) if is_one else rounds_to_text(rows, known, own)
+    if out is not None:
+        text += note(f"Stored in {out}. flsim trace shows all rounds, and flsim canaries the canaries of a round.")
+    typer.echo(text, nl=False)
 
 
 def _of_run(
@@ -368,6 +372,48 @@ def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[
     if whole := results.whole_test_users(at):
         numbers.append(f"Test text of {whole:,.0f} complete test authors")
     return text + "".join(map(note, numbers))
+
+
+def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", own: "Sequence[Quantity]" = ()) -> str:
+    """Return a table of several evaluations, with a row for each round and configuration of canaries."""
+    import pandas as pd
+
+    from flsim.measures.quantity import of_model
+    from flsim.results.canary_table import traced
+    from flsim.results.columns import quantities_of
+    from flsim.results.differences import name_of_configuration
+    from flsim.results.rows import frame
+    from flsim.results.store import RunResults
+    from flsim.show.table import Field, table_of
+
+    names = pd.Series({one.id: name_of_configuration(vars(one)) for one in canaries.planting.canaries})
+    names[[canary.id for canary in canaries.controls]] = CONTROLS
+    names = names.sort_values(key=lambda column: column == CONTROLS, kind="stable")
+    roster, custom = pd.DataFrame({"canary": names.index}), {quantity.name: quantity for quantity in own}
+    last = max(row.round for row in rows)
+    results = RunResults(rows[0].run, "", "completed", None, last, last, frame(rows), roster, own=custom)
+    of_canaries = [quantity for quantity in traced(quantities_of([results])) if not quantity.is_partial]
+    table = []
+    for round_ in results.evaluated:
+        measured = {one.name: results.of_canaries(one.name, round_) for one in of_canaries}
+        values = pd.DataFrame({name: column for name, column in measured.items() if column is not None})
+        for name, group in values.groupby(names, sort=False):
+            flags = {one.name: group[one.name].sum() for one in of_canaries if one.is_flag and one.name in group}
+            table.append({"round": round_, "planted": name, "canaries": len(group), **group.mean(), **flags})
+        table[-1] |= {one.name: results.of_model(one.name, round_) for one in of_model(quantities_of([results]))}
+    fields = [Field("Canaries", "canaries", "{:,}")]
+    for one in of_canaries:
+        what = f"number of {one.outcome} canaries, by {one.title}" if one.is_flag else f"mean of {one.title.lower()}"
+        fields.append(
+            Field(one.heading, one.name, "{:.0f}" if one.is_flag else one.format, note=f"{one.heading}: {what}.")
+        )
+    for one in of_model(quantities_of([results])):
+        if one.is_standard or one in own:
+            fields.append(
+                Field(one.column_heading, one.name, one.format, one.scale, note=f"{one.heading}: {one.description}")
+            )
+    labels = [Field("Round", "round", "{:,}"), Field("Planted", "planted")]
+    return table_of(pd.DataFrame(table), labels, [[field] for field in fields]).markdown()
 
 
 def quantize(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flsim.base.errors import InputError
+from flsim.base.errors import Diverged, InputError
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout
@@ -20,6 +20,7 @@ from flsim.evaluation.evaluate import (
     count_references,
     measure_canaries,
     measure_model,
+    refuse_non_finite,
     refuse_own_of_model,
     refuse_short,
     rows_of,
@@ -264,12 +265,16 @@ def audit(
     Without test users there are no rows of utility. Errors have the `name`, and so have rows unless `run` is given.
 
     Raises:
-        InputError: the model breaks the protocol, or a canary is not longer than the prefix.
+        InputError: a parameter is not finite, the model breaks the protocol, or a canary is not longer than the prefix.
     """
     checked = Checked(model, layout, name)
     refuse_short(canaries, hparams)
     if isinstance(model, nn.Module):
         model.to(device).eval()
+        try:
+            refuse_non_finite(model.module if isinstance(model, ForwardModel) else model)
+        except Diverged as error:
+            raise InputError(f"{name}: {error}; measure a checkpoint from before training diverged") from error
     refuse_inconsistent(checked, device)
     of_canaries = measure_canaries(checked, canaries, layout, hparams, seed, device)
     of_model = {}

@@ -9,6 +9,7 @@ from typing import Annotated
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from flsim.base.errors import Diverged, InputError, RunFailed
 from flsim.base.extensions import CustomName, custom_code_errors, is_custom, resolve
@@ -99,7 +100,7 @@ def evaluate(
     """
     _refuse_mismatch(model, canaries, test, hparams)
     try:
-        _refuse_non_finite(model)
+        refuse_non_finite(model)
         if hparams.weight_bits is not None:
             model = quantized(model, hparams.weight_bits)
         measured = () if hparams.utility_only else canaries
@@ -165,7 +166,7 @@ def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None
             )
 
 
-def _refuse_non_finite(model: TrainableModel) -> None:
+def refuse_non_finite(model: nn.Module) -> None:
     """Raise Diverged if a parameter is not finite."""
     # Comparisons with NaN are false, so every canary would count as memorized.
     for name, parameter in model.named_parameters():

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -46,12 +47,32 @@ def load_other(
         module = model.module if isinstance(model, ForwardModel) else model
         if not isinstance(module, nn.Module):
             raise InputError(f"{option}{spec}: made a {type(module).__name__}; --state needs a torch.nn.Module")
+        values = read_weights(weights, list(module.state_dict()))
         try:
-            module.load_state_dict(read_weights(weights, list(module.state_dict())))
+            module.load_state_dict(values)
         except RuntimeError as error:
-            raise InputError(f"{weights}: not the weights of {spec} ({in_one_line(error):.300})") from error
+            why = _differences(module.state_dict(), values) or in_one_line(error)
+            raise InputError(
+                f"{weights}: not the weights of {spec} ({why:.300}); name the weights of this model, or correct the "
+                "model"
+            ) from error
     is_bare = isinstance(model, nn.Module) and not callable(getattr(model, "start", None))
     return from_forward(model, context) if context is not None and is_bare else model
+
+
+def _differences(expected: Weights, values: Weights) -> str:
+    """Return what a state dict lacks, has in addition, or has in another shape; empty if nothing."""
+    shapes = {name: (list(values[name].shape), list(expected[name].shape)) for name in expected if name in values}
+    lists = {
+        "missing": [name for name in expected if name not in values],
+        "unexpected": [name for name in values if name not in expected],
+        "other shape": [f"{name} {one}, not {other}" for name, (one, other) in shapes.items() if one != other],
+    }
+    return "; ".join(
+        f"{what}: {', '.join(names[:3])}" + f" and {len(names) - 3} more" * (len(names) > 3)
+        for what, names in lists.items()
+        if names
+    )
 
 
 def is_folder_of_model(path: Path) -> bool:
@@ -78,11 +99,12 @@ def load_folder(path: Path, vocabulary_size: int, tokens: Path | None) -> Huggin
     if adapter.is_file():
         from peft import PeftModel
 
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.filterwarnings("error", "Found missing adapter keys")  # peft would leave them as they are drawn
             try:
                 merged = PeftModel.from_pretrained(model.network, str(path)).merge_and_unload()
                 model.network = merged.requires_grad_()
-            except (ValueError, RuntimeError, TypeError, KeyError) as error:
+            except (ValueError, RuntimeError, TypeError, KeyError, UserWarning) as error:
                 raise InputError(f"{path}: peft refuses the adapter ({in_one_line(error):.200})") from error
     return model
 

@@ -27,6 +27,7 @@ from flsim.base.files import (
     make_folder,
     new_folder,
     refuse_unwritable,
+    remove_abandoned,
     write_json,
 )
 from flsim.canaries.elsewhere import MANIFEST, CanarySet, Unit
@@ -90,6 +91,13 @@ class Canaries:
         planting = Planting(canaries, nothing, copies, copies, copies, copies)
         return cls(planting, words, layout, {"source": LISTED}, "record", identity)
 
+    @property
+    def controls(self) -> list[Canary]:
+        """Return the canaries that have no copy in the training data."""
+        copies = zip(self.planting.canaries, self.planting.insertions, strict=True)
+        is_listed = self.drawn is None
+        return [one for one, count in copies if count == 0 and not (is_listed and one.copies is None)]
+
 
 @dataclass(frozen=True)
 class Measurements:
@@ -127,6 +135,7 @@ class Measurements:
                 f"for a control, or remove --out"
             )
         if not self.path.exists():
+            refuse_unwritable(next(folder for folder in self.path.absolute().parents if folder.exists()))
             return
         if not (self.path / MEASUREMENTS).is_file():
             raise InputError(f"{self.path}: exists, and has no measurements of a model; name another folder")
@@ -137,17 +146,23 @@ class Measurements:
             )
         refuse_unwritable(self.path, "rows")
 
-    def add(self, round: int, rows: Sequence[Row], model: Mapping[str, Any]) -> None:
-        """Store a round's rows and how to load its model; InputError as `refuse_other`, or for another model."""
+    def add(self, round: int, rows: Sequence[Row], model: Mapping[str, Any], last: int) -> None:
+        """Store a round's rows and how to load its model; InputError as `refuse_other`, or for another model.
+
+        The folder is incomplete until the round is `last`.
+        """
         self.refuse_other()
         stored = self.path / MODELS / f"round-{round:06d}.json"
         if stored.exists() and from_json(stored.read_bytes())["digest"] != model["digest"]:
             raise InputError(f"{self.path}: has round {round} of another model; name another folder or --round")
         own = own_quantities(self.hparams.also)
+        status = "completed" if round == last else "running"
         if is_run(self.path):
+            newest = max(round, read_run_file(self.path)["round"])
+            self._describe(self.path, newest, last, "running")
             write_rows(self.path, round, rows, own)
             _write_model(self.path, round, model)
-            self._describe(self.path, max(round, read_run_file(self.path)["round"]))
+            self._describe(self.path, newest, last, status)
             return
         with new_folder(self.path) as folder:
             (folder / MEASUREMENTS).write_text(tomli_w.dumps(self.settings), encoding="utf-8")
@@ -158,9 +173,9 @@ class Measurements:
                 self.canaries.drawn.write(folder / "planted")
             write_rows(folder, round, rows, own)
             _write_model(folder, round, model)
-            self._describe(folder, round)
+            self._describe(folder, round, last, status)
 
-    def _describe(self, folder: Path, round: int) -> None:
+    def _describe(self, folder: Path, newest: int, last: int, status: str) -> None:
         """Write run.json."""
         without_seed = {name: value for name, value in self.settings.items() if name != "seed"}
         facts = {
@@ -170,10 +185,10 @@ class Measurements:
             "setting": self.label,
             "partition": None,
             "label": self.label,
-            "status": "completed",
+            "status": status,
             "reason": None,
-            "round": round,
-            "rounds": round,
+            "round": newest,
+            "rounds": max(newest, last),
             "seed": self.seed,
             "series": digest(json.dumps(without_seed, sort_keys=True)),
         }
@@ -263,6 +278,7 @@ def measure(
     folder = None if out is None else Measurements(out, name or model.label, canaries, hparams, seed)
     if folder is not None:
         folder.refuse_other()
+        remove_abandoned(folder.path)
     run = model.spec if folder is None else folder.identity
     rows = []
     for round_, weights in model.checkpoints:
@@ -271,7 +287,7 @@ def measure(
         planted, on = canaries.planting.canaries, torch.device(device)
         of_round = audit(loaded, planted, canaries.layout, hparams, seed, where, on, test, run, round_)
         if folder is not None:
-            folder.add(round_, of_round, model.record(weights, loaded))
+            folder.add(round_, of_round, model.record(weights, loaded), model.checkpoints[-1][0])
         rows += of_round
     return rows
 

@@ -30,7 +30,7 @@ BATCHES = {"b_u": "users a round", "b_r": "records a step"}
 LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
 CONTROLS = "Controls: canaries that were never planted; number of them that {} marks as memorized."
 FALSE_POSITIVE = " {} marks each with a probability of 1 / (|R| + 1), here {}."
-COPIES = " Copies: smallest number of copies of a memorized canary, if the number of copies was set."
+COPIES = "Lowest: smallest number of copies of a memorized canary."
 SHARE = "{}: shares of {} planted canaries."
 SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, treated as independent."
 PAPER = "Paper: the published value of the column to its left."
@@ -105,6 +105,12 @@ def _partly_measured(table: pd.DataFrame) -> list[Quantity]:
     return partial
 
 
+def _is_unmeasured(table: pd.DataFrame, quantity: Quantity) -> bool:
+    """Return whether canaries were measured, and this quantity was not, as of a model without test text."""
+    has_canaries = table[[flag.name for flag in flags(STANDARD)]].notna().any(axis=None)
+    return bool(has_canaries and table[quantity.name].isna().all())
+
+
 def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     """Return the columns that label a row, and units that stay together, in the order of the paper."""
     over_seeds, unfinished = "seeds" in table, _is_unfinished(table)
@@ -134,7 +140,11 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         *(unit for flag in flags(quantities) for unit in memorized(table, flag, "{:.1f}" if over_seeds else "{}")),
         *controls(table),
         *means,
-        *utility(table, of_model(quantities), has_deviations=over_seeds),
+        *utility(
+            table,
+            [one for one in of_model(quantities) if not _is_unmeasured(table, one)],
+            has_deviations=over_seeds,
+        ),
         *epsilons(table),
     ]
     return labels, [unit for unit in units if unit]
@@ -176,7 +186,7 @@ def _half(table: pd.DataFrame, prefix: str, quantity: Quantity) -> list[str]:
 def legend(table: pd.DataFrame) -> str:
     """Return a sentence that explains the standard columns and the batch sizes in the settings."""
     parts = [f"{flag.heading}: canaries {flag.outcome} by {flag.title}" for flag in flags(STANDARD)]
-    parts += [f"{quantity.heading}: {quantity.caption.lower()}" for quantity in of_model(STANDARD)]
+    parts += [f"{one.heading}: {one.caption.lower()}" for one in of_model(STANDARD) if not _is_unmeasured(table, one)]
     settings = " ".join(table["setting"].dropna())
     parts += [f"{size}: {words}" for size, words in BATCHES.items() if size in settings]
     return note(f"{'; '.join(parts)}.")
@@ -247,7 +257,10 @@ def _lowest(table: pd.DataFrame, flag: Quantity, heading: str) -> list[Column]:
     if f"{metric}_lowest" not in table:
         return []
     cells = text_of(table[f"{metric}_lowest"])
-    note = LOWEST + (COPIES if any(" cop" in cell for cell in cells) else "")
+    has_copies = {" cop" in cell for cell in cells if cell not in ("", "-")} or {False}
+    note = " ".join(
+        text for text, is_needed in ((LOWEST, False in has_copies), (COPIES, True in has_copies)) if is_needed
+    )
     return [
         Column(heading, cells, is_number=False, is_late=True, note=note),
         *_published(table, f"{metric}_lowest", "{}", is_number=False),

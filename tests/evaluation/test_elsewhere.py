@@ -3,6 +3,9 @@
 import io
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -419,3 +422,124 @@ def test_a_summary_of_a_model_that_knows_nothing(copied: Run, drawn: CanarySet, 
     assert "Memorization is not proven: no phrase is detected." in text
     assert f"up to {100 * share:.0f}% may be detectable (95% confidence)" in text
     assert "differential privacy with epsilon below" not in text
+
+
+def test_weights_that_do_not_fit_are_named(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
+    """In one line with the names of parameters, and without a folder of measurements."""
+    path = next((tmp_path / "weights").iterdir())
+    weights = torch.load(path)["model"]
+    first, second, *_, last = weights
+    wrong = weights[last].clone()
+    wrong.view(-1)[:2] = torch.tensor([np.nan, np.inf])
+    cases = {
+        f"2 of {wrong.numel():,} values of parameter {last} are not finite; measure": weights | {last: wrong},
+        f"(missing: {first}); name the weights": {name: weights[name] for name in weights if name != first},
+        f"(unexpected: a, b, c and 1 more; other shape: {second} [2], not": weights
+        | dict.fromkeys("abcd", wrong)
+        | {second: wrong.view(-1)[:2]},
+    }
+    for message, values in cases.items():
+        torch.save(values, path)
+        code, out, err = measured(copied, flsim, tmp_path, "--state", path)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert f"{path}: " in err
+        assert message in err
+        assert not (tmp_path / "theirs").exists()
+
+
+def test_several_rounds_are_a_short_table(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
+    """A row for each round and configuration; its numbers follow from the stored rows."""
+    code, out, err = measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")
+    assert code == 0, err
+    table, below = out.split("\n\n")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    stored, roster = rows(tmp_path / "theirs"), roster_of_run(copied).set_index("canary")
+    counts = roster["insertions"]
+    assert lines[-1][:2] == ["4", "none (controls)"]
+    controls = stored[(stored["round"] == 4) & stored["canary"].isin(counts.index[counts == 0])]
+    means = controls.groupby("metric")["value"].agg(["mean", "sum", "size"])
+    expected = [means["size"]["rs"], means["mean"]["exposure"], means["sum"]["rs"], means["sum"]["bs"]]
+    assert lines[-1][2:6] == [str(expected[0]), f"{expected[1]:.1f}", f"{expected[2]:.0f}", f"{expected[3]:.0f}"]
+    configurations = roster.loc[counts > 0, ["p_u", "p_e"]].drop_duplicates()
+    assert len(lines) == 2 + 2 * (len(configurations) + 1)
+    assert max(map(len, out.splitlines())) <= 80
+    assert f"Stored in {tmp_path / 'theirs'}." in " ".join(below.split())
+
+
+@pytest.mark.parametrize("command", ["table", "audit --threshold 3", "membership", "extract"])
+def test_legends_define_only_columns_and_rows_of_the_tables(theirs: Path, flsim: Flsim, command: str) -> None:
+    name, *options = command.split()
+    code, out, err = flsim(name, theirs, *options, *(named(theirs) if name in {"membership", "extract"} else ()))
+    assert code == 0, err
+    lines = out.splitlines()
+    tables = " ".join(line for line in lines if line.startswith("|")).lower()
+    legend = " ".join(line for line in lines if not line.startswith("|"))
+    for word in ("Allowed", "Needed", "Limit", "Estimate", "Untrained", "Edit distance", "BLEU", "Perp.", "p_u"):
+        assert word.lower() in tables or f"{word}:" not in legend, word
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [".theirs.partial-*", "theirs/run.json", "theirs/rows/round-000004.parquet"])
+def test_a_killed_measurement_is_never_read_as_complete(copied: Run, flsim: Flsim, tmp_path: Path, moment: str) -> None:
+    """SIGKILL of a real process as soon as a file is there; the same command completes the folder to the same bytes."""
+    options = ("--state", tmp_path / "weights")
+    assert measured(copied, flsim, tmp_path, *options)[0] == 0
+    whole = content(tmp_path / "theirs")
+    command = list[object]()
+
+    def named_only(*words: object) -> tuple[int, str, str]:
+        command.extend(words)
+        return 0, "", ""
+
+    measured(copied, named_only, tmp_path, *options)
+    (tmp_path / "killed").mkdir()
+    command[command.index(tmp_path / "theirs")] = folder = tmp_path / "killed" / "theirs"
+    words = [sys.executable, "-m", "flsim", *map(str, command)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not any(folder.parent.glob(moment)):
+        assert process.poll() is None
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    if folder.exists() and content(folder) != whole:
+        assert read_run_file(folder)["status"] == "running"
+        code, out, err = flsim("table", folder)
+        assert (code, "running" in out) == (0, True), err
+    again = subprocess.run(words, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert content(folder) == whole
+    assert [*folder.parent.iterdir()] == [folder]
+
+
+@pytest.mark.parametrize("fault", ["model", "tokens", "manifest", "folder", "place"])
+def test_refused_input_leaves_no_output(
+    copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path, fault: str
+) -> None:
+    """One line each, and no new file or folder, also not above the output."""
+    drawn.write(tmp_path / "planted")
+    (tmp_path / "file").write_text("")
+    out, options = tmp_path / "new" / "theirs", list[object]()
+    if fault == "model":
+        options = ["--model", tmp_path / "nowhere.py:load"]
+    elif fault == "tokens":
+        (tmp_path / "bert").mkdir()
+        (tmp_path / "bert" / "config.json").write_text('{"model_type": "gpt2"}')
+        options = ["--model", tmp_path / "bert"]
+    elif fault == "manifest":
+        path = tmp_path / "planted" / "canaries.json"
+        path.write_text(path.read_text().replace('"seed"', '"seeds"'))
+    else:
+        out = tmp_path / "weights" if fault == "folder" else tmp_path / "file" / "theirs"
+    before = content(tmp_path), sorted(tmp_path.rglob("*"))
+    weights = [] if fault == "tokens" else ["--state", tmp_path / "weights"]
+    if fault == "tokens":
+        where = ("--canaries", tmp_path / "planted", "--out", out)
+        code, printed, err = flsim("evaluate", *options, *where)
+    else:
+        options += ["--canaries", tmp_path / "planted", "--out", out]
+        code, printed, err = measured(copied, flsim, tmp_path, *weights, *options)
+    assert (code, printed, len(err.splitlines())) == (2, "", 1), err
+    assert (content(tmp_path), sorted(tmp_path.rglob("*"))) == before

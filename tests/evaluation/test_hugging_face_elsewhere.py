@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import Flsim, Trained, rows
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from flsim.canaries.elsewhere import CanarySet
@@ -138,6 +139,7 @@ def test_rows_of_an_exported_run_are_those_of_the_run(
         ),
         ("pickle", "holds only pytorch_model.bin, a pickle, which could execute code"),
         ("base", "is not a folder; write the folder of the base there"),
+        ("part", "peft refuses the adapter (Found missing adapter keys while loading the checkpoint"),
     ],
 )
 def test_folders_that_cannot_be_measured(base: Path, tmp_path: Path, flsim: Flsim, change: str, message: str) -> None:
@@ -147,6 +149,10 @@ def test_folders_that_cannot_be_measured(base: Path, tmp_path: Path, flsim: Flsi
         words = ("--vocabulary", tmp_path / "words.txt")
     elif change == "pickle":
         (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    elif change == "part":
+        adapter = with_adapter(base, model, 0) / "adapter_model.safetensors"
+        _, *rest = sorted(load_file(adapter).items())
+        save_file(dict(rest), adapter)
     else:
         with_adapter(base, model, 0)
         about = json.loads((model / "adapter_config.json").read_text())

@@ -4,19 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from dumps import write_jsonl
 from helpers import TINY, Experiment, Flsim, train_here
 
+import flsim as api
 from flsim.attacks.extraction.personal import (
     Finder,
     Occurrence,
     coverage_of,
     elicited,
-    extract_personal_data,
     occurrences_in,
     passes_luhn,
+    personal_data_of,
     to_text,
 )
 from flsim.base.errors import InputError
@@ -167,7 +169,9 @@ def test_a_run_on_text_with_personal_data(experiment: Experiment, flsim: Flsim) 
     assert rows["mail address", "across"]["control_strings"] > 0
     assert rows["telephone number", "across"]["strings"] <= 3
     assert "prompts of training users" in printed["notes"][-1]
-    text = to_text("run", extract_personal_data(run, records=5))
+    result = personal_data_of(run, None, 5, None, "cpu", api.Elsewhere())
+    pd.testing.assert_frame_equal(api.extract_personal_data(run, records=5), result.frame)
+    text = to_text("run", result)
     assert "5 prompts of training users and 5 of held-out users were continued." in text
     assert max(map(len, text.splitlines())) <= 80
 
@@ -193,3 +197,59 @@ def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("\n \n")
     with pytest.raises(InputError, match="has no names; write a name on each line"):
         Finder.open(tmp_path / "names.txt")
+
+
+TEXTS = {"train": ("ann", "bo"), "others": ("cy",)}
+
+
+def test_personal_data_of_a_model_from_elsewhere(flsim: Flsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that always answers with ann's address: elicited within ann's records, and across by bo's."""
+    monkeypatch.chdir(tmp_path)
+    following = {"to": "ann", "ann": "@", "@": "site", "site": ".", ".": "org"}
+    (tmp_path / "model.py").write_text(
+        "import torch\n"
+        "from flsim.evaluation.audit import from_forward\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        f"        self.table = torch.nn.Parameter(torch.zeros({LAYOUT.vocabulary_size}, {LAYOUT.vocabulary_size}))\n"
+        f"        for word, after in {[(IDS[one], IDS[other]) for one, other in following.items()]}:\n"
+        "            self.table.data[word, after] = 9\n"
+        "    def forward(self, tokens):\n"
+        "        return self.table[tokens]\n"
+        "def load():\n"
+        "    return from_forward(Net(), context=16)\n"
+    )
+    (tmp_path / "words.txt").write_text("\n".join(WORDS))
+    for side, users in TEXTS.items():
+        lines = [json.dumps({"who": user, "text": f"write to {user} @ site . org now"}) for user in users]
+        (tmp_path / f"{side}.jsonl").write_text("\n".join(lines))
+    draw = (
+        "--vocabulary",
+        "words.txt",
+        "--users",
+        "2",
+        "--records",
+        "9",
+        "--set",
+        "insertions=[1]",
+        "--set",
+        "count=2",
+    )
+    assert flsim("data", "canaries", *draw, "--set", "length=3", "--out", "planted")[0] == 0
+    how = ("--model", "model.py:load", "--canaries", "planted", "--references", "50", "--out", "theirs")
+    code, _, err = flsim("evaluate", *how)
+    assert code == 0, err
+    personal = ("extract", "theirs", "--model", "model.py:load", "--personal-data")
+    files = ("--members", "train.jsonl", "--non-members", "others.jsonl", "--user-column", "who")
+    code, out, err = flsim(*personal, *files, "--json")
+    assert code == 0, err
+    found = {row["reach"]: row for row in json.loads(out)["runs"][0]["rows"]}
+    assert [(row["extracted"], row["strings"]) for row in found.values()] == [(1, 2), (1, 2)]
+    assert [(row["control_extracted"], row["control_strings"]) for row in found.values()] == [(0, 1), (0, 1)]
+    elsewhere = api.Elsewhere("model.py:load", tmp_path / "train.jsonl", tmp_path / "others.jsonl", user="who")
+    frame = api.extract_personal_data("theirs", elsewhere=elsewhere)
+    assert frame["extracted"].tolist() == [1, 1]
+    code, out, err = flsim(*personal)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "stores no text of users; name files of records with --members and --non-members" in err

@@ -142,7 +142,7 @@ def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
     assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
-LEGEND = "Copies: smallest number of copies of a memorized canary, if the number of copies was set."
+LEGEND = "Lowest: smallest number of copies of a memorized canary."
 COPIES = (10, 10, 1, 1, 4, 4)
 
 

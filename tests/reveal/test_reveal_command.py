@@ -1,6 +1,7 @@
 """`flsim reveal` of real runs: its sums are those of training, its rows follow from its targets; refusals."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from training_oracle import train_cohort
 import flsim as api
 from flsim.algorithms import checkpoint
 from flsim.algorithms.rounds import FederatedTraining
-from flsim.attacks.reveal.reveal import RevealHParams, _Round
+from flsim.attacks.reveal.reveal import RevealHParams, _means, _Round
 from flsim.attacks.reveal.sums import CLIPPED, NOISED, PLAIN, flattened, requests_of_users, sum_of_user, sums_by_size
 from flsim.base.statistics import auroc, share_interval
 from flsim.models.architectures import build
@@ -166,3 +167,10 @@ def test_refusals(trained_here: Trained, flsim: Flsim) -> None:
     assert "has no clip" in error
     with pytest.raises(api.InputError, match="noise must be 0, or between"):
         api.reveal("run", noise=[1e-300])
+
+
+@pytest.mark.parametrize(("sums", "has_interval"), [(2, False), (3, True)])
+def test_few_sums_have_no_interval(sums: int, has_interval: bool) -> None:
+    row = _means(pd.DataFrame({"auroc": [0.6, 0.8, 0.7][:sums]}))
+    assert row["auroc"] == pytest.approx(0.7)
+    assert [math.isfinite(row[end]) for end in ("auroc_low", "auroc_high")] == [has_interval] * 2

@@ -69,36 +69,38 @@ COLUMNS = {
 FPR = (
     "FPR: the false-positive rate of the test that the rank is at most this one. For a canary outside "
     "training, all ranks are equally likely, so the rate is exact. Found: planted canaries with such a rank; "
-    "the interval treats them as independent. Allowed: the largest share that the ledger allows any attacker."
+    "the interval treats them as independent."
 )
-KINDS = (
-    "Bound: holds with 95% confidence. Estimate: assumes, for example, a Gaussian mechanism, and can exceed "
-    "the true epsilon. Heuristic: treats the canaries of one model as independent. Right: number of canaries "
-    "found or coins guessed, of all. At least: lower bound on epsilon, of one user or record. Needed: number "
-    "of correct guesses that refute the ledger; empty if all correct guesses do not suffice. Limit: the "
-    "largest epsilon at the ledger's delta that the test can refute."
-)
+KINDS = {
+    "bound": "Bound: holds with 95% confidence.",
+    "estimate": "Estimate: assumes, for example, a Gaussian mechanism, and can exceed the true epsilon.",
+    "heuristic": "Heuristic: treats the canaries of one model as independent.",
+}
+NEEDED = "Needed: number of correct guesses that refute the ledger; empty if all correct guesses do not suffice."
+LIMIT = "Limit: the largest epsilon at the ledger's delta that the test can refute."
 RATES = (
     Field("Rank", "threshold", "{:,}"),
     Field("Found", "detected", "{:,}"),
     Field("Of", "trials", "{:,}"),
     Field("%", "estimate", "{:.0f}", 100, ends=("low", "high")),
-    Field("Allowed %", "allowed", "{:.1f}", 100),
+    Field(
+        "Allowed %", "allowed", "{:.1f}", 100, note="Allowed: the largest share that the ledger allows any attacker."
+    ),
 )
 STATEMENTS = (
     (
         Field("Kind", "kind"),
-        Field("Right", "detected", "{:,}"),
+        Field("Right", "detected", "{:,}", note="Right: number of canaries found or coins guessed, of all."),
         Field("Of", "trials", "{:,}"),
         Field("Estimate", "estimate", "{:.2f}"),
-        Field("At least", "low", "{:.2f}"),
+        Field("At least", "low", "{:.2f}", note="At least: lower bound on epsilon, of one user or record."),
         Field("Delta", "delta", "{:.2g}"),
     ),
     (
         Field("Ledger's", "allowed", "{:.3g}", is_late=True),
         Field("Ledger", "verdict"),
-        Field("Needed", "needed", "{:,}"),
-        Field("Limit", "refutable", "{:.2f}"),
+        Field("Needed", "needed", "{:,}", note=NEEDED),
+        Field("Limit", "refutable", "{:.2f}", note=LIMIT),
         Field("p", "p_value", "{:.2g}"),
     ),
 )
@@ -501,9 +503,10 @@ def to_text(subject: Subject, audited: Result) -> str:
     refuted = others["refuted"].map({True: "refuted", False: "not refuted"})
     verdicts = [verdict and verdict.in_words for verdict in map(Verdict.of_row, others.to_dict("records"))]
     others = others.assign(verdict=pd.Series(verdicts, others.index, "object").fillna(refuted))
+    kinds = " ".join(text for kind, text in KINDS.items() if kind in set(others["kind"]))
     tables = [
         table_of(rates, [Field("FPR", "fpr", "{:.2g}", note=FPR)], [RATES]),
-        table_of(others, [Field("Method", "method", note=KINDS)], STATEMENTS),
+        table_of(others, [Field("Method", "method", note=kinds)], STATEMENTS),
     ]
     title = f"{results.setting} ({results.name}), after round {subject.round:,}"
     return text_of(title, [table for table in tables if len(table.frame)], audited.notes)

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,21 @@ from numpy.typing import NDArray
 from flsim.attacks.extraction.extract import RECORDS, greedy, in_place
 from flsim.attacks.extraction.rates import against_controls
 from flsim.attacks.extraction.tables import RATES
-from flsim.attacks.membership.attacked import attacked_model
+from flsim.attacks.membership.attacked import ElsewhereHParams, attacked_model, over_folders
+from flsim.attacks.membership.elsewhere import longest_record, sides_of
 from flsim.attacks.membership.targets import never_trained
 from flsim.attacks.result import Result, text_of
 from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.machine import refuse_missing_device
 from flsim.base.rng import stream
+from flsim.canaries.elsewhere import read_rows
 from flsim.data.records import Records, RecordSource
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.models.language_model import TrainableModel
+from flsim.results.run_file import MEASUREMENTS
+from flsim.results.store import read_run
+from flsim.runs.elsewhere import MeasuredModel
 from flsim.runs.folder import Run
 from flsim.show.table import Field, table_of
 from flsim.training.local import threads as threads_of_torch
@@ -175,44 +180,128 @@ def coverage_of(
     return pd.DataFrame(rows)
 
 
-@restrict_custom_code("architecture")
 def extract_personal_data(
-    path: Path, names: Path | None = None, records: int = 1_000, round: int | None = None, device: str = "cpu"
-) -> Result:
-    """Measure which personal data of a run's users its model generates: the rows of `coverage_of`.
+    *runs: Path | str,
+    names: Path | str | None = None,
+    records: int = 1_000,
+    round: int | None = None,
+    device: str = "cpu",
+    elsewhere: ElsewhereHParams | None = None,
+) -> pd.DataFrame:
+    """Measure which personal data of users models generate, like `flsim extract --personal-data`.
 
-    A file of `names` has a name on each line; without it, names are not searched. `records` is the largest number of
-    prompts of training users, and of held-out users. Raises InputError if there is no such run or checkpoint, or no
-    author is held out of training. It is also raised if the file has no names, or no record that training read has
-    personal data.
+    Args:
+        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
+        names: file with a name on each line; without it, names are not searched.
+        records: largest number of prompts of training users, and of held-out users.
+        round: round of the checkpoint; the newest of each run if not given.
+        device: torch device, such as "cuda".
+        elsewhere: settings for models that were trained elsewhere.
+
+    Returns:
+        The rows of `flsim.attacks.extraction.personal.coverage_of`, with the columns run, setting, series, seed and
+        round.
+
+    Raises:
+        InputError: there is no such run or checkpoint, no author is held out of training, the file has no names, or no
+            record that training read has personal data.
+
+    Examples:
+        >>> rows = flsim.extract_personal_data("runs/lora", names="names.txt")                 # doctest: +SKIP
+        >>> rows[["class", "reach", "rate", "excess"]]                                         # doctest: +SKIP
     """
+    file, more = None if names is None else Path(names), elsewhere or ElsewhereHParams()
+    return over_folders(runs, lambda path: personal_data_of(path, file, records, round, device, more))
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """A model with the personal data of its users.
+
+    Attributes:
+        model: the model.
+        layout: the token layout.
+        vocabulary: the words.
+        train: personal data of training users.
+        others: personal data of held-out users.
+        about: setting, series, seed and round.
+        notes: sentences about exclusions.
+    """
+
+    model: TrainableModel
+    layout: Layout
+    vocabulary: Vocabulary
+    train: Sequence[Occurrence]
+    others: Sequence[Occurrence]
+    about: dict[str, Any]
+    notes: Sequence[str] = ()
+
+
+@restrict_custom_code("architecture")
+def personal_data_of(
+    path: Path, names: Path | None, records: int, round: int | None, device: str, elsewhere: ElsewhereHParams
+) -> Result:
+    """Return the rows of `extract_personal_data` of one run, with notes; raise its errors."""
     refuse_missing_device(device)
-    finder, run = Finder.open(names), Run.open(path)
-    layout, vocabulary = run.corpus.layout, run.corpus.vocabulary
-    splits, notes = never_trained(run.corpus)
+    finder, is_elsewhere = Finder.open(names), (path / MEASUREMENTS).is_file()
     with threads_of_torch(1):
-        state, model = attacked_model(run, round, device)
-        users = in_place(run.users, run.canaries, state.round)
-        is_read = run.config.records_read(users, state.round)
-        train = [*_over(users, users.user_offsets, np.flatnonzero(is_read), "train", vocabulary, finder)]
-        others = [
-            one
-            for split, positions in splits
-            for one in _over(split, split.user_offsets, positions, split.folder.name, vocabulary, finder)
-        ]
-        rng = stream(run.config.seed, "personal data")
+        if is_elsewhere:
+            attacked = _of_measurements(path, finder, round, device, elsewhere)
+        else:
+            elsewhere.refuse_for(path)
+            attacked = _of_run(path, finder, round, device)
+        rng = stream(attacked.about["seed"], "personal data")
         first, second = (
             [one for index in rng.permutation(len(side)) if (one := side[index]).prompt][:records]
-            for side in (train, others)
+            for side in (attacked.train, attacked.others)
         )
         if not first:
             raise InputError(f"{path}: no record that training read has personal data after a prompt; see --names")
-        generated = [elicited(model, side, layout, vocabulary, finder) for side in (first, second)]
-    run.verify()  # measurements on other data must not be returned
-    frame = coverage_of(train, others, (first, second), (generated[0], generated[1]))
-    named: dict[str, Any] = {"run": str(path), "setting": run.setting, "series": run.series, "seed": run.config.seed}
-    notes.append(f"{len(first):,} prompts of training users and {len(second):,} of held-out users were continued.")
-    return Result(frame=frame.assign(**named, round=state.round), notes=tuple(notes))
+        where = attacked.layout, attacked.vocabulary, finder
+        generated = [elicited(attacked.model, side, *where) for side in (first, second)]
+    if not is_elsewhere:
+        Run.open(path).verify()  # measurements on other data must not be returned
+    frame = coverage_of(attacked.train, attacked.others, (first, second), (generated[0], generated[1]))
+    count = f"{len(first):,} prompts of training users and {len(second):,} of held-out users were continued."
+    return Result(frame=frame.assign(run=str(path), **attacked.about), notes=(*attacked.notes, count))
+
+
+def _of_run(path: Path, finder: Finder, round: int | None, device: str) -> Attacked:
+    run = Run.open(path)
+    vocabulary, (splits, notes) = run.corpus.vocabulary, never_trained(run.corpus)
+    state, model = attacked_model(run, round, device)
+    users = in_place(run.users, run.canaries, state.round)
+    is_read = run.config.records_read(users, state.round)
+    train = [*_over(users, users.user_offsets, np.flatnonzero(is_read), "train", vocabulary, finder)]
+    others = [
+        one
+        for split, positions in splits
+        for one in _over(split, split.user_offsets, positions, split.folder.name, vocabulary, finder)
+    ]
+    about = {"setting": run.setting, "series": run.series, "seed": run.config.seed, "round": state.round}
+    return Attacked(model, run.corpus.layout, vocabulary, train, others, about, notes)
+
+
+def _of_measurements(
+    path: Path, finder: Finder, round: int | None, device: str, elsewhere: ElsewhereHParams
+) -> Attacked:
+    """Return personal data in files of records, for a model that was trained elsewhere."""
+    if elsewhere.members is None or elsewhere.others is None:
+        raise InputError(f"{path}: stores no text of users; name files of records with --members and --non-members")
+    measured, results = MeasuredModel.open(path, round, elsewhere.model, device), read_run(path)
+    canaries, model = measured.canaries, measured.model
+    sides, vocabulary = sides_of(canaries, model, elsewhere), canaries.words.vocabulary
+    sources = list[list[Occurrence]]()
+    for name, file, (split, positions) in (
+        ("train", elsewhere.members, (sides.train, sides.members)),
+        ("others", elsewhere.others, (sides.held_out, sides.others)),
+    ):
+        users = [user for (user,) in read_rows(file, [elsewhere.user])]
+        labels = [f"{name}:{users[position]}" for position in positions.tolist()]
+        sources.append([*occurrences_in(split.records_at(positions), labels, vocabulary, finder)])
+    about = {"setting": results.setting, "series": results.series, "seed": canaries.seed, "round": measured.round}
+    layout = replace(canaries.words.layout, record_words=longest_record(model))
+    return Attacked(model, layout, vocabulary, sources[0], sources[1], about)
 
 
 def _over(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.attacks.extraction.extract import Extraction
-from flsim.attacks.extraction.rates import SAMPLING, USERS
+from flsim.attacks.extraction.rates import GREEDY, NEAR, ONE_WORD, SAMPLING, USERS
 from flsim.attacks.extraction.strings import CANARY, RECORD
 from flsim.attacks.result import text_of
 from flsim.show.table import Field, Table, table_of
@@ -23,12 +23,14 @@ MEANS = (
     "Trained, control and excess: % of strings, means over seeds, with the 95% interval of the excess by "
     "Student's t over seeds. All seeds share the corpus, so the interval does not cover other corpora."
 )
-ATTACKS = (
-    "Greedy: always the most likely token. n, p: with probability p or more, one of n samples is the suffix. "
-    "One-word prompt: greedy decoding after a word of the vocabulary generates the suffix. Near-verbatim: a "
-    "greedy or beam search continuation differs in at most one word. Edit distance k: at most k words of such a "
-    "continuation are inserted, deleted or replaced. BLEU: its BLEU score is above 0.75."
-)
+ATTACKS = {  # by the beginning of their names
+    GREEDY: "Greedy: always the most likely token.",
+    SAMPLING: "n, p: with probability p or more, one of n samples is the suffix.",
+    ONE_WORD: "One-word prompt: greedy decoding after a word of the vocabulary generates the suffix.",
+    NEAR: "Near-verbatim: a greedy or beam search continuation differs in at most one word.",
+    "edit": "Edit distance k: at most k words of such a continuation are inserted, deleted or replaced.",
+    "BLEU": "BLEU: the BLEU score of such a continuation is above 0.75.",
+}
 HELD = (
     "Users: number of extracted strings that at most this number of training users hold. In brackets: % of "
     "controls extracted, of controls that at most one training user fewer holds."
@@ -52,7 +54,7 @@ def to_text(measured: Extraction) -> str:
         title = f"{name}, extraction by {_scheme(measured)}. {KINDS[str(kind)]}, with controls: {counts}"
         held = eidetic[(eidetic["run"] == run) & (eidetic["kind"] == kind)]
         texts.append(text_of(title, [table_of(rates, LABELS, RATES), _by_users(held)]))
-    return "\n".join([*texts, text_of(TRAINED, [], [ATTACKS, HELD])])
+    return "\n".join([*texts, text_of(TRAINED, [], [_explained(measured), HELD])])
 
 
 def over_seeds_to_text(measured: Extraction) -> str:
@@ -67,7 +69,13 @@ def over_seeds_to_text(measured: Extraction) -> str:
         by_attack = [part for _, part in group.groupby("attack", sort=False)]
         table = table_of(pd.concat(by_attack), labels, OVER_SEEDS)
         texts.append(text_of(f"{KINDS[str(kind)]}, prefix of {prefix} word{'s' * (prefix != 1)}", [table]))
-    return "\n".join([*texts, text_of(MEANS, [], [ATTACKS])])
+    return "\n".join([*texts, text_of(MEANS, [], [_explained(measured)])])
+
+
+def _explained(measured: Extraction) -> str:
+    """Return what the attacks of the tables are."""
+    names = set(measured.rates["attack"])
+    return " ".join(text for name, text in ATTACKS.items() if any(one.startswith(name) for one in names))
 
 
 def _numbered(settings: "pd.Series[str]") -> list[str]:

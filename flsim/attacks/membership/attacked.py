@@ -37,13 +37,15 @@ class ElsewhereHParams:
     """Settings of an attack on a model that was trained elsewhere; without files of records, its canaries are attacked.
 
     `model` is its factory (see `flsim.runs.elsewhere.MeasuredModel.open`). `members` and `others` are files (.jsonl,
-    .csv or .parquet) of records that training read, or did not read, with the column `text`.
+    .csv or .parquet) of records that training read, or did not read, with the columns `text` and, for personal data,
+    `user`.
     """
 
     model: str | None = None
     members: Path | None = None
     others: Path | None = None
     text: str = "text"
+    user: str = "user"
 
     def __post_init__(self) -> None:
         if (self.members is None) != (self.others is None):

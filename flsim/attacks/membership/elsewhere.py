@@ -97,8 +97,13 @@ def _tokens(canaries: CanarySet, text: str, model: TrainableModel) -> list[int]:
         tokens = vocabulary.encode_text(text)
     else:
         tokens = vocabulary.encode(vocabulary.split(text))
+    return tokens[: longest_record(model)]
+
+
+def longest_record(model: TrainableModel) -> int:
+    """Return the number of tokens of a record that are read; a model can have fewer positions than `MOST_TOKENS`."""
     context = getattr(getattr(model, "config", None), "max_position_embeddings", None) or MOST_TOKENS
-    return tokens[: min(MOST_TOKENS, context - 1)]
+    return min(MOST_TOKENS, context - 1)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.attacks.audit.claim import Claim
-from flsim.attacks.membership.attacked import CONFOUNDED, AttackHParams, over_folders
+from flsim.attacks.membership.attacked import CONFOUNDED, AttackHParams, ElsewhereHParams, over_folders
 from flsim.attacks.membership.built_in import BLIND, BY_DEFAULT, attack_named
 from flsim.attacks.membership.candidates import Attack, Candidates
 from flsim.attacks.membership.elsewhere import open_attacked
@@ -42,6 +42,7 @@ def infer_membership(
     reference: Path | str | None = None,
     delta: float | None = None,
     device: str = "cpu",
+    elsewhere: ElsewhereHParams | None = None,
 ) -> pd.DataFrame:
     """Attack the membership of records like `flsim membership`, and store the rows in the run folders.
 
@@ -55,6 +56,7 @@ def infer_membership(
             "ez" and "wbc"; by default "reference" compares with the frequency of single words.
         delta: delta of the claim for the rows; that of each run if not given.
         device: torch device, such as "cuda".
+        elsewhere: settings for models that were trained elsewhere.
 
     Returns:
         A row per run and attack, with the columns of `flsim.attacks.membership.stored.SCHEMA`.
@@ -67,7 +69,8 @@ def infer_membership(
         >>> rows[["setting", "attack", "auroc", "control_auroc"]]                              # doctest: +SKIP
     """
     names = as_list("attacks", attacks)
-    hparams = AttackHParams(records, round, None if reference is None else Path(reference), delta, device)
+    other, more = None if reference is None else Path(reference), elsewhere or ElsewhereHParams()
+    hparams = AttackHParams(records, round, other, delta, device, more)
     return over_folders(runs, lambda path: attack_run(path, names, hparams))
 
 

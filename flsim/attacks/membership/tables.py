@@ -1,6 +1,7 @@
 """Attacks on membership as tables, and means over the seeds of settings."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,13 @@ from flsim.show.table import Field, note, table_of
 LEVEL = 0.01  # false-positive rate of the rate in means over seeds
 AREA = (
     "AUROC: the probability that a member scores above a non-member, with a 95% interval by resampling "
-    "authors; 0.5 means chance. % at 0.1%, 1% and 10%: share of members that the attack finds if this share "
-    "of non-members are false alarms; the interval treats members as independent. Empty if there are too few "
-    "non-members for such a low rate. Allowed: the largest share that the ledger allows any attacker. "
-    "Controls: AUROC before training, and with permuted labels; both should be near 0.5."
+    "authors; 0.5 means chance."
 )
+RATE = (
+    "% at F: share of members that the attack finds if the share F of non-members are false alarms, with an interval "
+    "that treats members as independent. Empty if there are too few non-members for F."
+)
+ALLOWED = "Allowed: the largest share that the ledger allows any attacker."
 SHADOWS = (
     "In and Out: pairs of a run and a target that its training read, or did not. Each run is attacked once, "
     "with the others as shadow models. Intervals resample runs. Fair coins decided which targets are in, so "
@@ -42,24 +45,31 @@ RATES = tuple(
             "{:.1f}",
             100,
             ends=(column("tpr_low", level), column("tpr_high", level)),
+            note=RATE,
         ),
-        Field("Allowed", column("allowed", level), "{:.1f}", 100),
+        Field("Allowed", column("allowed", level), "{:.1f}", 100, note=ALLOWED),
     )
     for level in LEVELS
 )
-CONTROLS = (
-    Field("Untrained", "untrained_auroc", "{:.3f}", is_late=True),
-    Field("Permuted", "permuted_auroc", "{:.3f}"),
+CONTROLS = tuple(
+    Field(
+        heading, name, "{:.3f}", note=f"{heading}: AUROC {how}; it should be near 0.5.", is_late=heading == "Untrained"
+    )
+    for heading, name, how in (
+        ("Untrained", "untrained_auroc", "before training"),
+        ("Permuted", "permuted_auroc", "with permuted labels"),
+    )
 )
 
 
 def to_text(name: str, attacked: Result) -> str:
     """Return the rows of one run as text; `name` is that of the run's folder."""
     first = attacked.frame.iloc[0]
-    units = " and ".join(f"{unit}s" for unit in dict.fromkeys(attacked.frame["unit"]))
-    title = f"{first['setting']} ({name}), after round {first['round']:,}: membership of {units}"
+    what = " and ".join(f"{unit}s" for unit in dict.fromkeys(attacked.frame["unit"]))
+    title = f"{first['setting']} ({name}), after round {first['round']:,}: membership of {what}"
     labels = [label for label in LABELS if label.name != "unit" or set(attacked.frame["unit"]) != {"record"}]
-    return text_of(title, [table_of(attacked.frame, labels, [[AUROC], *RATES, CONTROLS], [AREA])], attacked.notes)
+    units = [[replace(AUROC, note=AREA)], *RATES, CONTROLS]
+    return text_of(title, [table_of(attacked.frame, labels, units)], attacked.notes)
 
 
 def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) -> str:

@@ -59,6 +59,7 @@ PUBLIC = 500  # records of test users with which predictions are averaged
 LEVELS = (0.01, 0.05)  # false-positive rates
 KEY = ["users", "view", "noise_multiplier"]
 WORDS, RARE_WORDS = "words", "rare words"
+FEWEST = 3  # sums of an interval
 LISTED = 20  # rounds in an error message
 NO_ROWS = (
     "Words cannot be read from this update: it changes neither an output bias nor an input embedding, such as that of "
@@ -380,8 +381,12 @@ def _area(tested: pd.DataFrame, score: str) -> float:
 
 
 def _means(values: pd.DataFrame) -> dict[str, Any]:
-    """Return the mean of each column over groups, and Student's t interval of the area within [0, 1]."""
-    low, high = np.clip(t_interval(values["auroc"].dropna().to_numpy("float64")), 0, 1)
+    """Return the mean of each column over groups, and Student's t interval of the area within [0, 1].
+
+    There is no interval of fewer than `FEWEST` groups.
+    """
+    areas = values["auroc"].dropna().to_numpy("float64")
+    low, high = np.clip(t_interval(areas), 0, 1) if len(areas) >= FEWEST else (np.nan, np.nan)
     return {str(name): mean for name, mean in values.mean().items()} | {"auroc_low": low, "auroc_high": high}
 
 

@@ -44,9 +44,9 @@ OF_RECORDS = (
 )
 ABOUT_WORDS = (
     "AUROC: probability that a word of these users scores above another word, with Student's t interval over sums of "
-    "this size. Blind: the same for word frequencies without an update. Others: the update against the words of other "
-    "users. Permuted: the update with exchanged words. Prec. and recall: of the guessed set of words. Spearman: rank "
-    "correlation with the numbers of occurrences."
+    "this size, if there are three or more. Blind: the same for word frequencies without an update. Others: the update "
+    "against the words of other users. Permuted: the update with exchanged words. Prec. and recall: of the guessed set "
+    "of words. Spearman: rank correlation with the numbers of occurrences."
 )
 ABOUT_RECORDS = (
     "In, Out: numbers of tests of records inside and outside the sums. % at 5%: percentage of records inside with an "
