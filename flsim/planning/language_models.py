@@ -7,6 +7,7 @@ from flsim.data.corpus import Split
 from flsim.planning.scale import Users, cell, duration, number, row_name, size, table, trained_on
 from flsim.runs.config import Config
 from flsim.runs.sweeps.definition import Planned
+from flsim.show.table import note
 from flsim.training.footprint import OPERATIONS
 
 REQUEST, REPLY = 4, 8  # bytes of a trained weight: float32 to a client, and sums in float64 back
@@ -63,4 +64,4 @@ def _of(config: Config, train: Split) -> Finetuning:
 
 def finetuning_table(rows: tuple[Finetuning, ...]) -> str:
     """Return the table of what training needs."""
-    return table(rows, NOTE)
+    return table(rows, note(NOTE))

@@ -364,6 +364,7 @@ def read_request(
     if train is None:
         opened = open_corpus(at, path, folder)
         train = opened.split("train")
+        planned = [replace(run, config=settled_on(run.config, opened)) for run in planned]
         makes = corpus_bytes(opened) if opened.path.parent == folder else 0
     return Request(
         file.stem,
