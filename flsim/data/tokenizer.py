@@ -140,8 +140,13 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         """Return the model's id of a token in the tokenizer's spelling; None if there is no such token."""
-        found: int | None = self._library.token_to_id(token)
-        return found
+        id_: int | None = self._library.token_to_id(token)
+        return id_
+
+    def has_tokens_of(self, other: "Tokenizer") -> bool:
+        """Return whether two tokenizers have the same tokens, with the same ids."""
+        is_same_file = file_digest(self.folder / FILE) == file_digest(other.folder / FILE)
+        return is_same_file or bool(self._library.get_vocab() == other._library.get_vocab())
 
     def table(self, counts: NDArray[np.int64]) -> tuple[Layout, NDArray[np.int64]]:
         """Return the ids of a corpus: its layout, with records of one token, and the model's ids, int64 [V].
@@ -203,8 +208,8 @@ def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
             f"the text is enough for {tokens:,} tokens, fewer than {size:,}; set --train-tokenizer {tokens}"
         )
     tokenizer.save(str(folder / FILE))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **TRAINED}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **TRAINED}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
 
 
 def _imported() -> Any:

@@ -12,8 +12,7 @@ from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
 from flsim.results.store import read_run
 from flsim.runs.config import dump
-from flsim.runs.config.custom_code import with_copies
-from flsim.runs.folder import Run, Status
+from flsim.runs.folder import Run, Status, with_copies
 from flsim.runs.measuring import announce_evaluation, evaluate_checkpoint
 
 
