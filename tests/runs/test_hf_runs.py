@@ -184,6 +184,39 @@ def tokens_of(corpus: Corpus) -> TokenMap:
     return corpus.token_map
 
 
+COMMANDS = (
+    "membership run --records 20 --reference base",
+    "membership run --records 20 --attack gradient --attack neighbourhood",
+    "membership run --records 20 --unit user --reference base",
+    "extract run --records 10 --prefix 2",
+    "reveal run --records 5 --references 19",
+    "quantize run --bits 8 --out rounded",
+    "forgetting run out --pool",
+    "audit run",
+    "canaries run --written",
+    "trace run",
+    "table run rounded",
+    "plan tiny.toml --no-calibration",
+    "report run out --out report.html",
+)
+
+
+@pytest.mark.parametrize("tuned", ["lora", "all weights"])
+def test_commands_measure_and_show_runs_of_a_base_with_its_tokenizer(of_tokens: Experiment, tuned: str) -> None:
+    """Lines fit a terminal of 80 characters."""
+    if tuned == "all weights":
+        edited(of_tokens.config, "[model.lora]\nrank = 4\n", "")
+    settings = ["data.user_holdout=0.2", "canaries.insertions=[6]", "canaries.windows=[[0, 0.5]]"]
+    edited(of_tokens.config, "p_u = [0.2]\np_e = [0.5, 1.0]\n", "")
+    trained(of_tokens, "run", *settings)
+    trained(of_tokens, "out", *settings, "canaries.arm=out")
+    for command in COMMANDS:
+        shown = of_tokens.call(*command.split())
+        assert all(len(line) <= 80 for line in shown.stdout.splitlines()), shown.stdout
+        assert shown.stdout or command.startswith("report")
+    assert (of_tokens.folder / "report.html").stat().st_size > 10_000
+
+
 def pickled(base: Path) -> None:
     (base / "model.safetensors").rename(base / "pytorch_model.bin")
 
