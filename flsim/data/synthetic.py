@@ -283,7 +283,8 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
         ranked = np.argsort(-counts, kind="stable")
         ids = np.empty(layout.words, layout.token_type)
         ids[ranked] = np.arange(layout.first_word, layout.last_word + 1)
-        names = tuple(hparams.symbols[word] for word in ranked)
+        symbols = hparams.symbols
+        names = tuple(symbols[word] for word in ranked)
         vocabulary = Vocabulary(names, tuple(counts[ranked].tolist()), layout.name, hparams.by)
         parameters = {name: value for name, value in vars(hparams).items() if name != "by"}
         by = {"by": hparams.by} if hparams.by == "characters" else {}

@@ -126,6 +126,16 @@ class Tokenizer:
         """Return the tokenizer's spelling of a token, such as ``Ġthe``, escaped as in JSON, or its row's number."""
         return json.dumps(self.library.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
 
+    def id_of(self, token: str) -> int | None:
+        """Return the model's id of a token in the tokenizer's spelling; None if there is no such token."""
+        id_: int | None = self.library.token_to_id(token)
+        return id_
+
+    def has_tokens_of(self, other: "Tokenizer") -> bool:
+        """Return whether two tokenizers have the same tokens, with the same ids."""
+        is_same_file = file_digest(self.folder / FILE) == file_digest(other.folder / FILE)
+        return is_same_file or bool(self.library.get_vocab() == other.library.get_vocab())
+
     def table(self, counts: Ints) -> tuple[Layout, Ints]:
         """Return the layout of a corpus and the model's ids [V], of words and of pieces by descending counts [rows]."""
         special = self.special

@@ -72,7 +72,7 @@ class HuggingFaceModel(TrainableModel):
             self.network.tie_weights()
             self.network.requires_grad_(lora is None)
             if lora is not None:
-                _inject(self.network, hparams)
+                _inject(self.network, lora)
         self._inputs: Tensor | None  # int64 [V], the model's id of each id of the corpus; None if they are the same
         self._closed: Tensor | None  # bool [V], ids of the corpus without a logit
         inputs, closed = _token_map(hparams.tokens, vocabulary_size, self.config.vocab_size)
@@ -190,8 +190,8 @@ class HuggingFaceModel(TrainableModel):
             of_a, of_b = (f"{path}.lora_{which}.default.weight" for which in "AB")
             a = layer.lora_A["default"].weight.detach()[None]
             blocks.append(LoraBlocks(layer.get_base_layer(), layer.scaling["default"], of_a, of_b, a))
-            parent, _, own = path.rpartition(".")
-            setattr(self.get_submodule(parent), own, blocks[-1])
+            parent, _, name = path.rpartition(".")
+            setattr(self.get_submodule(parent), name, blocks[-1])
         return blocks
 
     def export(self, folder: Path, merge: bool = False) -> None:
@@ -216,8 +216,9 @@ class HuggingFaceModel(TrainableModel):
                 where = "base"
             network.name_or_path = where or ""
             adapted = peft.get_peft_model(network, _lora_config(lora), autocast_adapter_dtype=False)
-            own = {name: value.cpu() for name, value in self.network.state_dict().items() if is_adapter(name)}
-            adapted.load_state_dict({f"base_model.model.{name}": value for name, value in own.items()}, strict=False)
+            state = self.network.state_dict().items()
+            adapters = {f"base_model.model.{name}": value.cpu() for name, value in state if is_adapter(name)}
+            adapted.load_state_dict(adapters, strict=False)
             (adapted.merge_and_unload() if merge else adapted).save_pretrained(folder)
 
 
@@ -267,7 +268,7 @@ def refuse_unsafe(folder: Path) -> None:
     if not any(folder.glob("*.safetensors")):
         pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         content = f"only {pickles[0]}, a pickle, which could execute code" if pickles else "no weights"
-        raise InputError(f"{folder}: holds {content}; save the model with safe_serialization, as .safetensors")
+        raise InputError(f"{folder}: holds {content}; save the model as .safetensors, as save_pretrained does")
 
 
 def files_digest(folder: str) -> str:
@@ -309,13 +310,13 @@ def _load(hparams: ModelSettings, vocabulary_size: int, seed: int) -> Params:
                 network = auto.from_config(config).to(dtype)
         else:
             try:
-                network, found = auto.from_pretrained(
+                network, loaded = auto.from_pretrained(
                     hparams.path, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False,
                     use_safetensors=True, output_loading_info=True,
                 )  # fmt: skip
             except (OSError, ValueError, RuntimeError) as error:
                 raise InputError(f"{hparams.path}: transformers refuses the weights ({first_line(error)})") from error
-            if missing := sorted(found["missing_keys"]):
+            if missing := sorted(loaded["missing_keys"]):
                 raise InputError(f"{hparams.path}: its files lack {missing[0]}; save the complete model there")
     return {name: value.detach() for name, value in network.state_dict().items()}
 
@@ -333,13 +334,10 @@ def _is_shapes_only() -> bool:
     return torch.empty(0).device.type == "meta"
 
 
-def _inject(network: nn.Module, hparams: ModelSettings) -> None:
+def _inject(network: nn.Module, lora: LoraHParams) -> None:
     """Add the adapters to a network whose other parameters are frozen, in place."""
-    peft, lora = _imported("peft"), hparams.lora
-    if lora is None:
-        return
     try:
-        peft.inject_adapter_in_model(_lora_config(lora), network)
+        _imported("peft").inject_adapter_in_model(_lora_config(lora), network)
     except ValueError as error:
         raise InputError(f"model.lora.targets {list(lora.targets)}: match no layer of the base; name others") from error
     for name, value in network.named_parameters():
@@ -366,8 +364,8 @@ def is_adapter(name: str) -> bool:
 def _first_a(seed: int, name: str, value: Tensor) -> Tensor:
     """Return A [r, inputs] as peft draws it: uniform up to inputs^(-1/2), Kaiming's bound with a = sqrt(5)."""
     bound = value.shape[1] ** -0.5
-    drawn = stream(seed, "model", name.removeprefix("network.")).uniform(-bound, bound, tuple(value.shape))
-    return torch.from_numpy(drawn)
+    values = stream(seed, "model", name.removeprefix("network.")).uniform(-bound, bound, tuple(value.shape))
+    return torch.from_numpy(values)
 
 
 def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tensor | None, Tensor | None]:

@@ -388,6 +388,7 @@ def read_request(
     if train is None:
         opened = open_corpus(at, path, folder)
         train = opened.split("train")
+        planned = [replace(run, config=settled_on(run.config, opened)) for run in planned]
         makes = corpus_bytes(opened) if opened.path.parent == folder else 0
     return Request(
         file.stem,
@@ -504,7 +505,7 @@ def page(plan: Plan) -> str:
             *filter(None, (plan.time, plan.measurement, plan.disk))
         ),
         "Time of a run": table(plan.times) if plan.times else "",
-        "Training of Hugging Face models": table(plan.finetuning, FINETUNING) if plan.finetuning else "",
+        "Training of Hugging Face models": table(plan.finetuning, note(FINETUNING)) if plan.finetuning else "",
         "Scale and amount of training": scale_tables(plan.scale, plan.published, plan.source),
         "Epsilon": _epsilons(plan.privacy) if plan.privacy else "",
         "Largest provable epsilon": proof_table(plan.provable) if plan.provable else "",

@@ -93,12 +93,12 @@ class Run:
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed, train, settings.rounds_over(train))
             refuse_failing(settings.model, planting.canaries, corpus.test_users, settings.evaluation, settings.seed)
-            dump(_with_copies(settings, folder), folder / "config.toml")
+            dump(with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()
             write_population(folder / "planted", corpus, planting, settings.data.partition, settings.seed, train)
             (folder / "README").write_text(README, encoding="utf-8")
-        run = cls(path, _with_copies(settings, path))
+        run = cls(path, with_copies(settings, path))
         run.mark("running")
         return run
 
@@ -115,8 +115,13 @@ class Run:
         started = cls.open(path)
         corpus = Corpus.open(settings.data.corpus)
         settings = settled_on(settings, corpus).resuming(started.config)
+        if started.config.model.digest not in (None, settings.model.digest):
+            raise InputError(
+                f"{path}: was started with another base than {settings.model.path}, or files of the base changed "
+                "since; restore them, or name a new --out"
+            )
         custom_code.refuse_other_settings(started.config, settings, path)
-        run = cls(path, _with_copies(settings, path))
+        run = cls(path, with_copies(settings, path))
         run.verify()
         custom_code.announce(run.config)
         refuse_unfit(run.config.model, corpus.layout, settings.seed, is_new=False)
@@ -391,7 +396,7 @@ class Run:
         return self.config.privacy.delta_for(self.population)
 
 
-def _with_copies(settings: Settings, folder: Path) -> Settings:
+def with_copies(settings: Settings, folder: Path) -> Settings:
     """Copy the files of a user's own, and the ids of a base model's tokens; return settings that name the copies."""
     settings = custom_code.with_copies(settings, folder)
     if settings.model.tokens is None:

@@ -22,8 +22,8 @@ from flsim.models.language_model import TrainableModel
 from flsim.results.rows import DIVERGED, Row, write_rows
 from flsim.results.store import read_run
 from flsim.runs.config import Config, dump
-from flsim.runs.config.custom_code import announce, with_copies
-from flsim.runs.folder import Run, Status
+from flsim.runs.config.custom_code import announce
+from flsim.runs.folder import Run, Status, with_copies
 from flsim.training.state import State
 
 BASE = Path("base")  # in place of a checkpoint: the model before training

@@ -11,7 +11,7 @@ from flsim.base.extensions import custom_code_errors, is_custom
 from flsim.base.machine import refuse_beyond_memory
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus
-from flsim.data.tokenizer import TABLE
+from flsim.data.tokenizer import FILE, TABLE, Tokenizer
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, weights_of
 from flsim.models.hf import files_digest
@@ -88,14 +88,21 @@ def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
 
 
 def settled(model: ModelHParams, corpus: Corpus) -> ModelHParams:
-    """Return the settings of a base model with what its files and the corpus decide; others unchanged."""
+    """Return the settings of a base model with what its files and the corpus decide; others unchanged.
+
+    Raises InputError if the base has another tokenizer than the corpus.
+    """
     if model.architecture != "hf":
         return model
     tokens = corpus.path / TABLE
     model = replace(model, tokens=str(tokens.resolve()) if tokens.is_file() else None)
     if model.path is None:
         return model
-    return replace(model, path=str(Path(model.path).resolve()), digest=files_digest(model.path))
+    base = Path(model.path).resolve()
+    of_corpus = corpus.token_map
+    if of_corpus and (base / FILE).is_file() and not of_corpus.tokenizer.has_tokens_of(Tokenizer(base)):
+        raise InputError(f"{base}: its tokenizer is not that of the corpus; import the corpus with --tokenizer {base}")
+    return replace(model, path=str(base), digest=files_digest(model.path))
 
 
 def _try_base(model: ModelHParams, layout: Layout, seed: int) -> None:

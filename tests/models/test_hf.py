@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny_bases import GPT2, LLAMA
+from tiny_bases import GPT2, LLAMA, norms_in_float64
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -32,6 +32,7 @@ from flsim.models.language_model import Params
 from flsim.models.lora import LoraHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
+from flsim.training.central.record_level import private_step
 from flsim.training.central.task import CentralTask
 from flsim.training.hparams import LocalHParams
 from flsim.training.own_model import refuse_unfit
@@ -118,33 +119,66 @@ def test_adapters_begin_as_the_base_bit_for_bit(config: dict[str, object]) -> No
     assert not torch.equal(model.trainable[first], other.trainable[first])
 
 
+def peft_of(config: dict[str, object], start: Params) -> tuple[Any, list[Tensor]]:
+    """The base with adapters as peft makes it, and its trained weights in the order of `start`."""
+    dtype = next(iter(start.values())).dtype
+    base = {name: value.to(dtype) for name, value in base_of(hparams_of(config), LAYOUT.vocabulary_size).items()}
+    settings = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", fan_in_fan_out=config is GPT2)
+    peft = get_peft_model(plain_base(config, base).to(dtype), settings)
+    peft.load_state_dict({name.replace("network", "base_model.model"): value for name, value in start.items()}, False)
+    return peft, [value for value in peft.parameters() if value.requires_grad]
+
+
 @BOTH
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-8)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-10)])
 def test_the_steps_of_a_user_equal_ten_lines_of_torch_and_peft(
-    config: dict[str, object], dtype: torch.dtype, tolerance: float
+    config: dict[str, object], dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RMSNorm and rotary positions of Llama compute in float32 in transformers; GPT-2 is equal to 1e-10 in float64."""
+    if dtype == torch.float64:
+        norms_in_float64(monkeypatch)
     hparams, local = hparams_of(config), LocalHParams(batch_size=6, epochs=3, learning_rate=0.5)
     start = {name: value.to(dtype) for name, value in params_of(made(hparams)).items()}
     model, records = restore(start, hparams, LAYOUT.vocabulary_size), user()
     before = model.frozen_digest
-    ours = train_users(RoundRequest(0, 0, np.array([0]), start), Users(records), model, local, seed=0).delta
+    updates = train_users(RoundRequest(0, 0, np.array([0]), start), Users(records), model, local, seed=0).delta
 
-    base = {name: value.to(dtype) for name, value in base_of(hparams, LAYOUT.vocabulary_size).items()}
-    settings = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", fan_in_fan_out=config is GPT2)
-    peft = get_peft_model(plain_base(config, base).to(dtype), settings)
-    peft.load_state_dict({name.replace("network", "base_model.model"): value for name, value in start.items()}, False)
-    trained = [value for value in peft.parameters() if value.requires_grad]
+    peft, trained = peft_of(config, start)
     optimizer, read = torch.optim.SGD(trained, lr=0.5), batch(records, np.arange(6), LAYOUT)
     inputs, targets = torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
     for _ in range(3):
         cross_entropy(peft(inputs).logits.flatten(0, 1), targets.flatten(), ignore_index=0).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-    exact = 1e-10 if config is GPT2 and dtype == torch.float64 else tolerance
-    for (name, update), theirs in zip(ours.items(), trained, strict=True):
-        torch.testing.assert_close(update / 6, (theirs.detach() - start[name]).double(), rtol=0, atol=exact)
-    assert float(sum(update.abs().sum() for update in ours.values())) > 0.1
+    for (name, update), value in zip(updates.items(), trained, strict=True):
+        torch.testing.assert_close(update / 6, (value.detach() - start[name]).double(), rtol=0, atol=tolerance)
+    assert float(sum(update.abs().sum() for update in updates.values())) > 0.1
+    assert model.frozen_digest == before
+
+
+@BOTH
+def test_a_step_of_dp_sgd_is_the_sum_of_the_clipped_gradients_of_records(
+    config: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Abadi et al. (2016), Algorithm 1, without noise; opacus adds 1e-6 to a norm before it divides by it."""
+    norms_in_float64(monkeypatch)
+    hparams, read = hparams_of(config), batch(user(), np.arange(6), LAYOUT)
+    start = {name: value.double() for name, value in params_of(made(hparams)).items()}
+    inputs, targets = torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
+    peft, trained = peft_of(config, start)
+    losses = [cross_entropy(peft(inputs[[row]]).logits[0], targets[row], ignore_index=0) for row in range(6)]
+    gradients = [torch.autograd.grad(loss, trained) for loss in losses]
+    norms = [torch.cat([value.flatten() for value in gradient]).norm() for gradient in gradients]
+    clip = float(sorted(norms)[3])
+    factors = [min(1.0, clip / (float(norm) + 1e-6)) for norm in norms]
+
+    model = restore(start, hparams, LAYOUT.vocabulary_size)
+    before, optimizer = model.frozen_digest, torch.optim.SGD(model.trainable.values(), lr=1.0)
+    private_step(
+        model, optimizer, inputs, targets, clip=clip, noise_multiplier=0.0, expected=4, seed=0, step=0, physical_batch=4
+    )
+    for of_weight, (name, value) in zip(zip(*gradients, strict=True), model.trainable.items(), strict=True):
+        step = sum(factor * gradient for factor, gradient in zip(factors, of_weight, strict=True)) / 4
+        torch.testing.assert_close(start[name] - value.detach(), step, rtol=0, atol=1e-10)
     assert model.frozen_digest == before
 
 

@@ -20,7 +20,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import loss_sum
 from flsim.models.lora import LoraHParams
 from flsim.planning.plan import FINETUNING, finetuning_of, read_request
-from flsim.planning.scale import table
+from flsim.planning.scale import duration, size, table
 from flsim.runs.config import load
 from flsim.runs.foresight import refuse_impossible_in
 from flsim.training.footprint import H100, OPERATIONS, bytes_of_user, footprint_of
@@ -28,7 +28,8 @@ from flsim.training.hparams import LocalHParams
 
 LAYOUT = Layout(200, 16)
 LORA = LoraHParams(rank=4)
-MEASURED = Path(__file__).parents[2] / "experiments" / "results" / "gpu-h100.json"
+REPOSITORY = Path(__file__).parents[2]
+MEASURED = REPOSITORY / "experiments" / "results" / "gpu-h100.json"
 
 
 @pytest.mark.parametrize("config", [GPT2 | {"n_embd": 64}, LLAMA | {"hidden_size": 64, "intermediate_size": 172}])
@@ -132,3 +133,27 @@ def test_training_beyond_the_memory_of_the_machine_is_refused(
     monkeypatch.setattr(machine, "machine_memory", lambda: 10**8)
     with pytest.raises(InputError, match=r"training of llama LoRA r=3 .* this machine has 0 GB; set a smaller batch"):
         refuse_impossible_in(settings, Corpus.open(llama.folder / "corpus"))
+
+
+def test_a_llama_of_7_billion_weights_with_its_vocabulary_is_planned_as_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes are those of LLaMA 7B (Touvron et al., 2023, table 2), with 32,000 tokens."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    request = read_request(REPOSITORY / "experiments" / "llama.toml", tmp_path)
+    (row,) = finetuning_of(request.planned, request.train)
+    layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
+    assert row.base == 2 * (2 * 32_000 * 4096 + 32 * layer + 4096)
+    assert row.trained == 32 * 16 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
+    assert request.planned[0].config.evaluation.references == 20_000
+    documented = (REPOSITORY / "docs" / "hugging-face.md").read_text()
+    for quantity, value in (
+        ("trained weights", f"{row.trained / 1e6:.1f} million"),
+        ("base model", size(row.base)),
+        ("memory of each user", size(row.user)),
+        ("users at the same time", f"{row.at_once}"),
+        ("memory of a process", size(row.memory)),
+        ("sent in a round", size(row.sent or 0)),
+        ("time of a round", duration(row.seconds or 0)),
+    ):
+        assert f"| {quantity} | {value} |" in documented

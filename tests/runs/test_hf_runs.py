@@ -1,7 +1,7 @@
 """Whole runs that fine-tune Hugging Face models: trained, measured, exported and refused."""
 
-import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import flsim
 from flsim.base.rng import shared_generators
+from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
 from flsim.data.records import batch
+from flsim.data.tokenizer import TokenMap
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
@@ -41,9 +43,9 @@ def lora(experiment: Experiment) -> Experiment:
     return experiment
 
 
-def saved_base(folder: Path, seed: int = 0) -> Path:
+def saved_base(folder: Path, seed: int = 0, **sizes: int) -> Path:
     with shared_generators(torch.device("cpu"), seed):
-        AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **GPT2)).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **GPT2 | sizes)).save_pretrained(folder)
     return folder
 
 
@@ -89,19 +91,19 @@ def test_an_exported_model_has_the_logits_and_perplexity_of_the_run(
     run, out = copy_of_trained(), lora.folder / "exported"
     lora.call("export", "run", "--round", "4", "--out", "exported", *(["--merge"] if merge else []))
     if merge:
-        theirs = AutoModelForCausalLM.from_pretrained(out).eval()
+        exported = AutoModelForCausalLM.from_pretrained(out).eval()
     else:
-        theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(out / "base"), out).eval()
+        exported = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(out / "base"), out).eval()
     opened = Run.open(run)
-    _, ours = load_model(opened, newest_checkpoint(run), "cpu")
+    _, model = load_model(opened, newest_checkpoint(run), "cpu")
     users = opened.corpus.test_users
     total, tokens = 0.0, 0
     for user in range(len(users)):
         read = batch(users[user], torch.arange(len(users[user])).numpy(), users.layout)
         inputs, targets = torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
         with torch.no_grad():
-            logits = theirs(inputs).logits
-            torch.testing.assert_close(logits, ours(inputs), rtol=0, atol=1e-6)
+            logits = exported(inputs).logits
+            torch.testing.assert_close(logits, model(inputs), rtol=0, atol=1e-6)
         total += float(cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0, reduction="sum"))
         tokens += int((targets != 0).sum())
     rows = rows_of(run)
@@ -122,7 +124,9 @@ def test_a_base_that_changed_is_refused_on_resume(experiment: Experiment) -> Non
     saved_base(moved, seed=1)
     refused = experiment.call("run", experiment.config, "--out", "run", "--in-process", "--resume", check=False)
     assert refused.returncode == 2
-    assert re.search(r"^flsim: .*model\.digest was '\w+' and is now '\w+'", refused.stderr.strip().splitlines()[-1])
+    message = f"run: was started with another base than {moved}, or files of the base changed since; restore them"
+    assert message in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
     for command in (["evaluate", "run"], ["verify", "run"], ["export", "run", "--out", "out"]):
         refused = experiment.call(*command, check=False)
         assert refused.returncode == 2
@@ -162,28 +166,113 @@ def test_only_hf_runs_have_a_base_and_are_exported(experiment: Experiment, copy_
         assert message in refused.stderr
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_base_reads_a_corpus_of_its_own_tokenizer(tmp_path: Path, dtype: str) -> None:
-    """Perplexity is that of transformers' own loss on the tokenizer's own ids."""
+@pytest.fixture
+def of_tokens(tmp_path: Path) -> Experiment:
+    """A corpus that a tokenizer has cut, and a base with a row for each token."""
     rng = np.random.default_rng(0)
     words = ["bas", "del", "kim", "lor", "mun", "rat", "tif", "vok"]
     posts = [(f"a{number % 12}", " ".join(rng.choice(words, rng.integers(3, 25)))) for number in range(150)]
     tokenizer = tokenizer_folders.gpt2_like(tmp_path / "tokenizer")
     how = ImportHParams(300, record_words=16, words_per_user=60, heldout=0.2, test=0.3, by="tokens")
     corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", posts)], tmp_path / "corpus", how, tokenizer=tokenizer)
-    tokens = corpus.token_map
-    assert tokens is not None
-    with shared_generators(torch.device("cpu"), 1):
-        config = AutoConfig.for_model("gpt2", **{**GPT2, "vocab_size": tokens.rows}, attn_pdrop=0.0)
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    saved_base(tmp_path / "base", vocab_size=tokens_of(corpus).rows)
+    settings = TINY.replace(OF_CIFG, LORA.replace(f"config = {BASE}", 'path = "base"'))
     experiment = Experiment(tmp_path)
-    text = LORA.replace(f"config = {BASE}", f'path = "base"\ndtype = "{dtype}"')
-    settings = TINY.replace(OF_CIFG, text).replace("cohort = 6", "cohort = 3").replace("count = 2", "count = 1")
-    experiment.config.write_text(settings)
-    run = trained(experiment)
+    experiment.config.write_text(settings.replace("cohort = 6", "cohort = 3").replace("count = 2", "count = 1"))
+    return experiment
+
+
+def tokens_of(corpus: Corpus) -> TokenMap:
+    assert corpus.token_map is not None
+    return corpus.token_map
+
+
+COMMANDS = (
+    "membership run --records 20 --reference base",
+    "membership run --records 20 --attack gradient --attack neighbourhood",
+    "membership run --records 20 --unit user --reference base",
+    "extract run --records 10 --prefix 2",
+    "reveal run --records 5 --references 19",
+    "quantize run --bits 8 --out rounded",
+    "forgetting run out --pool",
+    "audit run",
+    "canaries run --written",
+    "trace run",
+    "table run rounded",
+    "plan tiny.toml --no-calibration",
+    "report run out --out report.html",
+)
+
+
+@pytest.mark.parametrize("tuned", ["lora", "all weights"])
+def test_commands_measure_and_show_runs_of_a_base_with_its_tokenizer(of_tokens: Experiment, tuned: str) -> None:
+    """Lines fit a terminal of 80 characters."""
+    if tuned == "all weights":
+        edited(of_tokens.config, "[model.lora]\nrank = 4\n", "")
+    settings = ["data.user_holdout=0.2", "canaries.insertions=[6]", "canaries.windows=[[0, 0.5]]"]
+    edited(of_tokens.config, "p_u = [0.2]\np_e = [0.5, 1.0]\n", "")
+    trained(of_tokens, "run", *settings)
+    trained(of_tokens, "out", *settings, "canaries.arm=out")
+    for command in COMMANDS:
+        shown = of_tokens.call(*command.split())
+        assert all(len(line) <= 80 for line in shown.stdout.splitlines()), shown.stdout
+        assert shown.stdout or command.startswith("report")
+    assert (of_tokens.folder / "report.html").stat().st_size > 10_000
+
+
+def pickled(base: Path) -> None:
+    (base / "model.safetensors").rename(base / "pytorch_model.bin")
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pickle": (pickled, "base: holds only pytorch_model.bin, a pickle, which could execute code; save the model as "),
+    "rows": (
+        lambda base: saved_base(base, vocab_size=40),
+        "corpus/tokens.i64: the corpus does not have the 40 tokens of the base; import it with the base's tokenizer",
+    ),
+    "tokenizer": (
+        lambda base: shutil.copytree(tokenizer_folders.llama_like(base.parent / "llama"), base, dirs_exist_ok=True),
+        "base: its tokenizer is not that of the corpus; import the corpus with --tokenizer ",
+    ),
+    "targets": (
+        lambda base: edited(base.parent / "tiny.toml", "rank = 4", 'rank = 4\ntargets = ["q_proj"]'),
+        "model.lora.targets ['q_proj']: match no layer of the base; name others",
+    ),
+    "context": (
+        lambda base: saved_base(base, vocab_size=330, n_positions=15),
+        "reads 15 tokens at most, and records of the corpus have up to 16; import the corpus with --words-per-record",
+    ),
+}
+
+
+def edited(file: Path, old: str, new: str) -> None:
+    file.write_text(file.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_base_that_does_not_fit_is_refused_in_one_line(of_tokens: Experiment, wrong: str) -> None:
+    """A folder without a tokenizer is refused by the import: tests/data/importing/test_tokens.py."""
+    change, message = WRONG[wrong]
+    change(of_tokens.folder / "base")
+    refused = of_tokens.call("run", of_tokens.config, "--out", "run", "--in-process", check=False)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1), refused.stderr
+    assert message in refused.stderr
+    assert not (of_tokens.folder / "run").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_base_reads_a_corpus_of_its_own_tokenizer(of_tokens: Experiment, dtype: str) -> None:
+    """Perplexity is that of transformers' own loss on the tokenizer's own ids."""
+    tmp_path = of_tokens.folder
+    corpus = Corpus.open(tmp_path / "corpus")
+    tokens = tokens_of(corpus)
+    shutil.copytree(tmp_path / "tokenizer", tmp_path / "base", dirs_exist_ok=True)
+    run = trained(of_tokens, "run", f"model.dtype={dtype}")
     shutil.move(run, tmp_path / "moved")  # a run folder holds the ids of the tokens
-    experiment.call("verify", "moved")
-    experiment.call("export", "moved", "--merge", "--out", "merged")
+    of_tokens.call("verify", "moved")
+    of_tokens.call("quantize", "moved", "--out", "rounded", "--bits", "8")
+    assert Run.open(tmp_path / "rounded").config.model.tokens == str(tmp_path / "rounded" / "tokens.i64")
+    of_tokens.call("export", "moved", "--merge", "--out", "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval().float()
     users, total, count = corpus.test_users, 0.0, 0
     for user in range(len(users)):

@@ -1,5 +1,9 @@
 """Settings of tiny networks of transformers, by its names."""
 
+import pytest
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
 GPT2: dict[str, object] = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16}
 LLAMA: dict[str, object] = {
     "model_type": "llama",
@@ -9,3 +13,13 @@ LLAMA: dict[str, object] = {
     "intermediate_size": 32,
     "max_position_embeddings": 16,
 }
+
+
+def norms_in_float64(patch: pytest.MonkeyPatch) -> None:
+    """Let Llama's RMSNorm compute in the type of its input; in transformers it computes in float32."""
+
+    def forward(norm: LlamaRMSNorm, x: Tensor) -> Tensor:
+        scaled: Tensor = norm.weight * x * (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+        return scaled
+
+    patch.setattr(LlamaRMSNorm, "forward", forward)

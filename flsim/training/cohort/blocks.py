@@ -104,10 +104,10 @@ class BlockTrainer:
 
     @torch.no_grad()
     def add_updates(self, factors: Sequence[float], into: Params) -> None:
-        own = torch.tensor(factors, dtype=torch.float64)[self._order]
+        by_user = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
+        users = by_user.nonzero().flatten()  # an update of factor 0 may not be finite
         for name, update in self._updates().items():
-            kept = own.nonzero().flatten().to(update.device)  # an update of factor 0 may not be finite
-            into[name].add_(torch.tensordot(own.to(update.device)[kept], update[kept], 1))
+            into[name].add_(torch.tensordot(by_user[users], update[users], 1))
 
     @property
     def _device(self) -> torch.device:
@@ -121,16 +121,16 @@ class BlockTrainer:
     def _step(self, block: Block, rate: float, number: int, moments: list[Params]) -> Tensor:
         """Take a step of the block's users in place; return their summed losses before it, in nats, float64 [users]."""
         users = len(block.counts)
-        own = {name: value[:users].detach().requires_grad_() for name, value in self._weights.items()}
+        weights = {name: value[:users].detach().requires_grad_() for name, value in self._weights.items()}
         for layer in self._layers:
-            layer.A, layer.B = own.get(layer.name_of_a, layer.frozen_a), own[layer.name_of_b]
+            layer.A, layer.B = weights.get(layer.name_of_a, layer.frozen_a), weights[layer.name_of_b]
         hidden, _ = self._model.hidden(block.inputs)
         logits = self._model.logits(hidden.flatten(0, 1)[block.places])
         nats = cross_entropy(logits, block.targets, reduction="none")
         share = (1 / block.counts.to(nats.dtype)).repeat_interleave(block.counts, output_size=len(nats))
-        gradients = torch.autograd.grad((nats * share).sum(), list(own.values()))
+        gradients = torch.autograd.grad((nats * share).sum(), list(weights.values()))
         with torch.no_grad():
-            self._descend(own, dict(zip(own, gradients, strict=True)), rate, number, moments)
+            self._descend(weights, dict(zip(weights, gradients, strict=True)), rate, number, moments)
             by_position = nats.new_zeros(block.inputs.numel(), dtype=torch.float64)
             by_position[block.places] = nats.double()
             return by_position.view(users, -1).sum(1)
@@ -152,9 +152,9 @@ class BlockTrainer:
         if direction is None:
             raise ValueError(f"optimizer {hparams.optimizer!r} has no direction, which blocks need")
         for name, gradient in gradients.items():
-            kept = [moment[name][:users] for moment in moments]
-            step, new = direction(gradient, kept, corrections, hparams.momentum)
-            for old, value in zip(kept, new, strict=True):
+            slots = [moment[name][:users] for moment in moments]
+            step, new = direction(gradient, slots, corrections, hparams.momentum)
+            for old, value in zip(slots, new, strict=True):
                 old.copy_(value)
             self._weights[name][:users].sub_(step, alpha=rate)
 
@@ -170,8 +170,8 @@ def _block(batches: Sequence[Batch], device: torch.device) -> Block:
     rows, times = (max(batch.inputs.shape[axis] for batch in batches) for axis in (0, 1))
     inputs, targets = (np.zeros((len(batches), rows, times), np.int64) for _ in range(2))
     for user, batch in enumerate(batches):
-        own = (user, slice(len(batch.inputs)), slice(batch.inputs.shape[1]))
-        inputs[own], targets[own] = batch.inputs, batch.targets
+        place = (user, slice(len(batch.inputs)), slice(batch.inputs.shape[1]))
+        inputs[place], targets[place] = batch.inputs, batch.targets
     places = np.flatnonzero(targets)
     arrays = (
         inputs.reshape(-1, times), places, targets.reshape(-1)[places], np.count_nonzero(targets, axis=(1, 2))
