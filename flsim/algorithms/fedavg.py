@@ -372,10 +372,10 @@ def step(
     answers = by_slot({key: value for key, value in total.delta.items() if key not in delta})
     noises: Params | None = None
     of_noise: Moments = {}
-    integers, wraps = noise.skellam_of(privacy.process), 0
-    if integers is not None and clip is not None:
-        multiplier = privacy.noise_multiplier
-        delta, wraps = released(delta, clip, integers.steps, integers.bits, multiplier, seed, state.round)
+    skellam, wraps = noise.skellam_of(privacy.process, seed, delta), 0
+    if skellam is not None and clip is not None:
+        integers = skellam.integers(privacy.noise_multiplier, state.round)
+        delta, wraps = released(delta, integers, clip, skellam.steps, skellam.bits)
     elif privacy.mechanism == "dp":
         process = hparams.process(privacy, population, length)
         noises, of_noise = noise.step(process, seed, delta, state.moments, state.round)

@@ -8,12 +8,15 @@ refused if the sampler states no limit.
 The noise is a function of (seed, round), so that a resumed run adds the same noise. Anyone who knows the seed can
 subtract the noise. This is acceptable for a simulation; a deployment must draw noise from a secret, cryptographic
 source. A custom process, ``path/to/file.py:NAME``, is a class like `Independent`.
+
+Noise for secure aggregation is added to a sum of integers (`Skellam`), so it depends on the noise multiplier; `Noise`
+is multiplied by z S.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -46,8 +49,8 @@ SLOT = "noise/"  # prefix of a process's slots in a state; slots of optimizers h
 
 
 @dataclass(frozen=True)
-class Noise(ABC):
-    """A process that yields the noise of each round at unit scale; the mechanism multiplies it by z S.
+class Process:
+    """What processes of noise on real and on integer sums have in common.
 
     Attributes:
         seed: the experiment's seed.
@@ -66,6 +69,10 @@ class Noise(ABC):
     def init(self) -> "dict[str, Params]":
         """Return the state before the first round: slot -> parameter -> tensor of its shape; empty by default."""
         return {}
+
+
+class Noise(Process, ABC):
+    """A process that yields the noise of each round at unit scale; the mechanism multiplies it by z S."""
 
     @abstractmethod
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
@@ -322,8 +329,11 @@ class BandedInverse(Correlated):
 
 
 @dataclass(frozen=True)
-class Skellam(Noise):
-    """Integer noise that users add before secure aggregation; `flsim.privacy.secure_sum` draws and decodes it.
+class Skellam(Process):
+    """Integer noise that users add before secure aggregation; `flsim.privacy.secure_sum` decodes the noisy sum.
+
+    Users add the difference of two Poisson variables. Sums of such noise have the same distribution with the sum of
+    variances (Agarwal, Kairouz and Liu, 2021, section 3), so the noise of all users is drawn once, on the server.
 
     Attributes:
         steps: the clip norm in integer units.
@@ -342,15 +352,26 @@ class Skellam(Noise):
 
     def check(self, noise_multiplier: float) -> None:
         """Raise InputError if a value of the sum is too small for one standard deviation of its noise."""
-        if noise_multiplier * self.steps >= 2 ** (self.bits - 1):
+        if self.deviation(noise_multiplier) >= 2 ** (self.bits - 1):
             raise InputError(
                 f"privacy.noise_options: the noise on a value has the standard deviation {noise_multiplier:g} x "
                 f"{self.steps:,}, which exceeds {self.bits} bits; raise bits or lower steps"
             )
 
-    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
-        """Raise NotImplementedError, because Skellam noise of one scale is no multiple of that of another scale."""
-        raise NotImplementedError
+    def deviation(self, noise_multiplier: float) -> float:
+        """Return the standard deviation of the noise on a value, in integer units."""
+        return noise_multiplier * self.steps
+
+    def integers(self, noise_multiplier: float, round_: int) -> "Params":
+        """Return the noise of a round (from 0): integers, as float64 by parameter."""
+        import torch
+
+        noise = {}
+        for name, shape in self.shapes.items():
+            rng = stream(self.seed, "skellam noise", round_, name)
+            first, second = (rng.poisson(self.deviation(noise_multiplier) ** 2 / 2, shape) for _ in range(2))
+            noise[name] = torch.from_numpy((first - second).astype(np.float64))
+        return noise
 
     def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
         """Return a mechanism for each of a user's rounds, without amplification by sampling.
@@ -393,7 +414,7 @@ def _zeros(shapes: "Mapping[str, torch.Size]") -> "Params":
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
-NOISES: dict[str, type[Noise]] = {
+NOISES: dict[str, type[Process]] = {
     "independent": Independent,
     "banded": BandedToeplitz,
     "blt": BufferedToeplitz,
@@ -403,13 +424,13 @@ NOISES: dict[str, type[Noise]] = {
 }
 
 
-def noise_class(name: str) -> type[Noise]:
+def noise_class(name: str) -> type[Process]:
     """Return a built-in process, or the one at ``path/to/file.py:NAME``.
 
     Raises:
         InputError: there is no process of this name, or the file failed.
     """
-    return resolve_class(name, NOISES, "noise", Noise)  # type: ignore[type-abstract]
+    return resolve_class(name, NOISES, "noise", Process)
 
 
 def label_of(name: str) -> str:
@@ -435,9 +456,10 @@ def is_correlated(name: str) -> bool:
     return not is_custom(name) and issubclass(noise_class(name), Correlated)
 
 
-def skellam_of(name: str) -> Skellam | None:
-    """Return the process of integer noise with this name and its options; None for other noise."""
-    return made(name, Skellam, 0, {}) if without_options(name) == "skellam" else None
+def skellam_of(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> Skellam | None:
+    """Return the process of integer noise with this name; None for other noise. For the arguments, see `init`."""
+    kind = noise_class(name)
+    return made(name, kind, seed, _shapes(like)) if issubclass(kind, Skellam) else None
 
 
 def depends_on_length(name: str) -> bool:
@@ -469,13 +491,11 @@ def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: i
     """
     kind = noise_class(name)
     written = name_in_settings(name)
-    if integers := skellam_of(name):
-        return integers.cost(sampled, noise_multiplier, rounds)
-    if issubclass(kind, Correlated):
+    if issubclass(kind, Correlated | Skellam):
         with custom_call_errors(written, "cost(sampling, noise_multiplier, rounds)", InputError):
             return made(name, kind, 0, {}).cost(sampled, noise_multiplier, rounds)
     with custom_call_errors(written, "event(sampled, noise_multiplier, rounds)", InputError):
-        event = kind.event(sampled, noise_multiplier, rounds)
+        event = cast("type[Noise]", kind).event(sampled, noise_multiplier, rounds)
     if event is None:
         raise InputError(
             f"{written}: this noise has no privacy event, so no accountant supports it; define `event`, which "
@@ -514,7 +534,7 @@ def step(
     """Return the noise of a round (from 0) at unit scale, float64 by parameter, and the process's slots after it.
 
     Args:
-        name, seed, like: see `init`.
+        name, seed, like: see `init`; not `Skellam`, whose noise depends on the noise multiplier.
         moments: slots of a state of training; other slots are ignored.
         round_: the round, from 0.
         failure: the type of the error if a custom process fails; InputError before training.
@@ -522,7 +542,7 @@ def step(
     Raises:
         RunFailed: a custom process failed, or its noise has other names or shapes.
     """
-    shapes, kind = _shapes(like), noise_class(name)
+    shapes, kind = _shapes(like), cast("type[Noise]", noise_class(name))
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}
     with custom_call_errors(name, "next(state, round_)", failure):
         noise, after = made(name, kind, seed, shapes).next(before, round_)
@@ -541,10 +561,16 @@ def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]"
     """
     import torch
 
-    one, other = (step(name, seed, like, init(name, seed, like), 0, InputError) for _ in range(2))
-    for slot, values in (one[1] | {"noise": one[0]}).items():
-        again = (other[1] | {"noise": other[0]})[slot]
-        if not all(torch.equal(value, again[key]) for key, value in values.items()):
+    def first() -> "dict[str, Params]":
+        if skellam := skellam_of(name, seed, like):
+            with custom_call_errors(name, "integers(noise_multiplier, round_)", InputError):
+                return {"noise": skellam.integers(1.0, 0)}
+        noise, slots = step(name, seed, like, init(name, seed, like), 0, InputError)
+        return slots | {"noise": noise}
+
+    one, other = first(), first()
+    for slot, values in one.items():
+        if not all(torch.equal(value, other[slot][key]) for key, value in values.items()):
             raise InputError(
                 f"{name}: the noise differs between two calls; draw it with self.fresh or flsim.base.rng.stream"
             )
