@@ -189,7 +189,10 @@ def _model_of(state: State, round_: int) -> Params:
 
 
 def stale(total: UpdateSum, staleness: int) -> UpdateSum:
-    """Return a sum of updates with weight 1 / sqrt(1 + staleness), as in Nguyen et al. (2022).
+    """Return a sum of updates with weight 1 / sqrt(1 + staleness).
+
+    It is the polynomial weight of Xie et al., "Asynchronous Federated Optimization" (2019), with exponent 1/2. FLSim,
+    the simulator of the authors of FedBuff, has this weight (`PolynomialStalenessWeight`).
 
     Args:
         total: the sum over users who began in the same round.

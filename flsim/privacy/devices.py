@@ -33,8 +33,8 @@ class Durations:
     """The law of the durations of users' training.
 
     Attributes:
-        law: "half-normal", which fits the devices of Nguyen et al. (2022); "exponential", whose longest durations are
-            longer; or "constant". The mean is 1.
+        law: "half-normal", as in FLSim, the simulator of the authors of FedBuff; "exponential", whose longest durations
+            are longer; or "constant". The mean is 1.
         spread: standard deviation of the logarithm of a factor that each user has in all rounds. The factors are
             lognormal, and their mean is 1; with 0, all users are equally fast.
     """
@@ -115,10 +115,10 @@ def simulated_buffers(
 ) -> Iterator[Buffer]:
     """Simulate FedBuff, and yield the buffer of each round.
 
-    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022), Algorithm 1. Whenever users have
-    answered, as many other users begin to train the newest model. They are uniformly random among the users who neither
-    train nor have an answer in the buffer, so that a user is in a buffer at most once. Users whose durations end at the
-    same time answer before others begin.
+    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022): the server steps as soon as its
+    buffer has K answers. Whenever users have answered, as many other users begin to train the newest model. They are
+    uniformly random among the users who neither train nor have an answer in the buffer, so that a user is in a buffer
+    at most once. Users whose durations end at the same time answer before others begin.
 
     Args:
         seed: the experiment's seed.

@@ -168,8 +168,24 @@ class Correlated(Noise):
         return noise
 
 
+class Toeplitz(Correlated):
+    """A Toeplitz C, whose sensitivity is exact."""
+
+    @abstractmethod
+    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+        """Return the first coefficients of C, float64 [rounds], or all if there are fewer; the first is 1."""
+
+    def matrix(self, rounds: int) -> "NDArray[np.float64]":
+        """Return C; see `Correlated.matrix`."""
+        return factorizations.toeplitz(self.first_coefficients(rounds), rounds)
+
+    def sensitivity(self, rounds: int, participation: Participation) -> float:
+        """Return the exact sensitivity; see `Correlated.sensitivity`."""
+        return factorizations.sensitivity_of_toeplitz(self.first_coefficients(rounds), participation)
+
+
 @dataclass(frozen=True)
-class BandedToeplitz(Correlated):
+class BandedToeplitz(Toeplitz):
     """A banded Toeplitz C of least error ([CKMRT] in `flsim.privacy.factorizations`).
 
     The state is the noise of the last `bands` - 1 rounds. Poisson sampling amplifies privacy: because the
@@ -200,9 +216,9 @@ class BandedToeplitz(Correlated):
             noise = _sum(noise, -coefficient, state[f"last{(round_ - distance) % (self.bands - 1)}"])
         return noise, state | ({f"last{round_ % (self.bands - 1)}": noise} if self.bands > 1 else {})
 
-    def matrix(self, rounds: int) -> "NDArray[np.float64]":
-        """Return C; see `Correlated.matrix`."""
-        return factorizations.toeplitz(np.array(self.coefficients), rounds)
+    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+        """Return the coefficients; see `Toeplitz.first_coefficients`."""
+        return np.array(self.coefficients[:rounds])
 
     def sensitivity(self, rounds: int, participation: Participation) -> float:
         """Return sqrt(k) times the norm of the coefficients; see `Correlated.sensitivity`."""
@@ -211,7 +227,7 @@ class BandedToeplitz(Correlated):
                 f"privacy.noise_options: bands must be at most {participation.separation:,}, because a user can take "
                 f"part again after this number of rounds, found {self.bands:,}"
             )
-        return float(np.sqrt(participation.times) * np.linalg.norm(self.coefficients[:rounds]))
+        return float(np.sqrt(participation.times) * np.linalg.norm(self.first_coefficients(rounds)))
 
     def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
         """Return a mechanism for each of a user's rounds, whose privacy the sampler can amplify."""
@@ -223,7 +239,7 @@ class BandedToeplitz(Correlated):
 
 
 @dataclass(frozen=True)
-class BufferedToeplitz(Correlated):
+class BufferedToeplitz(Toeplitz):
     """A buffered linear Toeplitz C (BLT) of least error ([MMHMT] in `flsim.privacy.factorizations`, Algorithm 3).
 
     The state is `buffers` tensors per parameter, for any number of rounds.
@@ -254,15 +270,8 @@ class BufferedToeplitz(Correlated):
         after = {f"buffer{number}": _sum(noise, decay, state[f"buffer{number}"]) for number, decay in enumerate(decays)}
         return noise, after
 
-    def matrix(self, rounds: int) -> "NDArray[np.float64]":
-        """Return C; see `Correlated.matrix`."""
-        return factorizations.toeplitz(self._coefficients(rounds), rounds)
-
-    def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return the exact sensitivity; see `Correlated.sensitivity`."""
-        return factorizations.sensitivity_of_toeplitz(self._coefficients(rounds), participation)
-
-    def _coefficients(self, rounds: int) -> "NDArray[np.float64]":
+    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+        """Return the coefficients; see `Toeplitz.first_coefficients`."""
         scales, decays = (np.array(values) for values in self.scales_and_decays)
         return factorizations.blt_coefficients(scales, decays, rounds)[0]
 
@@ -297,7 +306,7 @@ class Tree(Correlated):
 
 
 @dataclass(frozen=True)
-class BandedInverse(Correlated):
+class BandedInverse(Toeplitz):
     """A C whose inverse is banded, with the first coefficients of (1 - x)^(1/2) (BISR; [KL]).
 
     There is no state, because the noise of the last rounds is drawn again.
@@ -315,15 +324,8 @@ class BandedInverse(Correlated):
         inverse = factorizations.inverse_square_root_coefficients(self.bands)[: round_ + 1]
         return self.combined({round_ - distance: float(value) for distance, value in enumerate(inverse)}), state
 
-    def matrix(self, rounds: int) -> "NDArray[np.float64]":
-        """Return C; see `Correlated.matrix`."""
-        return factorizations.toeplitz(self._coefficients(rounds), rounds)
-
-    def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return the exact sensitivity; see `Correlated.sensitivity`."""
-        return factorizations.sensitivity_of_toeplitz(self._coefficients(rounds), participation)
-
-    def _coefficients(self, rounds: int) -> "NDArray[np.float64]":
+    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+        """Return the coefficients; see `Toeplitz.first_coefficients`."""
         inverse = factorizations.inverse_square_root_coefficients(self.bands)
         return factorizations.series(np.ones(1), inverse, rounds)
 
@@ -430,7 +432,7 @@ def noise_class(name: str) -> type[Process]:
     Raises:
         InputError: there is no process of this name, or the file failed.
     """
-    return resolve_class(name, NOISES, "noise", Process)
+    return resolve_class(name, NOISES, "noise", Noise, Skellam)  # type: ignore[type-abstract]
 
 
 def label_of(name: str) -> str:

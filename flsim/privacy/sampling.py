@@ -525,8 +525,8 @@ def draw_cohort(
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
     with custom_call_errors(sampler, "draw(seed, round_, population) and sizes(population)", failure):
-        drawn = made(sampler, kind, size)
-        cohort, (fewest, most) = drawn.draw(seed, round_, population), drawn.sizes(population)
+        rule = made(sampler, kind, size)
+        cohort, (fewest, most) = rule.draw(seed, round_, population), rule.sizes(population)
     are_users = _are_users(cohort, population, kind.has_repeats)
     if is_custom(sampler) and not (are_users and fewest <= len(cohort) <= most):
         numbers = "numbers" if kind.has_repeats else "distinct numbers"
@@ -534,7 +534,7 @@ def draw_cohort(
             f"{sampler}: round {round_ + 1} did not draw a cohort of {fewest:,} to {most:,} users; return "
             f"{numbers} from 0 to {population - 1:,} in ascending order, int64, with a size within sizes"
         )
-    return drawn.answering(seed, round_, population, cohort)
+    return rule.answering(seed, round_, population, cohort)
 
 
 def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> None:
@@ -567,14 +567,13 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
         InputError: see `draw_cohort`; or a custom sampler failed, or has no event.
     """
     check_cohort(population, size, sampler)
-    kind = sampler_class(sampler)
     written = name_in_settings(sampler)
     if loss := _loss_of(sampler):
         if is_custom(sampler):
             raise InputError(f"{written}: accountants support {loss} of built-in samplers only; remove {loss}")
         refuse_unaccounted(sampler)
     with custom_call_errors(written, "event(population, mechanism)", InputError):
-        event = made(sampler, kind, size).event(population, mechanism)
+        event = sampler_named(sampler, size).event(population, mechanism)
     if event is None:
         refuse_unaccounted(sampler)
         raise InputError(f'{written}: this sampler has no privacy event; define event, or use privacy.mechanism "clip"')
@@ -603,7 +602,7 @@ class Sampling:
     @property
     def is_fixed(self) -> bool:
         """Return whether all cohorts have exactly `cohort` users, none of whom drops out."""
-        sampler = made(self.sampler, sampler_class(self.sampler), self.cohort)
+        sampler = sampler_named(self.sampler, self.cohort)
         return not sampler.dropout and sampler.sizes(self.population) == (self.cohort, self.cohort)
 
     def participation(self, rounds: int) -> Participation | None:

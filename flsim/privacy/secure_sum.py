@@ -14,7 +14,6 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream

@@ -101,7 +101,7 @@ def test_noise_tends_to_gaussian_noise_and_sums_to_the_update() -> None:
     decoded, wraps = released({"a": torch.full((20_000,), 5.0)}, noise, 2.0, 1_000, 40)
     assert wraps == 0
     assert stats.kstest(decoded["a"].numpy(), stats.norm(5 * 2 / 1_000, 2).cdf).pvalue > 0.01
-    exact, _ = released({"a": torch.tensor([-7.0, 3.0])}, {"a": torch.zeros(2)}, 2.0, 1_000, 40)
+    exact, _ = released({"a": torch.tensor([-7.0, 3.0])}, {"a": torch.zeros(2).double()}, 2.0, 1_000, 40)
     assert exact["a"].tolist() == [-0.014, 0.006]
 
 
