@@ -22,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from scipy import stats
 
@@ -316,22 +317,23 @@ def dp_ftrl_attacks(folders: list[str]) -> None:
         frame.insert(0, "noise", frame["run"].str.extract(r"dp-ftrl-([a-z]+)-")[0])
         frame.drop(columns="run").sort_values(["noise", "seed"]).to_parquet(stored, index=False)
     groups = by_seed(pd.read_parquet(stored), ["noise"])
-    rows = []
+    table: list[Cells] = []
     for name, runs in groups.items():
-        found, planted, references = (int(runs[f"canary_{column}"].sum()) for column in ("detected", "n_in", "n_out"))
-        of_canaries = [group for row in runs.itertuples() for group in [int(row.canary_group)] * int(row.canary_n_in)]
-        low = epsilon_of_ranks(found, int(runs["canary_threshold"].iloc[0]), references // len(runs), of_canaries)
+        found, planted = int(runs["canary_detected"].sum()), int(runs["canary_n_in"].sum())
+        shared = np.repeat(runs["canary_group"].to_numpy("int64"), runs["canary_n_in"].to_numpy("int64")).tolist()
+        threshold, references = int(runs["canary_threshold"].max()), int(runs["canary_n_out"].min())
         row = {"setting": name, "seeds": str(len(runs))} | with_interval("auroc", runs["auroc"], 3)
         row |= with_interval("minus_clip", runs["auroc"] - groups["clip"]["auroc"], 3) if name != "clip" else {}
         row |= {"control_auroc": f"{runs['control_auroc'].mean():.3f}", "found": f"{found} of {planted}"}
-        row |= {"canary_epsilon": f"{low:.2f}", "refuted": str(int(runs["refuted"].sum()))}
+        row["canary_epsilon"] = f"{epsilon_of_ranks(found, threshold, references, shared):.2f}"
+        row["refuted"] = str(int(runs["refuted"].sum()))
         if runs["user_trials"].notna().all():
             right, trials = int(runs["user_detected"].sum()), int(runs["user_trials"].sum())
-            users = int(runs["user_n_in"].sum() + runs["user_n_out"].sum())
-            bound = epsilon_of_coins(users, trials, right, float(runs["user_delta"].iloc[0]))
+            canary_users = int(runs["user_n_in"].sum() + runs["user_n_out"].sum())
+            bound = epsilon_of_coins(canary_users, trials, right, float(runs["user_delta"].max()))
             row |= {"right": f"{right} of {trials}", "user_epsilon": f"{bound:.2f}"}
-        rows.append(row)
-    write("dp-ftrl-attacks", rows)
+        table.append(row)
+    write("dp-ftrl-attacks", table)
 
 
 def user_level(folders: list[str]) -> None:

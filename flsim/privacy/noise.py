@@ -432,7 +432,7 @@ def noise_class(name: str) -> type[Process]:
     Raises:
         InputError: there is no process of this name, or the file failed.
     """
-    return resolve_class(name, NOISES, "noise", Noise, Skellam)  # type: ignore[type-abstract]
+    return resolve_class(name, NOISES, "noise", Noise, Skellam)
 
 
 def label_of(name: str) -> str:
@@ -495,7 +495,8 @@ def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: i
     written = name_in_settings(name)
     if issubclass(kind, Correlated | Skellam):
         with custom_call_errors(written, "cost(sampling, noise_multiplier, rounds)", InputError):
-            return made(name, kind, 0, {}).cost(sampled, noise_multiplier, rounds)
+            process = cast("type[Correlated | Skellam]", kind)
+            return made(name, process, 0, {}).cost(sampled, noise_multiplier, rounds)
     with custom_call_errors(written, "event(sampled, noise_multiplier, rounds)", InputError):
         event = cast("type[Noise]", kind).event(sampled, noise_multiplier, rounds)
     if event is None:

@@ -163,6 +163,7 @@ def test_flsim_privacy_shows_users_next_to_records(
     assert (code, out, "--records-per-user needs --sampler poisson" in err) == (2, "", True)
 
 
+@pytest.mark.slow
 def test_noise_is_calibrated_for_users_of_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without sampling, noise multiplier 1 has an epsilon above 100, which is refused."""
     monkeypatch.setattr("flsim.privacy.table.conventions_of", lambda _: ())
