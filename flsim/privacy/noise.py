@@ -495,7 +495,7 @@ def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: i
     written = name_in_settings(name)
     if issubclass(kind, Correlated | Skellam):
         with custom_call_errors(written, "cost(sampling, noise_multiplier, rounds)", InputError):
-            process: Correlated | Skellam = made(name, kind, 0, {})
+            process = cast("Correlated | Skellam", made(name, kind, 0, {}))
             return process.cost(sampled, noise_multiplier, rounds)
     with custom_call_errors(written, "event(sampled, noise_multiplier, rounds)", InputError):
         event = cast("type[Noise]", kind).event(sampled, noise_multiplier, rounds)
