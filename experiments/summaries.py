@@ -5,7 +5,8 @@
     python -m experiments.summaries table1                       # from results/table1-runs.parquet
     python -m experiments.summaries table1 runs/table1           # of run folders, and stores their measurements there
 
-The other names are dp-small, dp-ftrl, once and layers; like table1, they read results/NAME.parquet, or run folders.
+The other names are dp-small, dp-ftrl, dp-ftrl-attacks, user-level, once and layers; like table1, they read
+results/NAME.parquet, or run folders.
 Differences are paired by seed. Intervals are 95% intervals of Student's t over seeds, and p is of the paired t test.
 `python .ci/result_tables.py` then writes the tables into the pages.
 """
@@ -21,11 +22,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from scipy import stats
 
 import flsim
 from experiments.local_runs import chosen
+from flsim.attacks.audit.coins import epsilon_of_coins
+from flsim.attacks.audit.guesses import epsilon_of_ranks
 from flsim.base.statistics import holm, paired_t_p, share_interval, t_interval
 
 RESULTS = Path(__file__).parent / "results"
@@ -286,8 +290,62 @@ def dp_ftrl(folders: list[str]) -> None:
     write("dp-ftrl", settings(groups))
     pairs = [(name, "independent") for name in ("banded", "blt", "poisson", "skellam")]
     pairs += [("amplified", "banded"), ("tree", "banded"), ("tree", "blt")]
-    pairs += [(name, "clip") for name in groups if name != "clip"]
-    write("dp-ftrl-differences", differences({f"{a} minus {b}": (groups[a], groups[b]) for a, b in pairs}))
+    from_clip = [(name, "clip") for name in groups if name != "clip"]
+    for table, compared in {"differences": pairs, "clip": from_clip}.items():
+        named = {f"{a} minus {b}": (groups[a], groups[b]) for a, b in compared}
+        write(f"dp-ftrl-{table}", differences(named))
+
+
+def dp_ftrl_attacks(folders: list[str]) -> None:
+    """Write the membership of users and bounds on epsilon, pooled over seeds, for the rows of `dp-ftrl.toml`.
+
+    The folders are those of the tiers smoke, whose canaries are audited, and users.
+    """
+    stored = RESULTS / "dp-ftrl-attacks.parquet"
+    if folders:
+        audits = flsim.audit(*folders)
+        tests = audits.groupby("run").agg(seed=("run", lambda run: int(run.iloc[0][-1])), refuted=("refuted", "sum"))
+        columns = ["n_in", "n_out", "group", "threshold", "trials", "detected", "delta"]
+        for name, method in {"canary": "epsilon", "user": "epsilon, canary users by coins"}.items():
+            rows = audits[audits["method"] == method].set_index("run")[columns]
+            tests = tests.join(rows.add_prefix(f"{name}_"))
+        runs_of_users = sorted(path.parent for path in Path(folders[-1]).glob("*/run.json"))
+        users = pd.concat(
+            [flsim.infer_users(path).query("unit == 'user'").assign(run=path.name) for path in runs_of_users]
+        )
+        users = users.set_index("run")
+        frame = tests.join(users[["auroc", "control_auroc"]]).reset_index()
+        frame.insert(0, "noise", frame["run"].str.extract(r"dp-ftrl-([a-z]+)-")[0])
+        frame.drop(columns="run").sort_values(["noise", "seed"]).to_parquet(stored, index=False)
+    groups = by_seed(pd.read_parquet(stored), ["noise"])
+    table: list[Cells] = []
+    for name, runs in groups.items():
+        found, planted = int(runs["canary_detected"].sum()), int(runs["canary_n_in"].sum())
+        shared = np.repeat(runs["canary_group"].to_numpy("int64"), runs["canary_n_in"].to_numpy("int64")).tolist()
+        threshold, references = int(runs["canary_threshold"].max()), int(runs["canary_n_out"].min())
+        row = {"setting": name, "seeds": str(len(runs))} | with_interval("auroc", runs["auroc"], 3)
+        row |= with_interval("minus_clip", runs["auroc"] - groups["clip"]["auroc"], 3) if name != "clip" else {}
+        row |= {"control_auroc": f"{runs['control_auroc'].mean():.3f}", "found": f"{found} of {planted}"}
+        row["canary_epsilon"] = f"{epsilon_of_ranks(found, threshold, references, shared):.2f}"
+        row["refuted"] = str(int(runs["refuted"].sum()))
+        if runs["user_trials"].notna().all():
+            right, trials = int(runs["user_detected"].sum()), int(runs["user_trials"].sum())
+            canary_users = int(runs["user_n_in"].sum() + runs["user_n_out"].sum())
+            bound = epsilon_of_coins(canary_users, trials, right, float(runs["user_delta"].max()))
+            row |= {"right": f"{right} of {trials}", "user_epsilon": f"{bound:.2f}"}
+        table.append(row)
+    write("dp-ftrl-attacks", table)
+
+
+def user_level(folders: list[str]) -> None:
+    """Write the settings of `user-level.toml` over seeds, and the differences that its directions name."""
+    groups = by_seed(measured("user-level", folders, r"user-level-(?P<setting>.+)-[a-z_]+\d+-seed\d+"), ["setting"])
+    names = {"records-4": "4 records", "records-16": "16 records", "users": "users, one step"}
+    names |= {"fedavg": "users, FedAvg"}
+    write("user-level", settings({label: groups[name] for name, label in names.items()}))
+    pairs = [(a, b) for a in ("users", "fedavg") for b in ("records-4", "records-16")]
+    named = {f"{names[a]} minus {names[b]}": (groups[a], groups[b]) for a, b in pairs}
+    write("user-level-differences", differences(named))
 
 
 def once(folders: list[str]) -> None:
@@ -317,6 +375,8 @@ SUMMARIES: dict[str, Callable[[list[str]], None]] = {
     "table1": table1,
     "dp-small": dp_small,
     "dp-ftrl": dp_ftrl,
+    "dp-ftrl-attacks": dp_ftrl_attacks,
+    "user-level": user_level,
     "once": once,
     "layers": layers,
 }

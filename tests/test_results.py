@@ -57,7 +57,7 @@ def test_a_figure_is_in_one_file() -> None:
 
     Differences that a tested command computes are not copied, and can be equal by chance.
     """
-    computed = {"dp-ftrl-differences", "table1-partitions", "table1-techniques"}
+    computed = {"dp-ftrl-differences", "dp-ftrl-clip", "table1-partitions", "table1-techniques"}
     files: dict[tuple[float, ...], set[str]] = {}
     for frame, figure in intervals():
         if frame not in computed and all(abs(number) >= 0.1 for number in figure):
@@ -132,6 +132,8 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
         ("table1-edge", "table1-search"),
         ("table1", "table1-runs"),
         ("dp-ftrl", "dp-ftrl"),
+        ("dp-ftrl-attacks", "dp-ftrl-attacks"),
+        ("user-level", "user-level"),
         ("dp-small", "dp-seeds"),
     ],
 )

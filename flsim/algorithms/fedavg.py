@@ -164,7 +164,11 @@ def _model_of(state: State, round_: int) -> Params:
 
 
 def stale(total: UpdateSum, staleness: int) -> UpdateSum:
-    """Return a sum of updates with weight 1 / sqrt(1 + staleness) (Nguyen et al., 2022), in steps of the server."""
+    """Return a sum of updates of users who began `staleness` server steps before, with weight 1 / sqrt(1 + staleness).
+
+    It is the polynomial weight of Xie et al., "Asynchronous Federated Optimization" (2019), with exponent 1/2. FLSim,
+    the simulator of the authors of FedBuff, has this weight (`PolynomialStalenessWeight`).
+    """
     if not staleness:
         return total
     return replace(total, delta={name: value / math.sqrt(1 + staleness) for name, value in total.delta.items()})
@@ -318,10 +322,10 @@ def step(
     answers = by_slot({key: value for key, value in total.delta.items() if key not in delta})
     noises: Params | None = None
     of_noise: Moments = {}
-    integers, wraps = noise.skellam_of(privacy.process), 0
-    if integers is not None and clip is not None:
-        multiplier = privacy.noise_multiplier
-        delta, wraps = released(delta, clip, integers.steps, integers.bits, multiplier, seed, state.round)
+    skellam, wraps = noise.skellam_of(privacy.process, seed, delta), 0
+    if skellam is not None and clip is not None:
+        integers = skellam.integers(privacy.noise_multiplier, state.round)
+        delta, wraps = released(delta, integers, clip, skellam.steps, skellam.bits)
     elif privacy.mechanism == "dp":
         process = hparams.process(privacy, population, length)
         noises, of_noise = noise.step(process, seed, delta, state.moments, state.round)

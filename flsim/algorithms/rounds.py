@@ -230,7 +230,7 @@ class FederatedTraining(FederatedAveraging):
 
     @property
     def _integers(self) -> "noise.Skellam | None":
-        return noise.skellam_of(self.privacy.process)
+        return noise.skellam_of(self.privacy.process, self.seed, {})
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
         """Train in this process; yield the last state, and each state whose round satisfies `is_wanted`."""

@@ -195,13 +195,13 @@ def restrict_custom_code(*kinds: str) -> Iterator[None]:
         _executable.reset(token)
 
 
-def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, base: type[Thing]) -> type[Thing]:
-    """Return a class that is derived from `base`; otherwise as `resolve`."""
+def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, *bases: type[Thing]) -> type[Thing]:
+    """Return a class that is derived from one of `bases`, of which an error names the first; otherwise as `resolve`."""
     thing: object = resolve(name, built_in, kind)
-    if not (isinstance(thing, type) and issubclass(thing, base)):
+    if not (isinstance(thing, type) and issubclass(thing, bases)):
         raise InputError(
             f"{name_in_settings(name)}: this object is not a subclass of "
-            f"{base.__module__}.{base.__qualname__}; derive it from this class"
+            f"{bases[0].__module__}.{bases[0].__qualname__}; derive it from this class"
         )
     return thing
 

@@ -30,9 +30,9 @@ COLUMNS = ("user", "from", "to")  # of a trace
 class Durations:
     """The law of the durations of users' training, whose mean is 1.
 
-    "half-normal" fits the devices of Nguyen et al. (2022); "exponential" has longer ones; the third is "constant".
-    `spread` is the standard deviation of the logarithm of a factor that each user has in all rounds. The factors are
-    lognormal, and their mean is 1; with 0, all users are equally fast.
+    "half-normal" is the law of FLSim, the simulator of the authors of FedBuff; "exponential" has longer durations; the
+    third is "constant". `spread` is the standard deviation of the logarithm of a factor that each user has in all
+    rounds. The factors are lognormal, and their mean is 1; with 0, all users are equally fast.
     """
 
     law: str = "half-normal"
@@ -109,9 +109,9 @@ def simulated_buffers(
 ) -> Iterator[Buffer]:
     """Simulate FedBuff, and yield the buffer of each round.
 
-    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022), Algorithm 1, with K = `size`
-    answers in a full buffer. Whenever users have answered, as many other users begin to train the newest model. They
-    are uniformly random among the users who neither train nor have an answer in the buffer, so that a user is in a
+    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022): the server steps as soon as its
+    buffer has K = `size` answers. Whenever users have answered, as many other users begin to train the newest model.
+    They are uniformly random among the users who neither train nor have an answer in the buffer, so that a user is in a
     buffer at most once. Users whose durations end at the same time answer before others begin.
     """
     factors = durations.factors(seed, population)

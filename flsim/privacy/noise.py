@@ -8,12 +8,15 @@ refused if the sampler states no limit.
 The noise is a function of (seed, round), so that a resumed run adds the same noise. Anyone who knows the seed can
 subtract the noise. This is acceptable for a simulation; a deployment must draw noise from a secret, cryptographic
 source. A custom process, ``path/to/file.py:NAME``, is a class like `Independent`.
+
+Noise for secure aggregation is added to a sum of integers (`Skellam`), so it depends on the noise multiplier; `Noise`
+is multiplied by z S.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -46,8 +49,8 @@ SLOT = "noise/"  # prefix of a process's slots in a state; slots of optimizers h
 
 
 @dataclass(frozen=True)
-class Noise(ABC):
-    """A process that yields the noise of each round at unit scale; the mechanism multiplies it by z S.
+class Process:
+    """What processes of noise on real and on integer sums have in common.
 
     Attributes:
         seed: the experiment's seed.
@@ -66,6 +69,10 @@ class Noise(ABC):
     def init(self) -> "dict[str, Params]":
         """Return the state before the first round: slot -> parameter -> tensor of its shape; empty by default."""
         return {}
+
+
+class Noise(Process, ABC):
+    """A process that yields the noise of each round at unit scale; the mechanism multiplies it by z S."""
 
     @abstractmethod
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
@@ -157,8 +164,24 @@ class Correlated(Noise):
         return noise
 
 
+class Toeplitz(Correlated):
+    """A Toeplitz C, whose sensitivity is exact."""
+
+    @abstractmethod
+    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+        """Return the first coefficients of C, float64 [rounds], or all if there are fewer; the first is 1."""
+
+    def matrix(self, rounds: int) -> "NDArray[np.float64]":
+        """Return C; see `Correlated.matrix`."""
+        return factorizations.toeplitz(self.first_coefficients(rounds), rounds)
+
+    def sensitivity(self, rounds: int, participation: Participation) -> float:
+        """Return the exact sensitivity; see `Correlated.sensitivity`."""
+        return factorizations.sensitivity_of_toeplitz(self.first_coefficients(rounds), participation)
+
+
 @dataclass(frozen=True)
-class BandedToeplitz(Correlated):
+class BandedToeplitz(Toeplitz):
     """A banded Toeplitz C of least error ([CKMRT] in `flsim.privacy.factorizations`).
 
     The state is the noise of the last `bands` - 1 rounds. Poisson sampling amplifies privacy: because the
@@ -189,9 +212,9 @@ class BandedToeplitz(Correlated):
             noise = _sum(noise, -coefficient, state[f"last{(round_ - distance) % (self.bands - 1)}"])
         return noise, state | ({f"last{round_ % (self.bands - 1)}": noise} if self.bands > 1 else {})
 
-    def matrix(self, rounds: int) -> "NDArray[np.float64]":
-        """Return C; see `Correlated.matrix`."""
-        return factorizations.toeplitz(np.array(self.coefficients), rounds)
+    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+        """Return the coefficients; see `Toeplitz.first_coefficients`."""
+        return np.array(self.coefficients[:rounds])
 
     def sensitivity(self, rounds: int, participation: Participation) -> float:
         """Return sqrt(k) times the norm of the coefficients; see `Correlated.sensitivity`."""
@@ -200,7 +223,7 @@ class BandedToeplitz(Correlated):
                 f"privacy.noise_options: bands must be at most {participation.separation:,}, because a user can take "
                 f"part again after this number of rounds, found {self.bands:,}"
             )
-        return float(np.sqrt(participation.times) * np.linalg.norm(self.coefficients[:rounds]))
+        return float(np.sqrt(participation.times) * np.linalg.norm(self.first_coefficients(rounds)))
 
     def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
         """Return a mechanism for each of a user's rounds, whose privacy the sampler can amplify."""
@@ -212,7 +235,7 @@ class BandedToeplitz(Correlated):
 
 
 @dataclass(frozen=True)
-class BufferedToeplitz(Correlated):
+class BufferedToeplitz(Toeplitz):
     """A buffered linear Toeplitz C (BLT) of least error ([MMHMT] in `flsim.privacy.factorizations`, Algorithm 3).
 
     The state is `buffers` tensors per parameter, for any number of rounds.
@@ -243,15 +266,8 @@ class BufferedToeplitz(Correlated):
         after = {f"buffer{number}": _sum(noise, decay, state[f"buffer{number}"]) for number, decay in enumerate(decays)}
         return noise, after
 
-    def matrix(self, rounds: int) -> "NDArray[np.float64]":
-        """Return C; see `Correlated.matrix`."""
-        return factorizations.toeplitz(self._coefficients(rounds), rounds)
-
-    def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return the exact sensitivity; see `Correlated.sensitivity`."""
-        return factorizations.sensitivity_of_toeplitz(self._coefficients(rounds), participation)
-
-    def _coefficients(self, rounds: int) -> "NDArray[np.float64]":
+    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+        """Return the coefficients; see `Toeplitz.first_coefficients`."""
         scales, decays = (np.array(values) for values in self.scales_and_decays)
         return factorizations.blt_coefficients(scales, decays, rounds)[0]
 
@@ -286,7 +302,7 @@ class Tree(Correlated):
 
 
 @dataclass(frozen=True)
-class BandedInverse(Correlated):
+class BandedInverse(Toeplitz):
     """A C whose inverse is banded, with the first coefficients of (1 - x)^(1/2) (BISR; [KL]).
 
     There is no state, because the noise of the last rounds is drawn again.
@@ -304,22 +320,18 @@ class BandedInverse(Correlated):
         inverse = factorizations.inverse_square_root_coefficients(self.bands)[: round_ + 1]
         return self.combined({round_ - distance: float(value) for distance, value in enumerate(inverse)}), state
 
-    def matrix(self, rounds: int) -> "NDArray[np.float64]":
-        """Return C; see `Correlated.matrix`."""
-        return factorizations.toeplitz(self._coefficients(rounds), rounds)
-
-    def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return the exact sensitivity; see `Correlated.sensitivity`."""
-        return factorizations.sensitivity_of_toeplitz(self._coefficients(rounds), participation)
-
-    def _coefficients(self, rounds: int) -> "NDArray[np.float64]":
+    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+        """Return the coefficients; see `Toeplitz.first_coefficients`."""
         inverse = factorizations.inverse_square_root_coefficients(self.bands)
         return factorizations.series(np.ones(1), inverse, rounds)
 
 
 @dataclass(frozen=True)
-class Skellam(Noise):
-    """Integer noise that users add before secure aggregation; `flsim.privacy.secure_sum` draws and decodes it.
+class Skellam(Process):
+    """Integer noise that users add before secure aggregation; `flsim.privacy.secure_sum` decodes the noisy sum.
+
+    Users add the difference of two Poisson variables. Sums of such noise have the same distribution with the sum of
+    variances (Agarwal, Kairouz and Liu, 2021, section 3), so the noise of all users is drawn once, on the server.
 
     Attributes:
         steps: the clip norm in integer units.
@@ -338,15 +350,26 @@ class Skellam(Noise):
 
     def check(self, noise_multiplier: float) -> None:
         """Raise InputError if a value of the sum is too small for one standard deviation of its noise."""
-        if noise_multiplier * self.steps >= 2 ** (self.bits - 1):
+        if self.deviation(noise_multiplier) >= 2 ** (self.bits - 1):
             raise InputError(
                 f"privacy.noise_options: the noise on a value has the standard deviation {noise_multiplier:g} x "
                 f"{self.steps:,}, which exceeds {self.bits} bits; raise bits or lower steps"
             )
 
-    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
-        """Raise NotImplementedError, because Skellam noise of one scale is no multiple of that of another scale."""
-        raise NotImplementedError
+    def deviation(self, noise_multiplier: float) -> float:
+        """Return the standard deviation of the noise on a value, in integer units."""
+        return noise_multiplier * self.steps
+
+    def integers(self, noise_multiplier: float, round_: int) -> "Params":
+        """Return the noise of a round (from 0): integers, as float64 by parameter."""
+        import torch
+
+        noise = {}
+        for name, shape in self.shapes.items():
+            rng = stream(self.seed, "skellam noise", round_, name)
+            first, second = (rng.poisson(self.deviation(noise_multiplier) ** 2 / 2, shape) for _ in range(2))
+            noise[name] = torch.from_numpy((first - second).astype(np.float64))
+        return noise
 
     def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
         """Return a mechanism for each of a user's rounds, without amplification by sampling.
@@ -389,7 +412,7 @@ def _zeros(shapes: "Mapping[str, torch.Size]") -> "Params":
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
-NOISES: dict[str, type[Noise]] = {
+NOISES: dict[str, type[Process]] = {
     "independent": Independent,
     "banded": BandedToeplitz,
     "blt": BufferedToeplitz,
@@ -399,9 +422,9 @@ NOISES: dict[str, type[Noise]] = {
 }
 
 
-def noise_class(name: str) -> type[Noise]:
+def noise_class(name: str) -> type[Process]:
     """Return a built-in process, or the one at ``path/to/file.py:NAME``."""
-    return resolve_class(name, NOISES, "noise", Noise)  # type: ignore[type-abstract]
+    return resolve_class(name, NOISES, "noise", Noise, Skellam)
 
 
 def label_of(name: str) -> str:
@@ -427,9 +450,10 @@ def is_correlated(name: str) -> bool:
     return not is_custom(name) and issubclass(noise_class(name), Correlated)
 
 
-def skellam_of(name: str) -> Skellam | None:
-    """Return the process of integer noise with this name and its options; None for other noise."""
-    return made(name, Skellam, 0, {}) if without_options(name) == "skellam" else None
+def skellam_of(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> Skellam | None:
+    """Return the process of integer noise with this name; None for other noise. For the arguments, see `init`."""
+    kind = noise_class(name)
+    return made(name, kind, seed, _shapes(like)) if issubclass(kind, Skellam) else None
 
 
 def depends_on_length(name: str) -> bool:
@@ -457,13 +481,12 @@ def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: i
     """Return the total cost of rounds with a process's noise; for the arguments, see `Noise.event`."""
     kind = noise_class(name)
     written = name_in_settings(name)
-    if integers := skellam_of(name):
-        return integers.cost(sampled, noise_multiplier, rounds)
-    if issubclass(kind, Correlated):
+    if issubclass(kind, Correlated | Skellam):
         with custom_call_errors(written, "cost(sampling, noise_multiplier, rounds)", InputError):
-            return made(name, kind, 0, {}).cost(sampled, noise_multiplier, rounds)
+            process = cast("Correlated | Skellam", made(name, kind, 0, {}))
+            return process.cost(sampled, noise_multiplier, rounds)
     with custom_call_errors(written, "event(sampled, noise_multiplier, rounds)", InputError):
-        event = kind.event(sampled, noise_multiplier, rounds)
+        event = cast("type[Noise]", kind).event(sampled, noise_multiplier, rounds)
     if event is None:
         raise InputError(
             f"{written}: this noise has no privacy event, so no accountant supports it; define `event`, which "
@@ -495,9 +518,10 @@ def step(
 ) -> "tuple[Params, dict[str, Params]]":
     """Return the noise of a round (from 0) at unit scale, float64 by parameter, and the process's slots after it.
 
-    Other slots of the moments are ignored. A custom process that fails raises the `failure`.
+    The noise is not `Skellam`, which depends on the noise multiplier. Other slots of the moments are ignored. A custom
+    process that fails raises the `failure`.
     """
-    shapes, kind = _shapes(like), noise_class(name)
+    shapes, kind = _shapes(like), cast("type[Noise]", noise_class(name))
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}
     with custom_call_errors(name, "next(state, round_)", failure):
         noise, after = made(name, kind, seed, shapes).next(before, round_)
@@ -516,10 +540,16 @@ def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]"
     """
     import torch
 
-    one, other = (step(name, seed, like, init(name, seed, like), 0, InputError) for _ in range(2))
-    for slot, values in (one[1] | {"noise": one[0]}).items():
-        again = (other[1] | {"noise": other[0]})[slot]
-        if not all(torch.equal(value, again[key]) for key, value in values.items()):
+    def first() -> "dict[str, Params]":
+        if skellam := skellam_of(name, seed, like):
+            with custom_call_errors(name, "integers(noise_multiplier, round_)", InputError):
+                return {"noise": skellam.integers(1.0, 0)}
+        noise, slots = step(name, seed, like, init(name, seed, like), 0, InputError)
+        return slots | {"noise": noise}
+
+    one, other = first(), first()
+    for slot, values in one.items():
+        if not all(torch.equal(value, other[slot][key]) for key, value in values.items()):
             raise InputError(
                 f"{name}: the noise differs between two calls; draw it with self.fresh or flsim.base.rng.stream"
             )

@@ -507,8 +507,8 @@ def draw_cohort(
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
     with custom_call_errors(sampler, "draw(seed, round_, population) and sizes(population)", failure):
-        drawn = made(sampler, kind, size)
-        cohort, (fewest, most) = drawn.draw(seed, round_, population), drawn.sizes(population)
+        rule = made(sampler, kind, size)
+        cohort, (fewest, most) = rule.draw(seed, round_, population), rule.sizes(population)
     are_users = _are_users(cohort, population, kind.has_repeats)
     if is_custom(sampler) and not (are_users and fewest <= len(cohort) <= most):
         numbers = "numbers" if kind.has_repeats else "distinct numbers"
@@ -516,7 +516,7 @@ def draw_cohort(
             f"{sampler}: round {round_ + 1} did not draw a cohort of {fewest:,} to {most:,} users; return "
             f"{numbers} from 0 to {population - 1:,} in ascending order, int64, with a size within sizes"
         )
-    return drawn.answering(seed, round_, population, cohort)
+    return rule.answering(seed, round_, population, cohort)
 
 
 def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> None:
@@ -545,14 +545,13 @@ def _are_users(cohort: object, population: int, has_repeats: bool) -> bool:
 def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent") -> "DpEvent":
     """Return the cost of a round that applies `mechanism` to the sum over the users of `draw_cohort`."""
     check_cohort(population, size, sampler)
-    kind = sampler_class(sampler)
     written = name_in_settings(sampler)
     if loss := _loss_of(sampler):
         if is_custom(sampler):
             raise InputError(f"{written}: accountants support {loss} of built-in samplers only; remove {loss}")
         refuse_unaccounted(sampler)
     with custom_call_errors(written, "event(population, mechanism)", InputError):
-        event = made(sampler, kind, size).event(population, mechanism)
+        event = sampler_named(sampler, size).event(population, mechanism)
     if event is None:
         refuse_unaccounted(sampler)
         raise InputError(f'{written}: this sampler has no privacy event; define event, or use privacy.mechanism "clip"')
@@ -575,7 +574,7 @@ class Sampling:
     @property
     def is_fixed(self) -> bool:
         """Return whether all cohorts have exactly `cohort` users, none of whom drops out."""
-        sampler = made(self.sampler, sampler_class(self.sampler), self.cohort)
+        sampler = sampler_named(self.sampler, self.cohort)
         return not sampler.dropout and sampler.sizes(self.population) == (self.cohort, self.cohort)
 
     def participation(self, rounds: int) -> Participation | None:

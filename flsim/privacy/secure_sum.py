@@ -1,22 +1,19 @@
 """The sum that secure aggregation reveals: users send integers, and the server sees their noisy sum modulo 2^bits.
 
-Each user clips the update, scales it, and rounds it at random ([KLS], Algorithm 1). Users add Skellam noise, the
-difference of two Poisson variables. Sums of such noise have the same distribution with the sum of variances ([AKL],
-section 3), so the noise of all users is drawn once, on the server. A rotation, which only makes wraps rarer, is not
-part: the number of wrapped values is counted instead.
+Each user clips the update, scales it, and rounds it at random ([KLS], Algorithm 1), and adds a part of the noise
+(`flsim.privacy.noise.Skellam`). A rotation, which only makes wraps rarer, is not part: the number of wrapped values is
+counted instead.
 
 Sums of integers in float64 are exact below 2^53, so the number of shards changes no bit.
 
 [KLS] Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
-Aggregation" (2021). [AKL] Agarwal, Kairouz, Liu, "The Skellam Mechanism for Differentially Private Federated Learning"
-(2021).
+Aggregation" (2021).
 """
 
 import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
@@ -55,25 +52,16 @@ def rounded(update: Params, clip: float, steps: int, seed: int, round_: int, use
     return {name: part.view(update[name].shape) for name, part in zip(update, parts, strict=True)}
 
 
-def released(
-    total: Params, clip: float, steps: int, bits: int, noise_multiplier: float, seed: int, round_: int
-) -> tuple[Params, int]:
+def released(total: Params, noise: Params, clip: float, steps: int, bits: int) -> tuple[Params, int]:
     """Return what the server decodes: the sum + noise modulo 2^bits, in units of updates, and the number of wraps.
 
-    The sum is of `rounded` updates; values are from -2^(bits - 1) to 2^(bits - 1) - 1, and the noise has the variance
-    (z steps)^2 in integer units. Wraps are values that exceeded the range.
+    The sum is of `rounded` updates, and the noise is of integers; values are from -2^(bits - 1) to 2^(bits - 1) - 1.
+    Wraps are values that exceeded the range.
     """
     decoded, wraps, half = {}, 0, 2.0 ** (bits - 1)
     for name, value in total.items():
-        noisy = value + torch.from_numpy(skellam(noise_multiplier * steps, seed, round_, name, value.shape))
+        noisy = value + noise[name]
         wrapped = torch.remainder(noisy + half, 2 * half) - half
         wraps += int((wrapped != noisy).sum())
         decoded[name] = wrapped * (clip / steps)
     return decoded, wraps
-
-
-def skellam(deviation: float, seed: int, round_: int, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return Skellam noise of a standard deviation: integers, as float64 of this shape."""
-    rng = stream(seed, "skellam noise", round_, name)
-    first, second = (rng.poisson(deviation**2 / 2, shape) for _ in range(2))
-    return (first - second).astype(np.float64)

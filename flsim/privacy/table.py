@@ -124,7 +124,8 @@ def calibrated(planned: Entry, target: float, delta: float, records: int | None 
     lines, guess = [], 1.0
     for convention in tracked("calibrating noise", _about(Ledger((planned,)), records)):
         try:
-            guess = calibrate(planned, target, delta, convention, guess)
+            # losses of large epsilons cannot be tabulated, so the search for users begins with much noise
+            guess = calibrate(planned, target, delta, convention, guess * (convention.records or 1))
             lines.append(Line(convention, target, guess))
         except InputError as error:
             lines.append(Line(convention, target, note=str(error)))

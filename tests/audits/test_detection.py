@@ -106,8 +106,13 @@ def test_an_audit_of_a_simulation_has_the_tests_of_rounds(planted: Planted) -> N
 
 CORRELATED = 'banded{"bands": 3, "rounds": 20}'
 CLAIMING_TOO_MUCH = """
-from flsim.privacy.noise import BandedToeplitz
+from flsim.privacy.noise import BandedToeplitz, Skellam
 from flsim.privacy.sampling import MinSeparation
+
+
+class Half(Skellam):
+    def integers(self, noise_multiplier, round_):
+        return super().integers(noise_multiplier / 2, round_)
 
 
 class Uncorrelated(BandedToeplitz):
@@ -161,3 +166,26 @@ def test_users_who_take_part_more_often_than_stated_are_refuted(claiming: Path) 
     drawn = participation(spent, 0, executes_code=True)
     assert drawn is not None
     assert drawn.p_value == 0
+
+
+@pytest.mark.parametrize("steps", [1, 1_000])
+def test_honest_skellam_noise_is_refuted_in_at_most_5_percent(steps: int) -> None:
+    """400 seeds, as above; of 1 step, the noise has the standard deviation 2, so it is far from normal."""
+    spent = ledger('min-separation{"separation": 4}', f'skellam{{"bits": 30, "steps": {steps}}}', rounds=3)
+    tests = [independence(spent, seed, LIKE, executes_code=False) for seed in range(400)]
+    assert sum(test is not None and test.p_value < 0.05 for test in tests) <= 33
+    assert None not in tests
+
+
+@pytest.mark.parametrize(("name", "is_refuted"), [("Half", True), ("Skellam", False)])
+def test_a_run_with_half_of_the_stated_skellam_noise_is_refuted(
+    claiming: Path, planted: Planted, name: str, is_refuted: bool
+) -> None:
+    options = {"steps": 1_000, "bits": 30}
+    privacy = flsim.Privacy("dp", clip=0.5, noise_multiplier=2.0, noise=f"{claiming}:{name}", noise_options=options)
+    algorithm = flsim.FedAvg(40, sampler="min-separation", sampler_options={"separation": 4}, privacy=privacy, shards=1)
+    *_, last = flsim.simulate(planted, detection.MODEL, algorithm, 2)
+    table = flsim.audit_simulation(last, planted, detection.MODEL, algorithm)
+    (row,) = [row for row in table.to_dict("records") if row["method"] == "noise"]
+    assert row["refuted"] == is_refuted
+    assert (row["p_value"] < 1e-4) == is_refuted

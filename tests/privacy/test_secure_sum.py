@@ -16,7 +16,6 @@ from flsim.privacy.accounting import ORDERS, SkellamDpEvent, gaussian, rdp_of, s
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.noise import Skellam
 from flsim.privacy.secure_sum import largest_norm, released, rounded
-from flsim.privacy.secure_sum import skellam as noise_of
 
 MODEL = api.Model(embedding=8, units=12)
 (ZERO_OUT,) = (one for one in CONVENTIONS if one.name == "min-separation-zero-out-rdp")
@@ -29,11 +28,12 @@ def pmf(values: np.ndarray, variance: float) -> np.ndarray:
 
 def test_noise_has_the_probabilities_of_skellam() -> None:
     values = np.arange(-6, 7)
-    drawn = noise_of(1.5, 0, 0, "a", (20_000,))
+    process = Skellam(0, {"a": torch.Size([20_000])}, steps=3, bits=8)
+    drawn = process.integers(0.5, 0)["a"].numpy()
     counts = [(drawn == value).sum() for value in values] + [(np.abs(drawn) > 6).sum()]
     expected = np.append(pmf(values, 1.5**2), 1 - pmf(values, 1.5**2).sum()) * 20_000
     assert stats.chisquare(counts, expected).pvalue > 0.01
-    assert not np.array_equal(drawn, noise_of(1.5, 0, 1, "a", (20_000,)))
+    assert not np.array_equal(drawn, process.integers(0.5, 1)["a"].numpy())
 
 
 def test_the_noise_of_five_users_is_one_noise_of_the_summed_variance() -> None:
@@ -97,17 +97,19 @@ def test_vectors_of_the_bound() -> None:
 
 
 def test_noise_tends_to_gaussian_noise_and_sums_to_the_update() -> None:
-    decoded, wraps = released({"a": torch.full((20_000,), 5.0)}, 2.0, 1_000, 40, 1.0, 0, 0)
+    noise = Skellam(0, {"a": torch.Size([20_000])}, steps=1_000, bits=20).integers(1.0, 0)
+    decoded, wraps = released({"a": torch.full((20_000,), 5.0)}, noise, 2.0, 1_000, 40)
     assert wraps == 0
     assert stats.kstest(decoded["a"].numpy(), stats.norm(5 * 2 / 1_000, 2).cdf).pvalue > 0.01
-    exact, _ = released({"a": torch.tensor([-7.0, 3.0])}, 2.0, 1_000, 40, 1e-6, 0, 0)
+    exact, _ = released({"a": torch.tensor([-7.0, 3.0])}, {"a": torch.zeros(2).double()}, 2.0, 1_000, 40)
     assert exact["a"].tolist() == [-0.014, 0.006]
 
 
 def test_values_beyond_the_range_wrap_and_are_counted() -> None:
     """8 bits hold -128 to 127: 130 becomes -126, and -129 becomes 127."""
     total = {"a": torch.tensor([127.0, 130.0, -128.0]), "b": torch.tensor([-129.0])}
-    decoded, wraps = released(total, 1.0, 1, 8, 1e-6, 0, 0)
+    noise = {name: torch.zeros_like(value) for name, value in total.items()}
+    decoded, wraps = released(total, noise, 1.0, 1, 8)
     assert (decoded["a"].tolist(), decoded["b"].tolist(), wraps) == ([127.0, -126.0, -128.0], [127.0], 2)
 
 

@@ -85,15 +85,17 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
     """Test the size of the noise of rounds, and its independence of the noise of the previous round.
 
     The squares of standard normal noise have a chi-squared sum. Given a vector, its product with an independent vector
-    of such noise is normal, with the length of the given vector as its deviation. None without noise, or if the ledger
-    does not have independent noise with one multiplier.
+    of such noise is normal, with the length of the given vector as its deviation. Skellam noise is divided by its
+    standard deviation; the sum of its squares has the gamma distribution with the exact mean and variance, nearly.
+    None without noise, or if the ledger does not have independent noise with one multiplier.
     """
     first = _only(ledger)
     if first is None or not first.noise_multiplier or (is_custom(first.noise) and not executes_code):
         return None
-    if noise.skellam_of(first.noise) is not None:  # drawn as integers, within `flsim.privacy.secure_sum`
-        return None
     rounds = min(ledger.rounds, NOISE_ROUNDS)
+    if skellam := noise.skellam_of(first.noise, seed, like):
+        p_value = _of_noise(_integer_rounds(skellam, first, rounds), skellam.deviation(first.noise_multiplier) ** -2)
+        return RoundTest(rounds, p_value, "independent Skellam noise")
     kind = noise.noise_class(first.noise)
     if issubclass(kind, noise.Correlated):
         values = [flat[:CORRELATED_VALUES] for flat in _rounds(first, seed, like, rounds)]
@@ -109,18 +111,28 @@ def _rounds(entry: Entry, seed: int, like: Params, rounds: int) -> Iterator[Floa
     slots = noise.init(entry.noise, seed, like)
     for round_ in range(rounds):
         values, slots = noise.step(entry.noise, seed, like, slots, round_)
-        yield np.concatenate([values[name].numpy().ravel() for name in sorted(values)])
+        yield _flat(values)
 
 
-def _of_noise(rounds: Iterator[Floats]) -> float:
-    """Return the p-value of rounds of independent standard normal values."""
+def _integer_rounds(skellam: noise.Skellam, entry: Entry, rounds: int) -> Iterator[Floats]:
+    """Yield the Skellam noise of each round as a vector, divided by its stated standard deviation."""
+    for round_ in range(rounds):
+        yield _flat(skellam.integers(entry.noise_multiplier, round_)) / skellam.deviation(entry.noise_multiplier)
+
+
+def _flat(values: Params) -> Floats:
+    return np.concatenate([values[name].numpy().ravel() for name in sorted(values)])
+
+
+def _of_noise(rounds: Iterator[Floats], excess: float = 0.0) -> float:
+    """Return the p-value of rounds of independent standard values with this excess kurtosis; 0 is normal."""
     before: Floats | None = None
     squares, product, variance, values = 0.0, 0.0, 0.0, 0
     for flat in rounds:
         if before is not None:
             product, variance = product + float(before @ flat), variance + float(before @ before)
         squares, values, before = squares + float(flat @ flat), values + len(flat), flat
-    of_size = 2 * min(float(stats.chi2.cdf(squares, values)), float(stats.chi2.sf(squares, values)))
+    of_size = _gamma(squares, values, (2 + excess) * values)  # chi-squared for normal values
     of_pairs = 2 * float(stats.norm.sf(abs(product) / math.sqrt(variance))) if variance else 1.0
     return min(1.0, 2 * min(of_size, of_pairs))
 

@@ -242,10 +242,9 @@ class _Round:
 
         for name, total in part.updates.items():
             yield view(name, math.nan, total, part.steps[name])
-        noises = self._noise_of(group) if self._multipliers else {}
         for multiplier in self._multipliers:
-            deviation, total = multiplier * (self.state.clip or 0.0), part.updates[CLIPPED]
-            noised = {name: value + deviation * noises[name] for name, value in total.items()}
+            noises, total = self._noise_of(group, multiplier), part.updates[CLIPPED]
+            noised = {name: value + noises[name] for name, value in total.items()}
             yield view(NOISED, multiplier, noised, part.steps[CLIPPED])
 
     @cached_property
@@ -253,13 +252,18 @@ class _Round:
         of_run = self.training.privacy.update_noise_multiplier(self.training.algorithm.cohort)
         return sorted({*self.hparams.noise, of_run} - {0.0})
 
-    def _noise_of(self, group: Group) -> Params:
-        """Return noise at unit scale: for all users of the round, the noise of the run; otherwise other draws of it."""
+    def _noise_of(self, group: Group, multiplier: float) -> Params:
+        """Return noise: for all users of the round, the noise of the run; otherwise other draws of it."""
         training, state, seed = self.training, self.state, self.run.config.seed
+        clip = state.clip or 0.0
         process = training.algorithm.process(training.privacy, len(self.users), self.run.rounds)
         if group[0] < len(self.requests):
             seed = int(stream(seed, "noise of a smaller sum", *group).integers(2**31))
-        return noise.step(process, seed, state.params, state.moments, state.round)[0]
+        if skellam := noise.skellam_of(process, seed, state.params):
+            noises, unit = skellam.integers(multiplier, state.round), clip / skellam.steps
+        else:
+            (noises, _), unit = noise.step(process, seed, state.params, state.moments, state.round), multiplier * clip
+        return {name: unit * value for name, value in noises.items()}
 
     @cached_property
     def _predicted(self) -> Tensor:
