@@ -5,7 +5,7 @@
     python -m experiments.summaries table1                       # from results/table1-runs.parquet
     python -m experiments.summaries table1 runs/table1           # of run folders, and stores their measurements there
 
-The other names are dp-small, dp-ftrl, dp-ftrl-attacks, user-level, once and layers; like table1, they read
+The other names are dp-small, dp-ftrl, dp-ftrl-attacks, user-level, lora, once and layers; like table1, they read
 results/NAME.parquet, or run folders.
 Differences are paired by seed. Intervals are 95% intervals of Student's t over seeds, and p is of the paired t test.
 `python .ci/result_tables.py` then writes the tables into the pages.
@@ -31,6 +31,8 @@ from experiments.local_runs import chosen
 from flsim.attacks.audit.coins import epsilon_of_coins
 from flsim.attacks.audit.guesses import epsilon_of_ranks
 from flsim.base.statistics import holm, paired_t_p, share_interval, t_interval
+from flsim.results.pairs import like_utility
+from flsim.results.store import read_run
 
 RESULTS = Path(__file__).parent / "results"
 PAPER_REFERENCES = 2_000_000  # Thakkar et al. (2020), section 3.1
@@ -348,6 +350,32 @@ def user_level(folders: list[str]) -> None:
     write("user-level-differences", differences(named))
 
 
+def lora(folders: list[str]) -> None:
+    """Write exposure of LoRA and of full fine-tuning over seeds, at the end and at equal perplexity."""
+    pattern = r"(?P<method>full|lora)-(?P<partition>iid|non-iid)-seed\d+"
+    groups = by_seed(measured("lora", folders, pattern), ["method", "partition"])
+    labels = {"full": "all weights", "lora": "LoRA"}
+    write("lora", settings({f"{PARTITIONS[data]}, {labels[one]}": group for (one, data), group in groups.items()}))
+    file = RESULTS / "lora-equal.parquet"
+    if folders:
+        equal = []
+        for data in PARTITIONS:
+            both = [[read_run(path) for path in Path(folders[0]).glob(f"{name}-{data}-seed*")] for name in labels]
+            for seed, pair in like_utility(both[1], both[0]).pairs.items():
+                equal.append({"partition": data, "seed": seed, "exposure": pair.differences.mean()})
+        pd.DataFrame(equal).to_parquet(file, index=False)
+    rows = []
+    for data, pairs in pd.read_parquet(file).groupby("partition"):
+        a, b = groups["lora", data], groups["full", data]
+        ends = {"exposure": a["exposure"] - b["exposure"], "perplexity": a["perplexity"] - b["perplexity"]}
+        for at, values in {"end": ends, "equal perplexity": {"exposure": pairs["exposure"]}}.items():
+            row = {"difference": f"{PARTITIONS[str(data)]}, {at}"}
+            row |= {"seeds": str(len(values["exposure"]))} | with_interval("exposure", values["exposure"])
+            row |= {"exposure_p": f"{p_of(values['exposure']):.1g}"}
+            rows.append(row | (with_interval("perplexity", ends["perplexity"]) if at == "end" else {}))
+    write("lora-differences", rows)
+
+
 def once(folders: list[str]) -> None:
     """Write in how many new networks a secret that was read once is likelier than another number."""
     runs = measured("secret-sharer-once-runs", folders, "secret-sharer-once-.*")
@@ -377,6 +405,7 @@ SUMMARIES: dict[str, Callable[[list[str]], None]] = {
     "dp-ftrl": dp_ftrl,
     "dp-ftrl-attacks": dp_ftrl_attacks,
     "user-level": user_level,
+    "lora": lora,
     "once": once,
     "layers": layers,
 }

@@ -134,6 +134,7 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
         ("dp-ftrl", "dp-ftrl"),
         ("dp-ftrl-attacks", "dp-ftrl-attacks"),
         ("user-level", "user-level"),
+        ("lora", "lora*"),
         ("dp-small", "dp-seeds"),
     ],
 )
@@ -143,7 +144,8 @@ def test_tables_are_computed_from_the_measurements(
     """Written again, the files are equal byte for byte."""
     results = summaries.RESULTS
     monkeypatch.setattr(summaries, "RESULTS", tmp_path)
-    (tmp_path / f"{stored}.parquet").symlink_to(results / f"{stored}.parquet")
+    for path in results.glob(f"{stored}.parquet"):
+        (tmp_path / path.name).symlink_to(path)
     summaries.SUMMARIES[experiment]([])
     written = sorted(tmp_path.glob("*.csv"))
     assert written
