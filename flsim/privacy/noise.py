@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # each import takes half a second or more in accounting or in
 
     from flsim.models.language_model import Params
 
+MOST_BUFFERS = 16  # of BLT noise, whose optimization takes minutes with hundreds; 2 to 4 are nearly as good
 SLOT = "noise/"  # prefix of a process's slots in a state; slots of optimizers have no slash
 
 
@@ -249,6 +250,11 @@ class BufferedToeplitz(Toeplitz):
     settings = ("buffers",)
     optimized_for = ("rounds", "times", "separation")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.buffers > MOST_BUFFERS:
+            raise InputError(f"privacy.noise_options: buffers must be at most {MOST_BUFFERS}, found {self.buffers:,}")
+
     @property
     def scales_and_decays(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return factorizations.optimal_blt(self.rounds, self.buffers, self.times, self.separation)
@@ -387,7 +393,8 @@ class Skellam(Process):
         if not sampling.is_fixed:
             raise InputError(
                 f'training.sampler "{short_name(sampling.sampler)}": every user adds a part of the noise, so cohorts '
-                'must have the same size; use "min-separation" or "round-robin" without dropout, or other noise'
+                'must have the same size; use "min-separation" or "round-robin" without dropout or deadline, or other '
+                "noise"
             )
         return SelfComposedDpEvent(SkellamDpEvent(noise_multiplier, self.steps), limit.times)
 

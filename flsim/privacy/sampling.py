@@ -274,7 +274,7 @@ class RoundRobin(Sampler):
 
 
 class BallsInBins(RoundRobin):
-    """Every user is in one uniformly random bin, drawn once; there are population / cohort bins, which take turns.
+    """Every user is in one uniformly random bin, drawn once; population / cohort bins, rounded, take turns.
 
     Chua et al., "Balls-and-Bins Sampling for DP-SGD" (2024), whose bins are those of one epoch; the same bins in each
     epoch are those of Choquette-Choo et al., "Near-Exact Privacy Amplification for Matrix Mechanisms" (2024). Their
@@ -286,7 +286,7 @@ class BallsInBins(RoundRobin):
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
         """Return the users in the bin of a round, about `cohort`."""
-        bins = population // self.cohort
+        bins = self._bins(population)
         return np.flatnonzero(stream(seed, "bins").integers(bins, size=population) == round_ % bins)
 
     def sizes(self, population: int) -> tuple[int, int]:
@@ -295,8 +295,11 @@ class BallsInBins(RoundRobin):
 
     def participation(self, population: int, rounds: int) -> Participation:
         """Return one round in as many as there are bins."""
-        bins = population // self.cohort
+        bins = self._bins(population)
         return Participation(-(-rounds // bins), bins)
+
+    def _bins(self, population: int) -> int:
+        return round(population / self.cohort)
 
 
 @dataclass(frozen=True)
@@ -573,9 +576,10 @@ class Sampling:
 
     @property
     def is_fixed(self) -> bool:
-        """Return whether all cohorts have exactly `cohort` users, none of whom drops out."""
+        """Return whether all cohorts have exactly `cohort` users, none of whom drops out or misses a deadline."""
         sampler = sampler_named(self.sampler, self.cohort)
-        return not sampler.dropout and sampler.sizes(self.population) == (self.cohort, self.cohort)
+        has_losses = sampler.dropout or _loss_of(self.sampler)
+        return not has_losses and sampler.sizes(self.population) == (self.cohort, self.cohort)
 
     def participation(self, rounds: int) -> Participation | None:
         """Return the limit of a user's rounds, see `Sampler.participation`; raise InputError if it is invalid."""

@@ -120,6 +120,11 @@ def test_optimal_bands_are_those_of_google(rounds: int, bands: int, loss: float)
     assert coefficients[0] == 1
 
 
+def test_more_buffers_than_can_be_optimized_are_refused() -> None:
+    with pytest.raises(InputError, match="buffers must be at most 16, found 1,000"):
+        made('blt{"buffers": 1000, "rounds": 9, "separation": 3, "times": 3}', noise.BufferedToeplitz, 0, {})
+
+
 @pytest.mark.parametrize(
     ("rounds", "buffers", "times", "separation", "loss"),
     [

@@ -76,7 +76,7 @@ def test_round_robin_takes_all_users_in_one_order(population: int, size: int) ->
         ('cyclic-poisson{"separation": 5}', 31, 4),
         ('min-separation{"dropout": 0.3, "separation": 6}', 31, 5),
         ('min-separation{"deadline": 1.0, "separation": 6, "spread": 1.0}', 31, 5),
-        ("balls-in-bins", 23, 5),
+        ("balls-in-bins", 23, 6),
         ('available{"availability": 0.5, "separation": 4}', 23, 5),
     ],
 )
@@ -112,14 +112,17 @@ def test_groups_are_disjoint_hold_everybody_and_differ_by_one_user_at_most() -> 
 
 
 def test_balls_in_bins_throws_each_user_into_one_uniform_bin() -> None:
-    """23 users and cohorts of 5: 4 bins, which repeat; 3,000 seeds, chi-squared over users and bins (p > 1e-4)."""
+    """23 users and cohorts of 6: 4 bins (3.83, rounded), which repeat.
+
+    3,000 seeds, chi-squared over users and bins (p > 1e-4).
+    """
     counts = np.zeros((23, 4))
     for seed in range(3_000):
-        bins = [draw_cohort(seed, round_, 23, 5, "balls-in-bins") for round_ in range(4)]
+        bins = [draw_cohort(seed, round_, 23, 6, "balls-in-bins") for round_ in range(4)]
         assert sorted(np.concatenate(bins).tolist()) == list(range(23))
         for number, users in enumerate(bins):
             counts[users, number] += 1
-    assert np.array_equal(draw_cohort(8, 1, 23, 5, "balls-in-bins"), draw_cohort(8, 9, 23, 5, "balls-in-bins"))
+    assert np.array_equal(draw_cohort(8, 1, 23, 6, "balls-in-bins"), draw_cohort(8, 9, 23, 6, "balls-in-bins"))
     assert stats.chi2(23 * 3).sf(((counts - 750) ** 2 / 750).sum()) > 1e-4
 
 

@@ -144,6 +144,7 @@ def test_shards_change_no_bit_and_the_ledger_composes_the_rounds_of_a_user(exper
         ("poisson", {}, "does not limit how often a user takes part"),
         ("cyclic-poisson", {"separation": 4}, "cohorts must have the same size"),
         ("min-separation", {"separation": 4, "dropout": 0.1}, "cohorts must have the same size"),
+        ("min-separation", {"separation": 4, "deadline": 2.0}, "cohorts must have the same size"),
     ):
         with pytest.raises(InputError, match=message):
             next(api.simulate(users, MODEL, fedavg(sampler, **options), 6))
