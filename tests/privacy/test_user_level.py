@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting.dp_event import ComposedDpEvent, MixtureOfGaussiansDpEvent, SelfComposedDpEvent
 from helpers import Experiment, Flsim
 from numpy.typing import NDArray
 from scipy.optimize import brentq
@@ -14,7 +15,7 @@ from scipy.stats import binom, norm
 
 from flsim.base.errors import InputError
 from flsim.data.withheld import PartialSplit, held_out
-from flsim.privacy.accounting import epsilon_of, of_users, rdp_of
+from flsim.privacy.accounting import _pld, epsilon_of, of_users, rdp_of
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.conventions import of_users as user_level
 from flsim.privacy.ledger import Entry, Ledger, epsilon
@@ -87,6 +88,15 @@ def test_without_sampling_a_user_is_a_gaussian_mechanism_of_the_complete_distanc
 def test_a_published_mixture(records: int, published: float) -> None:
     """dp_accounting 0.6.0 with its default step, for rate 0.01, z = 1, 1,000 rounds, delta 1e-6."""
     assert epsilon(ledger(0.01, 1.0, 1_000), 1e-6, user_level(records)) == pytest.approx(published, rel=3e-4)
+
+
+def test_mixtures_of_different_rounds_have_the_published_epsilon() -> None:
+    """17.193115 at delta 1e-6: test_mixture_of_gaussians_basic of dp_accounting; RDP is an upper bound."""
+    first = MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2])
+    second = MixtureOfGaussiansDpEvent(2.0, [0.0, 2.0, 3.0], [0.33, 0.34, 0.33])
+    event = ComposedDpEvent([SelfComposedDpEvent(first, 3), SelfComposedDpEvent(second, 2)])
+    assert _pld(event, 1e-6, user_level(3)) == pytest.approx(17.193115, abs=1e-3)
+    assert rdp_of(event, user_level(3)).epsilon(1e-6) >= 17.193115
 
 
 def test_a_user_of_one_record_is_a_record() -> None:
