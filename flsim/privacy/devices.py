@@ -162,6 +162,8 @@ class Days:
         ):
             if not (isinstance(value, float | int) and least <= value <= most):
                 raise InputError(f"{name} must be from {least} to {most}, found {value!r}")
+        if not self.mean:
+            raise InputError("availability must be above 0, or no user ever takes part")
 
     def available(self, seed: int, round_: int, population: int) -> Flags:
         """Return whether each user is available in a round, bool [population]."""
@@ -184,7 +186,7 @@ class Trace:
     def available(self, seed: int, round_: int, population: int) -> Flags:  # noqa: ARG002 (nothing is drawn)
         """Return whether each user is available in a round [population]; raise InputError for an unfit file."""
         users, begin, end = _rows_of(self)
-        if (most := users.max(initial=0)) >= population:
+        if (most := users.max()) >= population:
             raise InputError(
                 f"{self.file}: user {most:.15g} is not one of the {population:,} users; users count from 0"
             )
@@ -208,6 +210,8 @@ def _rows_of(trace: Trace) -> tuple[Floats, Floats, Floats]:
         ) from error
     if digest != trace.digest:
         raise InputError(f"{trace.file}: trace_digest must be the sha256 of this file, which is {digest}")
+    if not len(users):
+        raise InputError(f"{trace.file}: has no rows, so no user is ever available")
     if not ((users >= 0) & (users == np.floor(users)) & (begin < end)).all():
         raise InputError(f"{trace.file}: user must be an integer of at least 0, and from below to, in every row")
     return users, begin, end

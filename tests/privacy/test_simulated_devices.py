@@ -88,6 +88,7 @@ def test_cohorts_are_uniform_among_available_users_who_have_rested() -> None:
         (ROWS.assign(user=[0, 1, -1, 2]), "user must be an integer of at least 0, and from below to"),
         (ROWS.assign(to=0), "user must be an integer of at least 0, and from below to"),
         (ROWS.assign(user=[0, 1, 2.5, 3]), "user must be an integer of at least 0"),
+        (ROWS.head(0), "has no rows, so no user is ever available"),
         (ROWS.assign(user=[0, 1, 2, 24]), "user 24 is not one of the 24 users"),
     ],
 )
@@ -112,9 +113,11 @@ def refused_run(experiment: Experiment, file: str, digest: str, reason: str) -> 
     assert not (experiment.folder / "refused").exists()
 
 
-@pytest.mark.parametrize("options", [{"availability": 0.6}, {"day": 0.5}, {"zones": -1}, {"zones": "all"}])
+@pytest.mark.parametrize(
+    "options", [{"availability": 0.6}, {"availability": 0}, {"day": 0.5}, {"zones": -1}, {"zones": "all"}]
+)
 def test_impossible_days_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=f"{next(iter(options))} must be from "):
+    with pytest.raises(InputError, match=f"{next(iter(options))} must be (from|above) "):
         flsim.FedAvg(3, sampler="available", sampler_options={"separation": 1, **options})
 
 
