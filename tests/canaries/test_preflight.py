@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import Flsim
 
+from flsim.base.errors import InputError
 from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, WordList
 from flsim.canaries.preflight import Training, preflight
 from flsim.canaries.spec import CanaryHParams
@@ -96,3 +97,13 @@ def test_a_training_file_is_held_against_the_folder(drawn: CanarySet, tmp_path: 
     failed, err = checked(lines, "--tokenizer", f"{tmp_path / 'mine.py'}:fails")
     assert (failed, "mine.py:5: KeyError" in err) == (2, True)
     assert checked(["{}"])[0] == 2
+
+
+def test_a_list_of_records_can_be_absent_but_not_changed(drawn: CanarySet, tmp_path: Path) -> None:
+    drawn.write(tmp_path / "planted")
+    records = tmp_path / "planted" / "records.jsonl"
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(InputError, match=r"records\.jsonl has changed"):
+        CanarySet.read(tmp_path / "planted")
+    records.unlink()
+    assert CanarySet.read(tmp_path / "planted").identity == drawn.identity
