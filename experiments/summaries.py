@@ -365,11 +365,11 @@ def lora(folders: list[str]) -> None:
                 equal.append({"partition": data, "seed": seed, "exposure": pair.differences.mean()})
         pd.DataFrame(equal).to_parquet(file, index=False)
     rows = []
-    for data, pairs in pd.read_parquet(file).groupby("partition"):
-        a, b = groups["lora", data], groups["full", data]
+    for partition, pairs in pd.read_parquet(file).groupby("partition"):
+        a, b = groups["lora", partition], groups["full", partition]
         ends = {"exposure": a["exposure"] - b["exposure"], "perplexity": a["perplexity"] - b["perplexity"]}
         for at, values in {"end": ends, "equal perplexity": {"exposure": pairs["exposure"]}}.items():
-            row = {"difference": f"{PARTITIONS[str(data)]}, {at}"}
+            row = {"difference": f"{PARTITIONS[str(partition)]}, {at}"}
             row |= {"seeds": str(len(values["exposure"]))} | with_interval("exposure", values["exposure"])
             row |= {"exposure_p": f"{p_of(values['exposure']):.1g}"}
             rows.append(row | (with_interval("perplexity", ends["perplexity"]) if at == "end" else {}))
