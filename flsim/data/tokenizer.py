@@ -43,7 +43,7 @@ class Tokenizer:
     folder: Path
 
     @cached_property
-    def library(self) -> "tokenizers.Tokenizer":
+    def backend(self) -> "tokenizers.Tokenizer":
         tokenizer: tokenizers.Tokenizer = _imported().Tokenizer.from_str(_read(self.folder, FILE))
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -58,7 +58,7 @@ class Tokenizer:
                 "transformers 5 or a fast tokenizer of an earlier release"
             )
         try:
-            self.library.get_vocab_size()
+            self.backend.get_vocab_size()
         except InputError:
             raise
         except Exception as error:  # the library raises no other class
@@ -67,7 +67,7 @@ class Tokenizer:
     @cached_property
     def rows(self) -> int:
         """Number of rows of the model's embedding: that of config.json, or else one row for each token."""
-        tokens = max(self.library.get_vocab(with_added_tokens=True).values()) + 1
+        tokens = max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
         config = _described(self.folder, "config.json")
         rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size", tokens))
         if rows < tokens:
@@ -86,7 +86,7 @@ class Tokenizer:
             for name in ("pad", "unk", "bos", "eos", "cls", "sep"):
                 token = values.get(f"{name}_token")
                 token = token.get("content") if isinstance(token, Mapping) else token
-                id_ = self.library.token_to_id(token) if isinstance(token, str) else values.get(f"{name}_token_id")
+                id_ = self.backend.token_to_id(token) if isinstance(token, str) else values.get(f"{name}_token_id")
                 id_ = id_[0] if isinstance(id_, list) and id_ else id_
                 if isinstance(id_, int) and 0 <= id_ < self.rows:
                     ids[name] = id_
@@ -108,7 +108,7 @@ class Tokenizer:
         tokens. Then a text of any words is cut into these words, if the tokenizer first cuts text at spaces.
         """
         is_word = np.zeros(self.rows, np.bool_)
-        for id_ in self.library.get_vocab(with_added_tokens=False).values():
+        for id_ in self.backend.get_vocab(with_added_tokens=False).values():
             first, _, second = (text := self.decode([id_, id_])).removeprefix(" ").partition(" ")
             is_word[id_] = first.isalpha() and first == second and self.encode(text) == [id_, id_]
         is_word[list(self.special.values())] = False
@@ -116,25 +116,25 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the model's ids of a text, without special tokens around them."""
-        ids: list[int] = self.library.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return str(self.library.decode([*map(int, ids)], skip_special_tokens=False))
+        return str(self.backend.decode([*map(int, ids)], skip_special_tokens=False))
 
     def token(self, id_: int) -> str:
         """Return the tokenizer's spelling of a token, such as ``Ġthe``, escaped as in JSON, or its row's number."""
-        return json.dumps(self.library.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
+        return json.dumps(self.backend.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
 
     def id_of(self, token: str) -> int | None:
         """Return the model's id of a token in the tokenizer's spelling; None if there is no such token."""
-        id_: int | None = self.library.token_to_id(token)
+        id_: int | None = self.backend.token_to_id(token)
         return id_
 
     def has_tokens_of(self, other: "Tokenizer") -> bool:
         """Return whether two tokenizers have the same tokens, with the same ids."""
         is_same_file = file_digest(self.folder / FILE) == file_digest(other.folder / FILE)
-        return is_same_file or bool(self.library.get_vocab() == other.library.get_vocab())
+        return is_same_file or bool(self.backend.get_vocab() == other.backend.get_vocab())
 
     def table(self, counts: Ints) -> tuple[Layout, Ints]:
         """Return the layout of a corpus and the model's ids [V], of words and of pieces by descending counts [rows]."""
@@ -290,7 +290,7 @@ class TokenVocabulary(Vocabulary):
 
     def symbol(self, character: str) -> int | None:
         """Return the token id of one character; None if the tokenizer has no token for it."""
-        id_ = self.map.tokenizer.library.token_to_id(character)
+        id_ = self.map.tokenizer.backend.token_to_id(character)
         return None if id_ is None else int(self.map.from_model[id_])
 
     def encode_text(self, text: str) -> list[int]:

@@ -29,11 +29,11 @@ def pmf(values: np.ndarray, variance: float) -> np.ndarray:
 def test_noise_has_the_probabilities_of_skellam() -> None:
     values = np.arange(-6, 7)
     process = Skellam(0, {"a": torch.Size([20_000])}, steps=3, bits=8)
-    drawn = process.integers(0.5, 0)["a"].numpy()
-    counts = [(drawn == value).sum() for value in values] + [(np.abs(drawn) > 6).sum()]
+    noise = process.integers(0.5, 0)["a"].numpy()
+    counts = [(noise == value).sum() for value in values] + [(np.abs(noise) > 6).sum()]
     expected = np.append(pmf(values, 1.5**2), 1 - pmf(values, 1.5**2).sum()) * 20_000
     assert stats.chisquare(counts, expected).pvalue > 0.01
-    assert not np.array_equal(drawn, process.integers(0.5, 1)["a"].numpy())
+    assert not np.array_equal(noise, process.integers(0.5, 1)["a"].numpy())
 
 
 def test_the_noise_of_five_users_is_one_noise_of_the_summed_variance() -> None:

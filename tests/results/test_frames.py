@@ -160,7 +160,7 @@ def test_the_notebook_is_clean_and_runs_from_top_to_bottom(
     make_partitions()
     monkeypatch.setenv("FLSIM_RUNS", f"{tmp_path}/iid-*{os.pathsep}{tmp_path}/non-iid-*")
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    cells, namespace, shown = notebooks.code_of(notebook), dict[str, Any](), list[str]()
+    cells, namespace, outputs = notebooks.code_of(notebook), dict[str, Any](), list[str]()
     assert "flsim." in cells[0]
     assert not any(re.search(r"(from|import) flsim\.", cell) for cell in cells)  # by public names alone
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook["cells"])
@@ -170,13 +170,13 @@ def test_the_notebook_is_clean_and_runs_from_top_to_bottom(
             exec(compile(ast.Module(lines, []), "cell", "exec"), namespace)
             if isinstance(last, ast.Expr) and not cell.endswith(";"):
                 value = eval(compile(ast.Expression(last.value), "cell", "eval"), namespace)
-                shown += [value._repr_html_()] if hasattr(value, "_repr_html_") else []
+                outputs += [value._repr_html_()] if hasattr(value, "_repr_html_") else []
             else:
                 exec(compile(ast.Module([last], []), "cell", "exec"), namespace)
         figures = len(plt.get_fignums())
         plt.close("all")
-    assert (len(shown), figures) == (2, 2)
-    assert all("<table" in text for text in shown)
+    assert (len(outputs), figures) == (2, 2)
+    assert all("<table" in text for text in outputs)
     out, err = capsys.readouterr()
     assert out.startswith("4 runs, 8 evaluations, 72 measurements of canaries\n")
     assert "+1.00 bits of exposure; above 0 in 2 of 2 seeds" in out

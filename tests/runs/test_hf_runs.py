@@ -214,9 +214,9 @@ def test_commands_measure_and_show_runs_of_a_base_with_its_tokenizer(of_tokens: 
     trained(of_tokens, "run", *settings)
     trained(of_tokens, "out", *settings, "canaries.arm=out")
     for command in COMMANDS:
-        shown = of_tokens.call(*command.split())
-        assert all(len(line) <= 80 for line in shown.stdout.splitlines()), shown.stdout
-        assert shown.stdout or command.startswith("report")
+        result = of_tokens.call(*command.split())
+        assert all(len(line) <= 80 for line in result.stdout.splitlines()), result.stdout
+        assert result.stdout or command.startswith("report")
     assert (of_tokens.folder / "report.html").stat().st_size > 10_000
 
 

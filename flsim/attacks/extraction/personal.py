@@ -224,7 +224,7 @@ class Attacked:
         vocabulary: the words.
         train: personal data of training users.
         others: personal data of held-out users.
-        about: setting, series, seed and round.
+        columns: setting, series, seed and round.
         notes: sentences about exclusions.
     """
 
@@ -233,7 +233,7 @@ class Attacked:
     vocabulary: Vocabulary
     train: Sequence[Occurrence]
     others: Sequence[Occurrence]
-    about: dict[str, Any]
+    columns: dict[str, Any]
     notes: Sequence[str] = ()
 
 
@@ -250,7 +250,7 @@ def personal_data_of(
         else:
             elsewhere.refuse_for(path)
             attacked = _of_run(path, finder, round, device)
-        rng = stream(attacked.about["seed"], "personal data")
+        rng = stream(attacked.columns["seed"], "personal data")
         first, second = (
             [one for index in rng.permutation(len(side)) if (one := side[index]).prompt][:records]
             for side in (attacked.train, attacked.others)
@@ -263,7 +263,7 @@ def personal_data_of(
         Run.open(path).verify()  # measurements on other data must not be returned
     frame = coverage_of(attacked.train, attacked.others, (first, second), (generated[0], generated[1]))
     count = f"{len(first):,} prompts of training users and {len(second):,} of held-out users were continued."
-    return Result(frame=frame.assign(run=str(path), **attacked.about), notes=(*attacked.notes, count))
+    return Result(frame=frame.assign(run=str(path), **attacked.columns), notes=(*attacked.notes, count))
 
 
 def _of_run(path: Path, finder: Finder, round: int | None, device: str) -> Attacked:
@@ -278,8 +278,8 @@ def _of_run(path: Path, finder: Finder, round: int | None, device: str) -> Attac
         for split, positions in splits
         for one in _over(split, split.user_offsets, positions, split.folder.name, vocabulary, finder)
     ]
-    about = {"setting": run.setting, "series": run.series, "seed": run.config.seed, "round": state.round}
-    return Attacked(model, run.corpus.layout, vocabulary, train, others, about, notes)
+    columns = {"setting": run.setting, "series": run.series, "seed": run.config.seed, "round": state.round}
+    return Attacked(model, run.corpus.layout, vocabulary, train, others, columns, notes)
 
 
 def _of_measurements(
@@ -299,9 +299,9 @@ def _of_measurements(
         users = [user for (user,) in read_rows(file, [elsewhere.user])]
         labels = [f"{name}:{users[position]}" for position in positions.tolist()]
         sources.append([*occurrences_in(split.records_at(positions), labels, vocabulary, finder)])
-    about = {"setting": results.setting, "series": results.series, "seed": canaries.seed, "round": measured.round}
+    columns = {"setting": results.setting, "series": results.series, "seed": canaries.seed, "round": measured.round}
     layout = replace(canaries.words.layout, record_words=longest_record(model))
-    return Attacked(model, layout, vocabulary, sources[0], sources[1], about)
+    return Attacked(model, layout, vocabulary, sources[0], sources[1], columns)
 
 
 def _over(
