@@ -378,7 +378,7 @@ def lora(folders: list[str]) -> None:
 
 def once(folders: list[str]) -> None:
     """Write in how many new networks a secret that was read once is likelier than another number."""
-    runs = measured("secret-sharer-once-runs", folders, "secret-sharer-once-.*")
+    runs = measured("secret-sharer-once-runs", folders, r"secret-sharer-once-(?P<network>\w+)-.*")
     preferred = int(runs["rs_percent"].sum() / 100)
     low, high = share_interval(preferred, len(runs))
     row = {"tier": f"small, seeds {runs['seed'].min()} to {runs['seed'].max()}", "networks": str(len(runs))}
