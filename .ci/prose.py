@@ -26,7 +26,6 @@ OF_PAGE = {
     **{"README.md": 700, "index.md": 250, "installation.md": 300, "first-run.md": 600, "concepts.md": 1160},
     **{"corpora.md": 800, "models.md": 800, "canary-windows.md": 600},
     **{"other-tools.md": 500, "faq.md": 1000, "how-it-works.md": 600, "why-models-forget.md": 1200},
-    "claims.md": 1050,  # 400 words of text, and a table
 }
 REPLACE = {
     r"(?<!, )where(?! (do|does|is|are|to)\b)": "if, when",
