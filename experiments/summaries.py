@@ -381,8 +381,12 @@ def once(folders: list[str]) -> None:
     runs = measured("secret-sharer-once-runs", folders, r"secret-sharer-once-(?P<network>\w+)-.*")
     preferred = int(runs["rs_percent"].sum() / 100)
     low, high = share_interval(preferred, len(runs))
-    row = {"tier": f"small, seeds {runs['seed'].min()} to {runs['seed'].max()}", "networks": str(len(runs))}
-    row |= {"preferred": str(preferred), "share": f"{runs['rs_percent'].mean():.0f}", "interval_over": "networks"}
+    row = {
+        "seeds": f"{runs['seed'].min()} to {runs['seed'].max()}",
+        "trained": str(len(runs)),
+        "preferred": str(preferred),
+    }
+    row |= {"share": f"{runs['rs_percent'].mean():.0f}", "interval_over": "networks"}
     row |= {"share_low": f"{100 * low:.0f}", "share_high": f"{100 * high:.0f}"}
     write("secret-sharer-once-new", [{**row, "p": f"{stats.binomtest(preferred, len(runs)).pvalue:.2g}"}])
 
