@@ -5,8 +5,9 @@
     python -m experiments.summaries table1                       # from results/table1-runs.parquet
     python -m experiments.summaries table1 runs/table1           # of run folders, and stores their measurements there
 
-The other names are dp-small, dp-ftrl, dp-ftrl-attacks, user-level, lora, once and layers; like table1, they read
-results/NAME.parquet, or run folders.
+The other names are dp-small, dp-ftrl, dp-ftrl-attacks, user-level, lora, lora-smollm2, once and layers; like table1,
+they read results/NAME.parquet, or run folders.
+
 Differences are paired by seed. Intervals are 95% intervals of Student's t over seeds, and p is of the paired t test.
 `python .ci/result_tables.py` then writes the tables into the pages.
 """
@@ -18,6 +19,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -350,17 +352,17 @@ def user_level(folders: list[str]) -> None:
     write("user-level-differences", differences(named))
 
 
-def lora(folders: list[str]) -> None:
+def lora(folders: list[str], name: str = "lora") -> None:
     """Write exposure of LoRA and of full fine-tuning over seeds, at the end and at equal perplexity."""
     pattern = r"(?P<method>full|lora)-(?P<partition>iid|non-iid)-seed\d+"
-    groups = by_seed(measured("lora", folders, pattern), ["method", "partition"])
+    groups = by_seed(measured(name, folders, pattern), ["method", "partition"])
     labels = {"full": "all weights", "lora": "LoRA"}
-    write("lora", settings({f"{PARTITIONS[data]}, {labels[one]}": group for (one, data), group in groups.items()}))
-    file = RESULTS / "lora-equal.parquet"
+    write(name, settings({f"{PARTITIONS[data]}, {labels[one]}": group for (one, data), group in groups.items()}))
+    file = RESULTS / f"{name}-equal.parquet"
     if folders:
         equal = []
-        for data in PARTITIONS:
-            both = [[read_run(path) for path in Path(folders[0]).glob(f"{name}-{data}-seed*")] for name in labels]
+        for data in sorted({data for _, data in groups}):
+            both = [[read_run(path) for path in Path(folders[0]).glob(f"{one}-{data}-seed*")] for one in labels]
             for seed, pair in like_utility(both[1], both[0]).pairs.items():
                 equal.append({"partition": data, "seed": seed, "exposure": pair.differences.mean()})
         pd.DataFrame(equal).to_parquet(file, index=False)
@@ -373,7 +375,7 @@ def lora(folders: list[str]) -> None:
             row |= {"seeds": str(len(values["exposure"]))} | with_interval("exposure", values["exposure"])
             row |= {"exposure_p": f"{p_of(values['exposure']):.1g}"}
             rows.append(row | (with_interval("perplexity", ends["perplexity"]) if at == "end" else {}))
-    write("lora-differences", rows)
+    write(f"{name}-differences", rows)
 
 
 def once(folders: list[str]) -> None:
@@ -410,6 +412,7 @@ SUMMARIES: dict[str, Callable[[list[str]], None]] = {
     "dp-ftrl-attacks": dp_ftrl_attacks,
     "user-level": user_level,
     "lora": lora,
+    "lora-smollm2": partial(lora, name="lora-smollm2"),
     "once": once,
     "layers": layers,
 }
