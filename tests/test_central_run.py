@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import CENTRAL, Experiment, Flsim, Trained, assert_table_says_diverged, finish, rows, start
+from helpers import Experiment, Flsim, Trained, assert_table_says_diverged, final_state, finish, rows, start
 
-from flsim.algorithms.checkpoint import latest, load
 from flsim.base.errors import InputError
 from flsim.base.files import held
 from flsim.privacy.conventions import CONVENTIONS
@@ -38,20 +37,6 @@ PRIVATE = (
     "system.physical_batch=3",
 )
 LONG = ("training.steps=1000000", "evaluation.every=1000000")
-
-
-@pytest.fixture
-def central_experiment(experiment: Experiment) -> Experiment:
-    """The same corpus of 192 records, trained centrally: 22 steps an epoch, the last of them of 3 records."""
-    experiment.config.write_text(CENTRAL)
-    return experiment
-
-
-def state_of(run: Path) -> State:
-    newest = latest(run / "checkpoints")
-    assert newest is not None
-    state, _ = load(newest)
-    return state
 
 
 def log_of(run: Path) -> list[dict[str, object]]:
@@ -102,7 +87,7 @@ def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
 ) -> None:
     path = shutil.copytree(trained(*overrides), central_experiment.folder / "run")
     run = Run.open(path)
-    assert_same_state(state_of(path), train_in_this_process(run))
+    assert_same_state(final_state(path), train_in_this_process(run))
     assert [line["round"] for line in log_of(path)] == [7, 14, 20, 21, 28, 35, 40]
     assert sorted(file.stem for file in (path / "checkpoints").iterdir()) == [
         f"round-{step:06d}" for step in (20, 35, 40)
@@ -124,7 +109,7 @@ def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
         assert "eps." not in table
         return
     by_name = {convention.name: convention for convention in CONVENTIONS}
-    spent = epsilon(state_of(path).ledger, 1 / (10 * RECORDS), by_name["poisson-rdp"])
+    spent = epsilon(final_state(path).ledger, 1 / (10 * RECORDS), by_name["poisson-rdp"])
     assert privacy == {"record epsilon poisson-rdp", "record delta"}  # and none that would pass for a user's
     at_the_end = stored[stored["round"] == 40].set_index("metric")["value"]
     assert at_the_end["record epsilon poisson-rdp"] == spent
@@ -179,30 +164,6 @@ def settings(*overrides: str) -> list[str]:
     return [part for override in overrides for part in ("--set", override)]
 
 
-@pytest.mark.nightly  # tests/test_in_process.py kills one without Ray, tests/test_central_cluster.py one on Ray
-def test_a_killed_private_run_resumes_to_the_same_bits_and_spends_once(central_experiment: Experiment) -> None:
-    """Killed somewhere; continued to 11 steps, half an epoch, beyond its newest checkpoint."""
-    process = start(central_experiment, "--out", "broken", *settings(*PRIVATE, *LONG))
-    broken = central_experiment.folder / "broken"
-    wait_for_step(broken, 35)  # its line is written once the checkpoint of step 28 is there
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert json.loads((broken / "run.json").read_text())["status"] == "running"
-    wait_until_nobody_trains(broken)
-    kept = state_of(broken).round
-    assert kept >= 28
-    with (broken / "rounds.jsonl").open("a") as log:
-        log.write('{"round": 9999999, "loss": 1.0}\n{"round": 99, "lo')  # lines beyond it, the last cut short
-    rest = (*PRIVATE, f"training.steps={kept + 11}", LONG[1])
-    central_experiment.flsim("run", central_experiment.config, "--out", "broken", *settings(*rest), "--resume")
-    whole = central_experiment.run("whole", *rest)
-    assert_same_state(state_of(broken), state_of(whole))
-    assert [entry.rounds for entry in state_of(broken).ledger.entries] == [kept + 11]
-    assert rows(broken).equals(rows(whole))
-    assert log_of(broken) == log_of(whole)
-    assert json.loads((broken / "run.json").read_text())["status"] == "completed"
-
-
 @pytest.mark.nightly
 def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> None:
     process = start(central_experiment, "--out", "stopped", *settings(*LONG))
@@ -217,13 +178,16 @@ def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> No
     wait_until_nobody_trains(stopped)
     about = json.loads((stopped / "run.json").read_text())
     assert (about["status"], about["reason"]) == ("interrupted", "`flsim run --resume` continues it")
-    assert state_of(stopped).round == about["round"] == log_of(stopped)[-1]["round"]
+    assert final_state(stopped).round == about["round"] == log_of(stopped)[-1]["round"]
     assert not (stopped / ".stop").exists()
-    steps = state_of(stopped).round + 3
+    steps = final_state(stopped).round + 3
     options = settings(f"training.steps={steps}", LONG[1])
     again = central_experiment.flsim("run", central_experiment.config, "--out", "stopped", *options, "--resume")
     assert re.search(rf"^stopped: evaluated after {steps}: RS \d, BS \d, .* bits of 4 canaries$", again.stderr, re.M)
-    assert (state_of(stopped).round, json.loads((stopped / "run.json").read_text())["status"]) == (steps, "completed")
+    assert (final_state(stopped).round, json.loads((stopped / "run.json").read_text())["status"]) == (
+        steps,
+        "completed",
+    )
 
 
 @pytest.mark.slow

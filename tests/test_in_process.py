@@ -14,12 +14,6 @@ from flsim.runs.folder import Run
 PRIVATE = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=0.8", "training.optimizer=rmsprop")
 
 
-@pytest.fixture
-def central_experiment(experiment: Experiment) -> Experiment:
-    experiment.config.write_text(CENTRAL)
-    return experiment
-
-
 def losses(run: Path) -> list[tuple[int, float, str]]:
     lines = (run / "rounds.jsonl").read_text().splitlines()
     return [(line["round"], line["loss"], line["digest"]) for line in map(json.loads, lines)]
