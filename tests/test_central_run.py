@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import Experiment, Flsim, Trained, assert_table_says_diverged, final_state, finish, rows, start
+from stepping import same
+from waiting import wait_until
 
 from flsim.base.errors import InputError
 from flsim.base.files import held
@@ -43,16 +44,6 @@ def log_of(run: Path) -> list[dict[str, object]]:
     """The lines of a log, but for their times."""
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
-
-
-def assert_same_state(one: State, other: State) -> None:
-    assert (one.round, one.ledger, one.moments.keys()) == (other.round, other.ledger, other.moments.keys())
-    for ours, theirs in (
-        (one.params, other.params),
-        *((one.moments[slot], other.moments[slot]) for slot in one.moments),
-    ):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
 def train_in_this_process(run: Run) -> State:
@@ -87,7 +78,7 @@ def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
 ) -> None:
     path = shutil.copytree(trained(*overrides), central_experiment.folder / "run")
     run = Run.open(path)
-    assert_same_state(final_state(path), train_in_this_process(run))
+    assert same(final_state(path), train_in_this_process(run))
     assert [line["round"] for line in log_of(path)] == [7, 14, 20, 21, 28, 35, 40]
     assert sorted(file.stem for file in (path / "checkpoints").iterdir()) == [
         f"round-{step:06d}" for step in (20, 35, 40)
@@ -122,24 +113,20 @@ def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
 
 
 def wait_for_step(run: Path, step: int) -> None:
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        if (run / "rounds.jsonl").exists() and f'"round": {step},' in (run / "rounds.jsonl").read_text():
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"step {step} did not come")
+    log = run / "rounds.jsonl"
+    wait_until(lambda: log.exists() and f'"round": {step},' in log.read_text())
 
 
 def wait_until_nobody_trains(run: Path) -> None:
     """A process whose driver is gone ends by itself; it holds the lock until then."""
-    with (run / locks.TRAINED).open() as file:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            time.sleep(0.02)
-    raise AssertionError(f"{run} is still trained")
+
+    def is_free() -> bool:
+        with (run / locks.TRAINED).open() as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    wait_until(is_free)
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shown import from_csv, to_markdown
 
@@ -201,6 +201,7 @@ def results_of(rows: pd.DataFrame, canaries: list[str]) -> RunResults:
     return RunResults("iid", "a", "completed", None, 9, 9, rows, pd.DataFrame({"canary": canaries}))
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["rs", "bs"]), st.sampled_from(["", "b", "a"])), unique=True)
 )
