@@ -1,5 +1,6 @@
 """Fixtures: small corpora that tests write themselves, and runs that several tests read."""
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
-from helpers import TINY, Experiment, Flsim, MakeCorpus, Trained, train_here
+from helpers import CENTRAL, TINY, Experiment, Flsim, MakeCorpus, Trained, train_here
 from hypothesis import settings
 
 from benchmarks import __main__ as benchmarks
@@ -20,6 +21,7 @@ from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 
+gc.disable()  # until all tests are collected: a search of a million imported objects takes half a second each time
 torch.set_num_threads(1)
 settings.register_profile("no deadline", deadline=None)  # a busy machine takes as long as it takes
 settings.load_profile("no deadline")
@@ -36,6 +38,8 @@ LONG = (  # files that last longest, of which most train on Ray
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files begin first, or a worker would be left with one at the end, when the others have nothing to do."""
     items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
+    gc.freeze()  # what is imported stays
+    gc.enable()
 
 
 @pytest.fixture
@@ -86,6 +90,13 @@ def experiment(
     make_corpus(random_users(24, 8, 36), test=random_users(4, 8, 36, seed=1), vocabulary_size=40)
     (tmp_path / "tiny.toml").write_text(TINY)
     return Experiment(tmp_path)
+
+
+@pytest.fixture
+def central_experiment(experiment: Experiment) -> Experiment:
+    """The same corpus of 192 records, trained centrally: 22 steps an epoch, the last of them of 3 records."""
+    experiment.config.write_text(CENTRAL)
+    return experiment
 
 
 @pytest.fixture

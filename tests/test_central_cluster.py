@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers import CENTRAL, Experiment, rows
+from helpers import CENTRAL, Experiment, final_state, rows
 from raynodes import free_port, started
-from test_central_run import LONG, assert_same_state, log_of, settings, state_of, wait_for_step
+from stepping import same
+from test_central_run import LONG, log_of, settings, wait_for_step
 from waiting import hear_ctrl_c, wait_until
 
 from flsim.base.errors import InputError
@@ -107,7 +108,7 @@ def test_runs_share_a_cluster_and_equal_the_runs_alone(begin: Begin) -> None:
     """Three of them, of one CPU each, on two CPUs."""
     for run in [begin(f"run{seed}", f"seed={seed}") for seed in range(3)]:
         assert run.finish()[0] == 0, run.output
-        assert_same_state(state_of(run.path), trained_in_one_go(run.path))
+        assert same(final_state(run.path), trained_in_one_go(run.path))
         assert sorted(rows(run.path)["round"].unique()) == [20, 40]
         assert status_of(run.path) == "completed"
 
@@ -125,7 +126,7 @@ def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(be
     assert code == 130
     assert said.splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
     assert second.finish()[0] == 0, second.output
-    assert_same_state(state_of(second.path), trained_in_one_go(second.path))
+    assert same(final_state(second.path), trained_in_one_go(second.path))
 
 
 @pytest.mark.slow
@@ -139,7 +140,7 @@ def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> N
     assert code == 1
     assert said.splitlines()[-1].startswith("flsim: training failed 1 times, last with: its process died")
     assert status_of(run.path) == "failed"
-    kept = state_of(run.path).round
+    kept = final_state(run.path).round
     again = begin("run", *long, options=["--resume"])
     wait_for_step(run.path, kept + 70)
     os.kill(trainer_of(run.path), signal.SIGKILL)
@@ -147,7 +148,7 @@ def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> N
     assert code == 0, said
     assert said.count("run: training restarts from the newest checkpoint: its process died") == 1
     assert "Traceback" not in said
-    assert_same_state(state_of(run.path), trained_in_one_go(run.path))
+    assert same(final_state(run.path), trained_in_one_go(run.path))
     steps = [line["round"] for line in log_of(run.path)]
     assert steps == [*range(7, 1500, 7), 1500]
 

@@ -6,16 +6,16 @@ import math
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import CENTRAL, Experiment, Flsim, Trained, assert_table_says_diverged, finish, rows, start
+from helpers import Experiment, Flsim, Trained, assert_table_says_diverged, final_state, finish, rows, start
+from stepping import same
+from waiting import wait_until
 
-from flsim.algorithms.checkpoint import latest, load
 from flsim.base.errors import InputError
 from flsim.base.files import held
 from flsim.privacy.conventions import CONVENTIONS
@@ -40,34 +40,10 @@ PRIVATE = (
 LONG = ("training.steps=1000000", "evaluation.every=1000000")
 
 
-@pytest.fixture
-def central_experiment(experiment: Experiment) -> Experiment:
-    """The same corpus of 192 records, trained centrally: 22 steps an epoch, the last of them of 3 records."""
-    experiment.config.write_text(CENTRAL)
-    return experiment
-
-
-def state_of(run: Path) -> State:
-    newest = latest(run / "checkpoints")
-    assert newest is not None
-    state, _ = load(newest)
-    return state
-
-
 def log_of(run: Path) -> list[dict[str, object]]:
     """The lines of a log, but for their times."""
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
-
-
-def assert_same_state(one: State, other: State) -> None:
-    assert (one.round, one.ledger, one.moments.keys()) == (other.round, other.ledger, other.moments.keys())
-    for ours, theirs in (
-        (one.params, other.params),
-        *((one.moments[slot], other.moments[slot]) for slot in one.moments),
-    ):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
 def train_in_this_process(run: Run) -> State:
@@ -102,7 +78,7 @@ def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
 ) -> None:
     path = shutil.copytree(trained(*overrides), central_experiment.folder / "run")
     run = Run.open(path)
-    assert_same_state(state_of(path), train_in_this_process(run))
+    assert same(final_state(path), train_in_this_process(run))
     assert [line["round"] for line in log_of(path)] == [7, 14, 20, 21, 28, 35, 40]
     assert sorted(file.stem for file in (path / "checkpoints").iterdir()) == [
         f"round-{step:06d}" for step in (20, 35, 40)
@@ -124,7 +100,7 @@ def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
         assert "eps." not in table
         return
     by_name = {convention.name: convention for convention in CONVENTIONS}
-    spent = epsilon(state_of(path).ledger, 1 / (10 * RECORDS), by_name["poisson-rdp"])
+    spent = epsilon(final_state(path).ledger, 1 / (10 * RECORDS), by_name["poisson-rdp"])
     assert privacy == {"record epsilon poisson-rdp", "record delta"}  # and none that would pass for a user's
     at_the_end = stored[stored["round"] == 40].set_index("metric")["value"]
     assert at_the_end["record epsilon poisson-rdp"] == spent
@@ -137,24 +113,20 @@ def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
 
 
 def wait_for_step(run: Path, step: int) -> None:
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        if (run / "rounds.jsonl").exists() and f'"round": {step},' in (run / "rounds.jsonl").read_text():
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"step {step} did not come")
+    log = run / "rounds.jsonl"
+    wait_until(lambda: log.exists() and f'"round": {step},' in log.read_text())
 
 
 def wait_until_nobody_trains(run: Path) -> None:
     """A process whose driver is gone ends by itself; it holds the lock until then."""
-    with (run / locks.TRAINED).open() as file:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            time.sleep(0.02)
-    raise AssertionError(f"{run} is still trained")
+
+    def is_free() -> bool:
+        with (run / locks.TRAINED).open() as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    wait_until(is_free)
 
 
 @pytest.mark.nightly
@@ -179,30 +151,6 @@ def settings(*overrides: str) -> list[str]:
     return [part for override in overrides for part in ("--set", override)]
 
 
-@pytest.mark.nightly  # tests/test_in_process.py kills one without Ray, tests/test_central_cluster.py one on Ray
-def test_a_killed_private_run_resumes_to_the_same_bits_and_spends_once(central_experiment: Experiment) -> None:
-    """Killed somewhere; continued to 11 steps, half an epoch, beyond its newest checkpoint."""
-    process = start(central_experiment, "--out", "broken", *settings(*PRIVATE, *LONG))
-    broken = central_experiment.folder / "broken"
-    wait_for_step(broken, 35)  # its line is written once the checkpoint of step 28 is there
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert json.loads((broken / "run.json").read_text())["status"] == "running"
-    wait_until_nobody_trains(broken)
-    kept = state_of(broken).round
-    assert kept >= 28
-    with (broken / "rounds.jsonl").open("a") as log:
-        log.write('{"round": 9999999, "loss": 1.0}\n{"round": 99, "lo')  # lines beyond it, the last cut short
-    rest = (*PRIVATE, f"training.steps={kept + 11}", LONG[1])
-    central_experiment.flsim("run", central_experiment.config, "--out", "broken", *settings(*rest), "--resume")
-    whole = central_experiment.run("whole", *rest)
-    assert_same_state(state_of(broken), state_of(whole))
-    assert [entry.rounds for entry in state_of(broken).ledger.entries] == [kept + 11]
-    assert rows(broken).equals(rows(whole))
-    assert log_of(broken) == log_of(whole)
-    assert json.loads((broken / "run.json").read_text())["status"] == "completed"
-
-
 @pytest.mark.nightly
 def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> None:
     process = start(central_experiment, "--out", "stopped", *settings(*LONG))
@@ -217,13 +165,16 @@ def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> No
     wait_until_nobody_trains(stopped)
     about = json.loads((stopped / "run.json").read_text())
     assert (about["status"], about["reason"]) == ("interrupted", "`flsim run --resume` continues it")
-    assert state_of(stopped).round == about["round"] == log_of(stopped)[-1]["round"]
+    assert final_state(stopped).round == about["round"] == log_of(stopped)[-1]["round"]
     assert not (stopped / ".stop").exists()
-    steps = state_of(stopped).round + 3
+    steps = final_state(stopped).round + 3
     options = settings(f"training.steps={steps}", LONG[1])
     again = central_experiment.flsim("run", central_experiment.config, "--out", "stopped", *options, "--resume")
     assert re.search(rf"^stopped: evaluated after {steps}: RS \d, BS \d, .* bits of 4 canaries$", again.stderr, re.M)
-    assert (state_of(stopped).round, json.loads((stopped / "run.json").read_text())["status"]) == (steps, "completed")
+    assert (final_state(stopped).round, json.loads((stopped / "run.json").read_text())["status"]) == (
+        steps,
+        "completed",
+    )
 
 
 @pytest.mark.slow

@@ -2,22 +2,16 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from helpers import CENTRAL, TINY, Experiment, Flsim, Trained, assert_same, final_state, start
+from waiting import wait_until
 
 from flsim.algorithms.checkpoint import latest, round_of
 from flsim.runs.folder import Run
 
 PRIVATE = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=0.8", "training.optimizer=rmsprop")
-
-
-@pytest.fixture
-def central_experiment(experiment: Experiment) -> Experiment:
-    experiment.config.write_text(CENTRAL)
-    return experiment
 
 
 def losses(run: Path) -> list[tuple[int, float, str]]:
@@ -34,10 +28,7 @@ def test_a_killed_one_goes_on_to_the_same_bits_and_spends_once(central_experimen
         return [part for text in (*PRIVATE, f"training.steps={steps}") for part in ("--set", text)]
 
     process = start(central_experiment, "--out", "broken", "--in-process", *options(1_000_000))
-    until = time.monotonic() + 120
-    while not ((newest := latest(broken / "checkpoints")) and round_of(newest) >= 28):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: bool((newest := latest(broken / "checkpoints")) and round_of(newest) >= 28))
     process.send_signal(signal.SIGKILL)
     process.wait()
     steps = final_state(broken).round + 11

@@ -4,13 +4,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from helpers import Experiment
 from own_model import CENTRAL, SECTION, TINY_OWN, line_of, write_model
 from populations import InMemory
-from stepping import LAYOUT, same, source
+from stepping import LAYOUT, batch_of, same, source
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -18,7 +17,6 @@ import flsim
 from flsim.algorithms import fedavg
 from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError, RunFailed
-from flsim.data.records import Records, batch
 from flsim.models.architectures import build, restore
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LogitModel, Params, TrainableModel
@@ -50,11 +48,6 @@ def hparams(tmp_path: Path) -> ModelHParams:
     return ModelHParams(5, architecture=f"{write_model(tmp_path)}:TwistedGRU", options={"scale": 2.5})
 
 
-def batch_of_all() -> tuple[Tensor, Tensor]:
-    read = batch(Records.from_lists(RECORDS), np.arange(len(RECORDS)), LAYOUT)
-    return torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
-
-
 def by_hand(model: TrainableModel, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Params]:
     """Mean loss and gradient of the GRU's equations (Cho et al., 2014, as torch has them), without its modules."""
     p = {name: value.detach().double().requires_grad_() for name, value in model.trainable.items()}
@@ -80,7 +73,7 @@ def test_what_travels_and_what_stays(hparams: ModelHParams) -> None:
     assert (model.vocabulary_size, model.device.type) == (LAYOUT.vocabulary_size, "cpu")
     assert not isinstance(model, LogitModel)  # attacks take no shortcut over an output layer
     copy = restore({name: value.detach() for name, value in model.trainable.items()}, hparams, LAYOUT.vocabulary_size)
-    inputs, _ = batch_of_all()
+    inputs, _ = batch_of(RECORDS)
     assert torch.equal(copy(inputs), model(inputs))
     assert model.frozen_digest == other.frozen_digest != ""
     with torch.no_grad():
@@ -93,7 +86,7 @@ def test_what_travels_and_what_stays(hparams: ModelHParams) -> None:
 def test_a_user_and_a_step_follow_the_gradient_by_hand(hparams: ModelHParams) -> None:
     model, local = build(LAYOUT.vocabulary_size, hparams), LocalHParams(batch_size=7, learning_rate=1.0)
     state = fedavg.init(LAYOUT.vocabulary_size, hparams, 0)
-    loss, expected = by_hand(restore(state.params, hparams, LAYOUT.vocabulary_size), *batch_of_all())
+    loss, expected = by_hand(restore(state.params, hparams, LAYOUT.vocabulary_size), *batch_of(RECORDS))
     engine = engine_of("cohort", model, LAYOUT, local)
     assert isinstance(engine, LocalEngine)
     update = engine.train(state.params, InMemory(LAYOUT, [RECORDS]), [0], 0, 0)
@@ -110,7 +103,7 @@ def test_a_user_and_a_step_follow_the_gradient_by_hand(hparams: ModelHParams) ->
 def test_gradients_of_single_records(hparams: ModelHParams) -> None:
     """DP-SGD's, each by hand; and a noisy training resumes to the same bits."""
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
-    inputs, targets = batch_of_all()
+    inputs, targets = batch_of(RECORDS)
     gradients, _ = record_gradients(model, inputs, targets)
     assert gradients.keys() == model.trainable.keys()
     for row in range(len(RECORDS)):
@@ -165,14 +158,6 @@ def test_weights_of_few_bits_are_the_frozen_ones_too(hparams: ModelHParams) -> N
     assert all(len(set(value.flatten().tolist())) <= 4 for value in coarse.parameters())
     assert coarse.trainable.keys() == model.trainable.keys()
     assert torch.equal(*(dict(each.named_buffers())["scale"] for each in (model, coarse)))
-
-
-def test_results_are_read_without_running_the_code(own: Experiment) -> None:
-    run = Run.create(config.load(own.config), own.folder / "run")
-    (copy,) = (run.path / "code").iterdir()
-    copy.write_text("raise RuntimeError('executed')")
-    assert Run.open(run.path).setting == "Non-IID, FedAvg, TwistedGRU, b_u=6"
-    assert own.call("table", "run").returncode == 0
 
 
 TIED = "self.out.weight = self.words.weight"

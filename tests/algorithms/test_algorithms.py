@@ -207,25 +207,36 @@ def test_what_is_forgotten_is_refused_and_not_taken_for_nothing(tmp_path: Path) 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["scaffold", "own"])
-def test_runs_are_killed_and_resume_to_the_same_bits(experiment: Experiment, own: bool) -> None:
-    """On two client processes; a round is verified, and only sampled users have files."""
-    algorithm = "scaffold"
-    if own:
-        (experiment.folder / "mine.py").write_text(OWN)
-        algorithm = str(experiment.folder / "mine.py:Counting")
-    settings = ("training.rounds=12", "system.shards=2", f"training.algorithm={algorithm}")
-    killed, whole = killed_and_whole(experiment, *settings, workers=2)
+@pytest.mark.parametrize(
+    ("settings", "label"),
+    [
+        (("training.algorithm=scaffold",), "SCAFFOLD, b_u=6"),
+        (("training.algorithm=mine.py:Counting",), "Counting, b_u=6"),
+        (("training.sampler=with-replacement", "training.cohort=20"), "b_u=20, with replacement"),
+        (
+            ("training.sampler=fedbuff", "training.sampler_options={concurrency=8}", "local.max_records=5"),
+            "b_u=6, FedBuff(concurrency=8)",
+        ),
+    ],
+)
+def test_runs_are_killed_and_resume_to_the_same_bits(
+    experiment: Experiment, settings: tuple[str, ...], label: str
+) -> None:
+    """On two client processes and shards; a round is verified, a table names what is set, and users' files are few."""
+    (experiment.folder / "mine.py").write_text(OWN)
+    killed, whole = killed_and_whole(experiment, "training.rounds=12", "system.shards=2", *settings, workers=2)
     assert_same(killed, whole)
     run = Run.open(whole)
+    assert verify(run, 12).differs is None
+    assert label in experiment.flsim("table", whole).stdout
+    if "sampler" in settings[0]:
+        experiment.flsim("trace", whole)
+        return
     training = run.federated.training_of(run.users, run.rounds)
     sampled = {int(user) for round_ in range(12) for user in training.cohort(round_)}
     for path in (killed, whole):
         assert {int(user.name) for user in (path / "users").glob("*/*")} == sampled
         assert max(len(list(user.iterdir())) for user in (path / "users").glob("*/*")) <= 4
-    assert verify(run, 12).differs is None
-    said = experiment.flsim("table", whole).stdout
-    assert ("Counting, b_u=6" if own else "SCAFFOLD, b_u=6") in said
 
 
 def test_algorithms_of_older_run_folders_store_states_by_their_former_name() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import Experiment, assert_same, killed_and_whole
+from helpers import Experiment
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,10 +20,8 @@ from flsim.base.rng import stream
 from flsim.privacy.devices import LAWS, Durations, buffers, simulated_buffers
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import draw_cohort
-from flsim.runs.folder import Run
 from flsim.training.local import epoch_orders
 from flsim.training.state import State
-from server.verify import verify
 
 MODEL = flsim.Model(3, 5)
 SAMPLER = ("training.sampler=fedbuff", "training.sampler_options={concurrency=8}")
@@ -152,17 +150,6 @@ def test_a_checkpoint_has_the_models_in_training_and_resumes_to_the_same_bits(
         (*_, again) = [loaded, *training.states(loaded, 9)]
         assert digest_of(again) == digest_of(states[-1])
     assert max(held) >= 3
-
-
-@pytest.mark.nightly
-def test_a_killed_run_resumes_to_the_same_bits(experiment: Experiment) -> None:
-    """On two client processes and shards; a round is verified, and a table and a trace know the sampler."""
-    settings = ("training.rounds=12", "system.shards=2", "local.max_records=5", *SAMPLER)
-    killed, whole = killed_and_whole(experiment, *settings, workers=2)
-    assert_same(killed, whole)
-    assert verify(Run.open(whole), 12).differs is None
-    assert "b_u=6, FedBuff(concurrency=8)" in experiment.flsim("table", whole).stdout
-    experiment.flsim("trace", whole)
 
 
 def test_records_count_as_read_if_they_are_among_those_of_the_round_in_which_the_user_began(

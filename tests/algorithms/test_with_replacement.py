@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-from helpers import Experiment, assert_same, killed_and_whole
+from helpers import Experiment
 
 import flsim
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.runs.folder import Run
-from server.verify import verify
 
 SAMPLER = "training.sampler=with-replacement"
 MODEL = flsim.Model(3, 5)
@@ -46,21 +44,6 @@ def test_a_round_averages_over_draws(users: flsim.Planted, shards: int) -> None:
     for name, value in state.params.items():
         mean = sum(int(count) * part[name] for count, part in zip(times, sums, strict=True)) / 24
         np.testing.assert_allclose(after.params[name].double(), value.double() + mean, rtol=0, atol=1e-7)
-
-
-@pytest.mark.nightly
-def test_a_killed_run_resumes_to_the_same_bits(experiment: Experiment) -> None:
-    """On two client processes and shards; a round is verified, and a table and a trace know the sampler."""
-    settings = ("training.rounds=12", "training.cohort=20", "system.shards=2", SAMPLER)
-    killed, whole = killed_and_whole(experiment, *settings, workers=2)
-    assert_same(killed, whole)
-    run = Run.open(whole)
-    drawn = [run.federated.training_of(run.users, run.rounds).cohort(round_) for round_ in range(12)]
-    assert {len(cohort) for cohort in drawn} == {20}
-    assert all(len(set(cohort.tolist())) < 20 for cohort in drawn)  # 20 draws of 24 users, once in 300,000 otherwise
-    assert verify(run, 12).differs is None
-    assert "b_u=20, with replacement" in experiment.flsim("table", whole).stdout
-    experiment.flsim("trace", whole)
 
 
 def test_noise_cannot_be_accounted_and_is_refused(experiment: Experiment, users: flsim.Planted) -> None:

@@ -4,21 +4,17 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy
-from helpers import PRIVATE, TESTED
+from helpers import PRIVATE, TESTED, Flsim, Trained
 
 from flsim.attacks.audit.subject import subject_of
 from flsim.privacy.ledger import epsilon
 from flsim.runs.folder import Run
-
-Trained = Callable[..., Path]
-Flsim = Callable[..., tuple[int, str, str]]
 
 
 def test_rows_are_those_of_the_ranks(trained_here: Trained, flsim: Flsim) -> None:

@@ -6,11 +6,13 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from dumps import question, write_dump
 from helpers import Experiment, Flsim
 
 from flsim.algorithms.checkpoint import save
@@ -25,18 +27,12 @@ from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.state import State
 
 Refuse = Callable[..., str]
-POST = '<row Id="{id}" PostTypeId="1" OwnerUserId="{user}" Body="&lt;p&gt;{text}.&lt;/p&gt;" />\n'
 
 
-def dump(path: Path, users: int = 6, posts: int = 12) -> Path:
-    """A small Posts.xml: every user writes `posts` posts of five words."""
-    rows = "".join(
-        POST.format(id=user * posts + post, user=user, text=f"word{post} and word{user} so on")
-        for user in range(users)
-        for post in range(posts)
-    )
-    path.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n<posts>\n{rows}</posts>\n', encoding="utf-8-sig")
-    return path
+def dump(path: Path) -> Path:
+    """A small Posts.xml: each of six users writes twelve posts of five words."""
+    posts = product(range(6), range(12))
+    return write_dump(path, [question(str(user), f"<p>word{post} and word{user} so on.</p>") for user, post in posts])
 
 
 @pytest.fixture

@@ -4,19 +4,18 @@ The expected ids are the layouts' own rules, with W words: tff PAD 0, words 1 to
 FedJAX PAD 0, BOS 1, EOS 2, words 3 to W + 2, OOV W + 3; FedML PAD 0, words 1 to W, BOS W + 1, EOS W + 2, OOV W + 3.
 """
 
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from populations import InMemory
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.spec import CanaryHParams, draw_phrase
-from flsim.data.records import Records
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
 from flsim.measures.memorization.beam_search import beam_search
@@ -95,18 +94,6 @@ def test_beam_search_enumerates_words_and_nothing_else(name: str) -> None:
     torch.testing.assert_close(found_scores, scores)
 
 
-@dataclass(frozen=True)
-class Users:
-    users: list[list[list[int]]]
-    layout: Layout
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-    def __getitem__(self, user: int) -> Records:
-        return Records.from_lists(self.users[user])
-
-
 @EVERY
 def test_utility_counts_words_and_not_special_tokens(name: str) -> None:
     """9 targets: 6 words, an OOV and two EOS, of a model that always says its second word, which is right twice."""
@@ -117,7 +104,7 @@ def test_utility_counts_words_and_not_special_tokens(name: str) -> None:
         for parameter in model.parameters():
             parameter.zero_()
         model.output_bias[first + 1] = 50.0
-    measured = utility(model, Users([[[first, first + 1, oov], [first + 1, last, last, first]], [[]]], layout))
+    measured = utility(model, InMemory(layout, [[[first, first + 1, oov], [first + 1, last, last, first]], [[]]]))
     assert (measured.tokens, measured.words) == (9, 6)
     assert (measured.correct_tokens, measured.correct_words) == (2, 2)
 

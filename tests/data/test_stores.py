@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dumps import folder_bytes
 from helpers import Experiment, MakeCorpus, Trained, assert_same
 from pyarrow.fs import S3FileSystem
 
@@ -92,10 +93,6 @@ def small(make_corpus: MakeCorpus) -> Corpus:
     return make_corpus([[[1, 2], [3]] * 500, [[4]]], test=[[[5]]])
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def cached(tmp_path: Path) -> list[str]:
     """Whole corpora in the cache."""
     return [path.name for path in (tmp_path / "cache" / "corpora").glob("[!.]*") if not path.suffix]
@@ -110,7 +107,7 @@ def test_it_is_the_same_byte_for_byte(store: Store, small: Corpus, tmp_path: Pat
     push(small.path, URI)
     corpus = Corpus.open(URI, verify=True)
     assert (corpus.path, corpus.digest) == (tmp_path / "cache" / "corpora" / small.digest, small.digest)
-    assert content(corpus.path) == content(small.path)
+    assert folder_bytes(corpus.path) == folder_bytes(small.path)
     before = corpus.path.stat().st_ino
     assert Corpus.open(f"{URI}/?region=eu-west-1").path.stat().st_ino == before  # another URI, the same corpus
     assert Corpus.open(small.path.as_uri()).path.stat().st_ino == before
@@ -163,7 +160,7 @@ def test_a_fetch_that_was_killed_leaves_nothing_to_the_next(store: Store, tmp_pa
     store.process.send_signal(signal.SIGCONT)
     assert cached(tmp_path) == []
 
-    assert content(Corpus.open(URI).path) == content(large.path)
+    assert folder_bytes(Corpus.open(URI).path) == folder_bytes(large.path)
     assert not list(corpora.glob(".*"))
 
 
@@ -182,13 +179,13 @@ def test_a_file_that_changed_is_named(store: Store, small: Corpus, tmp_path: Pat
     written = (small.path / name).read_bytes()
     store.write(f"bucket/corpora/small/{name}", bytes([written[0] ^ 1]) + written[1:] if written else b"new")
     if not written:  # nothing is asked for of an empty file
-        assert content(fetched(URI)) == content(small.path)
+        assert folder_bytes(fetched(URI)) == folder_bytes(small.path)
         return
     with pytest.raises(InputError, match=f"{name}: this object differs from the manifest"):
         fetched(URI)
     assert cached(tmp_path) == []
     store.write(f"bucket/corpora/small/{name}", written)
-    assert content(fetched(URI)) == content(small.path)
+    assert folder_bytes(fetched(URI)) == folder_bytes(small.path)
 
 
 def test_a_file_that_is_missing_is_named(store: Store, small: Corpus) -> None:
@@ -216,7 +213,7 @@ def test_all_files_of_a_corpus_with_canaries_come(store: Store, experiment: Expe
     )
     assert set(planted.manifest["files"]) == {*named(planted.layout), *PLANTED}
     push(planted.path, URI)
-    assert content(fetched(URI)) == content(planted.path)
+    assert folder_bytes(fetched(URI)) == folder_bytes(planted.path)
 
 
 def test_a_store_that_is_gone(small: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,22 +268,6 @@ def test_a_bucket_must_be_there_to_write(store: Store, small: Corpus) -> None:
         push(small.path, "s3://nobucket/corpus")
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-
-    def mount(options: str) -> Path:
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-        return folder
-
-    yield mount
-    if folder.is_mount():
-        subprocess.run(["umount", folder], check=True)
-
-
 @pytest.mark.parametrize(("options", "says"), [("size=4k", "no space for"), ("nr_inodes=9", "No space left on device")])
 def test_a_full_disk_is_one_line(
     store: Store,
@@ -302,8 +283,8 @@ def test_a_full_disk_is_one_line(
     monkeypatch.setenv("FLSIM_CACHE", str(folder))
     with pytest.raises(InputError, match=rf"^{folder}/.*{says}.*FLSIM_CACHE"):
         fetched(URI)
-    disk("remount,size=1m,nr_inodes=99")
-    assert content(fetched(URI)) == content(small.path)
+    disk("size=1m,nr_inodes=99")
+    assert folder_bytes(fetched(URI)) == folder_bytes(small.path)
 
 
 def test_a_cache_that_was_tampered_with_is_named(store: Store, small: Corpus) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from helpers import MakeCorpus
+from networks import loud_network
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -23,7 +24,6 @@ from flsim.measures.memorization.random_sampling import RandomSampler, reference
 from flsim.measures.memorization.shortest_path import shortest_path
 from flsim.measures.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LanguageModel, State
 
 V, SEED = 12, 5
@@ -37,12 +37,7 @@ CANARIES = [
 
 @pytest.fixture
 def ours() -> CIFGLanguageModel:
-    """Opinionated, so that scores are far apart."""
-    model = CIFGLanguageModel(V, ModelHParams(4, 6)).initialize(1).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)
-    return model
+    return loud_network(V, 3)
 
 
 class Means(nn.Module):

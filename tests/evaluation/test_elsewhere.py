@@ -6,14 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import Flsim, rows
+from dumps import folder_bytes
+from helpers import Flsim, Trained, rows
 from safetensors.torch import save_file
 
 from flsim.base.errors import InputError
@@ -23,8 +23,6 @@ from flsim.canaries.roster import roster_of
 from flsim.results.run_file import read_run_file
 from flsim.runs.folder import Run
 from flsim.runs.loading import load_model
-
-Trained = Callable[..., Path]
 
 OF_OURS = """
 from flsim.models.architectures import build
@@ -478,17 +476,13 @@ def test_legends_define_only_columns_and_rows_of_the_tables(theirs: Path, flsim:
         assert word.lower() in tables or f"{word}:" not in legend, word
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [".theirs.partial-*", "theirs/run.json", "theirs/rows/round-000004.parquet"])
 def test_a_killed_measurement_is_never_read_as_complete(copied: Run, flsim: Flsim, tmp_path: Path, moment: str) -> None:
     """SIGKILL of a real process as soon as a file is there; the same command completes the folder to the same bytes."""
     options = ("--state", tmp_path / "weights")
     assert measured(copied, flsim, tmp_path, *options)[0] == 0
-    whole = content(tmp_path / "theirs")
+    whole = folder_bytes(tmp_path / "theirs")
     command = list[object]()
 
     def named_only(*words: object) -> tuple[int, str, str]:
@@ -504,13 +498,13 @@ def test_a_killed_measurement_is_never_read_as_complete(copied: Run, flsim: Flsi
         assert process.poll() is None
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    if folder.exists() and content(folder) != whole:
+    if folder.exists() and folder_bytes(folder) != whole:
         assert read_run_file(folder)["status"] == "running"
         code, out, err = flsim("table", folder)
         assert (code, "running" in out) == (0, True), err
     again = subprocess.run(words, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert content(folder) == whole
+    assert folder_bytes(folder) == whole
     assert [*folder.parent.iterdir()] == [folder]
 
 
@@ -533,7 +527,7 @@ def test_refused_input_leaves_no_output(
         path.write_text(path.read_text().replace('"seed"', '"seeds"'))
     else:
         out = tmp_path / "weights" if fault == "folder" else tmp_path / "file" / "theirs"
-    before = content(tmp_path), sorted(tmp_path.rglob("*"))
+    before = folder_bytes(tmp_path), sorted(tmp_path.rglob("*"))
     weights = [] if fault == "tokens" else ["--state", tmp_path / "weights"]
     if fault == "tokens":
         where = ("--canaries", tmp_path / "planted", "--out", out)
@@ -542,4 +536,4 @@ def test_refused_input_leaves_no_output(
         options += ["--canaries", tmp_path / "planted", "--out", out]
         code, printed, err = measured(copied, flsim, tmp_path, *weights, *options)
     assert (code, printed, len(err.splitlines())) == (2, "", 1), err
-    assert (content(tmp_path), sorted(tmp_path.rglob("*"))) == before
+    assert (folder_bytes(tmp_path), sorted(tmp_path.rglob("*"))) == before

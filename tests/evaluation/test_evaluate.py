@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from helpers import MakeCorpus
+from networks import loud_network
 
 from flsim.base.errors import Diverged, InputError
 from flsim.canaries.spec import Canary
@@ -17,7 +18,6 @@ from flsim.measures.memorization.random_sampling import references
 from flsim.measures.memorization.score import log_perplexity
 from flsim.measures.prediction import utility
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.results.rows import Row
 
 V, SEED = 12, 5
@@ -32,12 +32,7 @@ MODEL_METRICS = {"references", "accuracy", "accuracy_all_tokens", "perplexity"}
 
 @pytest.fixture
 def model() -> CIFGLanguageModel:
-    """Opinionated, so that scores are far apart."""
-    model = CIFGLanguageModel(V, ModelHParams(4, 6)).initialize(1).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)
-    return model
+    return loud_network(V, 3)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 import torch
+from networks import loud_network
 from torch import Tensor
 
 from flsim.canaries.spec import Canary
@@ -15,7 +16,6 @@ from flsim.measures.memorization.exposure import exposure
 from flsim.measures.memorization.random_sampling import references
 from flsim.measures.memorization.score import log_perplexity
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 
 LAYOUT, SEED, COUNT = Layout(12), 3, 400  # eight words, 512 continuations of three
 EVERYTHING = torch.tensor(list(product(range(1, 9), repeat=3)))
@@ -23,12 +23,7 @@ EVERYTHING = torch.tensor(list(product(range(1, 9), repeat=3)))
 
 @pytest.fixture(scope="module")
 def model() -> CIFGLanguageModel:
-    """It has opinions."""
-    model = CIFGLanguageModel(12, ModelHParams(4, 6)).initialize(1).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2)
-    return model
+    return loud_network(12, 2)
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,15 @@
 """Utility against a loop over records, one at a time, and the laws of its sums."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from populations import InMemory
 
 from flsim.base.errors import Diverged
-from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.measures import prediction as module
 from flsim.measures.prediction import Utility, utility
@@ -18,20 +17,6 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 
 LAYOUT = Layout(12, record_words=6)
-
-
-@dataclass(frozen=True)
-class Population:
-    """Users in memory."""
-
-    users: list[list[list[int]]]
-    layout: Layout = LAYOUT
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-    def __getitem__(self, user: int) -> Records:
-        return Records.from_lists(self.users[user])
 
 
 def some_users(seed: int, users: int = 7) -> list[list[list[int]]]:
@@ -72,7 +57,7 @@ def test_equals_a_loop_over_records(seed: int, pool: int, logits: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "POOL_WORDS", pool)
         patch.setattr(module, "LOGITS", logits)
-        found, expected = utility(model, Population(users)), naive(model, users)
+        found, expected = utility(model, InMemory(LAYOUT, users)), naive(model, users)
     assert found.cross_entropy == pytest.approx(expected.cross_entropy, rel=1e-9)
     for name in ("tokens", "correct_tokens", "words", "correct_words"):
         assert getattr(found, name) == getattr(expected, name), name
@@ -80,7 +65,7 @@ def test_equals_a_loop_over_records(seed: int, pool: int, logits: int) -> None:
 
 def test_chosen_users_only() -> None:
     users, model = some_users(1), some_model(1)
-    found, expected = utility(model, Population(users), [4, 2]), naive(model, [users[2], users[4]])
+    found, expected = utility(model, InMemory(LAYOUT, users), [4, 2]), naive(model, [users[2], users[4]])
     assert found.tokens == expected.tokens
     assert found.cross_entropy == pytest.approx(expected.cross_entropy)
 
@@ -90,7 +75,7 @@ def test_a_model_that_always_says_word_1() -> None:
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(4, 6))
     with torch.no_grad():
         model.output_bias[1] = 1.0
-    found = utility(model, Population([[[1, 1, 2], [3, 1]], [[1, LAYOUT.oov]]]))
+    found = utility(model, InMemory(LAYOUT, [[[1, 1, 2], [3, 1]], [[1, LAYOUT.oov]]]))
     assert (found.accuracy, found.accuracy_all_tokens) == (4 / 6, 4 / 10)
     # log-probabilities: 1 - log Z for word 1, -log Z for the other 11 tokens, with Z = e + 11
     assert found.perplexity == pytest.approx((math.e + 11) / math.exp(4 / 10))
@@ -99,7 +84,7 @@ def test_a_model_that_always_says_word_1() -> None:
 def test_long_records_are_not_padded_to_by_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """200 records of one word and 2 of 6, 60 positions a batch: at most 2 positions in 100 are padding."""
     monkeypatch.setattr(module, "LOGITS", 60 * LAYOUT.vocabulary_size)
-    users = Population([[[1]] * 100 + [[1, 2, 3, 4, 5, 6]]] * 2)
+    users = InMemory(LAYOUT, [[[1]] * 100 + [[1, 2, 3, 4, 5, 6]]] * 2)
     batches = list(module._batches(users, range(2)))
     assert max(part.inputs.size for part in batches) <= 60
     assert sum(int((part.targets == LAYOUT.pad).sum()) for part in batches) <= 32
@@ -118,7 +103,7 @@ def test_merging_is_a_commutative_monoid(a: Utility, b: Utility, c: Utility) -> 
 
 
 def test_nothing_measured_is_not_a_number() -> None:
-    nothing = utility(some_model(0), Population([]))
+    nothing = utility(some_model(0), InMemory(LAYOUT, []))
     assert nothing == Utility()
     assert all(math.isnan(value) for value in (nothing.accuracy, nothing.accuracy_all_tokens, nothing.perplexity))
 
@@ -133,4 +118,4 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
     with torch.no_grad():
         model.output_bias[3] = value
     with pytest.raises(Diverged, match="cross-entropy is not finite"):
-        utility(model, Population(some_users(0)))
+        utility(model, InMemory(LAYOUT, some_users(0)))

@@ -1,5 +1,6 @@
 """The model's equations in plain numpy, one token and one gate at a time, and attacks by enumeration."""
 
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise, product
 
@@ -12,7 +13,7 @@ from flsim.data.vocabulary import Layout
 from flsim.measures.memorization.random_sampling import RandomSampler
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import LanguageModel, NextWordModel
+from flsim.models.language_model import LanguageModel, NextWordModel, State
 
 D, H = 3, 5
 LAYOUT = Layout(8)  # four words
@@ -36,6 +37,27 @@ def random_model(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float
         for parameter in model.parameters():
             parameter.copy_(torch.from_numpy(scale * rng.normal(size=tuple(parameter.shape))))
     return model
+
+
+@dataclass
+class Noisy:
+    """A model whose every answer is rounded differently, and that counts the sequences it reads."""
+
+    model: CIFGLanguageModel
+    noise: float = 0.0
+    read: int = 0
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        return self.shake(self.model.start(tokens))
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        self.read += len(tokens)
+        return self.shake(self.model.step(state, tokens))
+
+    def shake(self, answer: tuple[State, Tensor]) -> tuple[State, Tensor]:
+        state, log_probs = answer
+        return state, log_probs * torch.from_numpy(1 + self.noise * self.rng.random(tuple(log_probs.shape)))
 
 
 def all_phrases(length: int) -> list[Phrase]:

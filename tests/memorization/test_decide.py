@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from memorization.oracle import LAYOUT, Oracle, all_phrases, decide, random_model, rank
-from torch import Tensor
+from memorization.oracle import LAYOUT, Noisy, Oracle, all_phrases, decide, random_model, rank
 
 from flsim.measures.memorization.random_sampling import RandomSampler
-from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.language_model import State
 
 BOS = torch.tensor([LAYOUT.bos])
 PHRASES = all_phrases(4)
@@ -27,25 +24,11 @@ def test_only_the_very_best_of_all_continuations_is_memorized(scale: float, dtyp
     assert decided == {index: scale > 0 and index == best for index in sampler}
 
 
-class Reading:
-    """Any model with the two methods; says how many sequences it reads."""
-
-    def __init__(self, model: CIFGLanguageModel) -> None:
-        self.model, self.read = model, 0
-
-    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        return self.model.start(tokens)
-
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        self.read += len(tokens)
-        return self.model.step(state, tokens)
-
-
 def test_the_first_reference_that_beats_the_canary_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the 8 likeliest by what words tend to cost, one beats the worst: 8 x 3 states, the sample's, the canary's."""
     monkeypatch.setattr("flsim.measures.memorization.random_sampling.LIKELY", (8,))
     monkeypatch.setattr("flsim.measures.memorization.random_sampling.TYPICAL", 4)
-    model = Reading(random_model(3))
+    model = Noisy(random_model(3))
     worst = AMONG[int(np.argmax(Oracle(model.model).scores((LAYOUT.bos,), PHRASES)))]
     others = AMONG[(worst != AMONG).any(1)]
     assert not decide(model, BOS, worst, others)

@@ -1,7 +1,6 @@
 """The rank against enumeration of every continuation."""
 
 import math
-from dataclasses import dataclass, field
 from itertools import permutations
 
 import numpy as np
@@ -9,14 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, decide, random_model, rank
-from torch import Tensor
+from memorization.oracle import LAYOUT, Noisy, Oracle, Phrase, all_phrases, decide, random_model, rank
 
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization import score
 from flsim.measures.memorization.random_sampling import references
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.language_model import LanguageModel, State
+from flsim.models.language_model import LanguageModel
 
 PHRASES = all_phrases(4)
 BOS = (LAYOUT.bos,)
@@ -66,27 +64,6 @@ def test_equal_scores_in_another_order_of_summation_are_ties() -> None:
         with torch.no_grad():
             model.projection.zero_()
         assert rank_of(model, BOS, (1, 2, 3, 4), list(permutations((1, 2, 3, 4)))) == 24 + 1
-
-
-@dataclass
-class Noisy:
-    """A model whose every answer is rounded differently, and that counts the sequences it reads."""
-
-    model: CIFGLanguageModel
-    noise: float = 0.0
-    read: int = 0
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-
-    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        return self.shake(self.model.start(tokens))
-
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        self.read += len(tokens)
-        return self.shake(self.model.step(state, tokens))
-
-    def shake(self, answer: tuple[State, Tensor]) -> tuple[State, Tensor]:
-        state, log_probs = answer
-        return state, log_probs * torch.from_numpy(1 + self.noise * self.rng.random(tuple(log_probs.shape)))
 
 
 def test_the_canary_itself_is_a_tie_whatever_the_rounding() -> None:

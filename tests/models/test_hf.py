@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from populations import InMemory
 from tiny_bases import GPT2, LLAMA, norms_in_float64
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -82,6 +83,10 @@ def user(records: int = 6, seed: int = 0) -> Records:
     return Records.from_lists([rng.integers(1, LAYOUT.last_word + 1, length).tolist() for length in lengths])
 
 
+def users_of(*records: Records) -> InMemory:
+    return InMemory(LAYOUT, [[record.tolist() for record in each] for each in records])
+
+
 @BOTH
 @TUNED
 def test_a_model_equals_transformers_and_its_state_equals_reading_anew(
@@ -140,7 +145,7 @@ def test_the_steps_of_a_user_equal_ten_lines_of_torch_and_peft(
     start = {name: value.to(dtype) for name, value in params_of(made(hparams)).items()}
     model, records = restore(start, hparams, LAYOUT.vocabulary_size), user()
     before = model.frozen_digest
-    updates = train_users(RoundRequest(0, 0, np.array([0]), start), Users(records), model, local, seed=0).delta
+    updates = train_users(RoundRequest(0, 0, np.array([0]), start), users_of(records), model, local, seed=0).delta
 
     peft, trained = peft_of(config, start)
     optimizer, read = torch.optim.SGD(trained, lr=0.5), batch(records, np.arange(6), LAYOUT)
@@ -180,19 +185,6 @@ def test_a_step_of_dp_sgd_is_the_sum_of_the_clipped_gradients_of_records(
         step = sum(factor * gradient for factor, gradient in zip(factors, of_weight, strict=True)) / 4
         torch.testing.assert_close(start[name] - value.detach(), step, rtol=0, atol=1e-10)
     assert model.frozen_digest == before
-
-
-class Users:
-    layout = LAYOUT
-
-    def __init__(self, *records: Records) -> None:
-        self.records = records
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, user: int) -> Records:
-        return self.records[user]
 
 
 @BOTH
@@ -342,7 +334,7 @@ def test_a_base_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_dropout_of_adapters_is_a_function_of_seed_round_and_user() -> None:
-    hparams, users, local = hparams_of(GPT2, replace(LORA, dropout=0.5)), Users(user(), user(seed=1)), LocalHParams()
+    hparams, users, local = hparams_of(GPT2, replace(LORA, dropout=0.5)), users_of(user(), user(seed=1)), LocalHParams()
     start, size = params_of(made(hparams)), LAYOUT.vocabulary_size
 
     def updates(seed: int, round_: int, *chosen: int) -> Params:

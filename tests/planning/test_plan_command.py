@@ -15,7 +15,6 @@ import scipy
 import torch
 from helpers import PRIVATE, Experiment, Flsim, Trained
 
-from flsim.attacks.audit import coins
 from flsim.attacks.audit.audit import audit_subject, ceiling_of_coins
 from flsim.attacks.audit.subject import Coins, Subject, subject_of
 from flsim.base.statistics import holm
@@ -313,13 +312,6 @@ def test_units_are_counted_as_an_audit_counts_them(experiment: Experiment) -> No
     assert groups_of(configs["iid"], TINY_USERS) == [19] * 2 + [24] * 2, "there are no more users"
     exact = replace(configs["non-iid"], canaries=CanaryHParams(insertions=(1, 7), count=1))
     assert groups_of(exact, TINY_USERS) == [1, 7]
-
-
-def test_a_group_of_any_size_has_a_bound() -> None:
-    """An IID twin's canary has hundreds of users: e^(users x epsilon) is no float."""
-    few, many = (coins.epsilon_of_coins(100, 20, 20, 0.0, users=users) for users in (1, 500))
-    assert many == pytest.approx(few / 500, rel=1e-5), "pure DP of a group is so many times one's"
-    assert coins.epsilon_of_coins(100, 20, 20, 1e-5, users=500) < many
 
 
 def test_canary_users_have_a_bound_and_a_cost(experiment: Experiment) -> None:

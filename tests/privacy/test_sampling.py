@@ -39,12 +39,12 @@ REPLAYED = ("available", "fedbuff")  # samplers that draw all rounds before a ro
 
 
 def test_every_user_is_as_likely() -> None:
-    """20,000 draws of 5 of 20 users; the chi-squared test rejects falsely once in 10,000 (fixed seed). Counts within a
+    """4,000 draws of 5 of 20 users; the chi-squared test rejects falsely once in 10,000 (fixed seed). Counts within a
     round are negatively correlated, which makes the statistic smaller: its mean is 20 (1 - 1/4) = 15, not 19."""
     counts = np.zeros(20)
-    for round_ in range(20_000):
+    for round_ in range(4_000):
         counts[draw_cohort(0, round_, 20, 5, "fixed-size")] += 1
-    statistic = ((counts - 5_000) ** 2 / 5_000).sum() * 19 / 15
+    statistic = ((counts - 1_000) ** 2 / 1_000).sum() * 19 / 15
     assert stats.chi2(19).sf(statistic) > 1e-4
 
 
@@ -114,16 +114,16 @@ def test_groups_are_disjoint_hold_everybody_and_differ_by_one_user_at_most() -> 
 def test_balls_in_bins_throws_each_user_into_one_uniform_bin() -> None:
     """23 users and cohorts of 6: 4 bins (3.83, rounded), which repeat.
 
-    3,000 seeds, chi-squared over users and bins (p > 1e-4).
+    1,000 seeds, chi-squared over users and bins (p > 1e-4), which finds bins 10% apart from uniform ones.
     """
     counts = np.zeros((23, 4))
-    for seed in range(3_000):
+    for seed in range(1_000):
         bins = [draw_cohort(seed, round_, 23, 6, "balls-in-bins") for round_ in range(4)]
         assert sorted(np.concatenate(bins).tolist()) == list(range(23))
         for number, users in enumerate(bins):
             counts[users, number] += 1
     assert np.array_equal(draw_cohort(8, 1, 23, 6, "balls-in-bins"), draw_cohort(8, 9, 23, 6, "balls-in-bins"))
-    assert stats.chi2(23 * 3).sf(((counts - 750) ** 2 / 750).sum()) > 1e-4
+    assert stats.chi2(23 * 3).sf(((counts - 250) ** 2 / 250).sum()) > 1e-4
 
 
 def test_cyclic_poisson_takes_every_user_of_a_group_as_often() -> None:
@@ -138,6 +138,7 @@ def test_cyclic_poisson_takes_every_user_of_a_group_as_often() -> None:
 @pytest.mark.parametrize(
     ("loss", "answering"),
     [
+        ({}, 1.0),
         ({"dropout": 0.4}, 0.6),
         ({"deadline": 0.8, "durations": "exponential"}, 1 - math.exp(-0.8)),
         ({"deadline": 1.5, "dropout": 0.2}, 0.8 * math.erf(1.5 / math.sqrt(math.pi))),
@@ -146,10 +147,11 @@ def test_cyclic_poisson_takes_every_user_of_a_group_as_often() -> None:
 def test_thinned_poisson_sampling_is_poisson_sampling_in_law(
     name: str, loss: dict[str, object], answering: float
 ) -> None:
-    """4,000 rounds of 5 of 20 users, some of whom drop out or are late: sizes are binomial, users and pairs as likely.
+    """Rounds of 5 of 20 users, some of whom may drop out or be late: sizes are binomial, users and pairs as likely.
 
-    Each of three tests rejects falsely once in 10,000 (fixed seed). The event is that of Poisson sampling at the
-    thinned rate. A half-normal duration of mean 1 is within d with probability erf(d / sqrt(pi)).
+    Each of three tests of 4,000 rounds rejects falsely once in 10,000 (fixed seed). A rate of 1/19 or 1/21 for 1/20
+    moves the mean size by 7 or 8 of its standard errors, and that of sizes would find it. The event is that of Poisson
+    sampling at the thinned rate. A half-normal duration of mean 1 is within d with probability erf(d / sqrt(pi)).
     """
     rounds, thinned = 4_000, 0.25 * answering
     sampler = with_options(without_options(name), options_of(name) | loss)
@@ -233,20 +235,6 @@ def test_every_sampler_draws_users_in_order_and_the_same_again(
     assert fewest <= len(cohort) <= most
 
 
-def test_poisson_takes_every_user_as_often_and_independently() -> None:
-    """20,000 rounds of 5 of 20 users: each takes part in a quarter of the rounds, each pair in a sixteenth. Chi-squared
-    over users and the largest of the 190 pairs (Bonferroni) reject falsely once in 10,000 each (fixed seed)."""
-    rounds = 20_000
-    present = np.zeros((rounds, 20))
-    for round_ in range(rounds):
-        present[round_, draw_cohort(1, round_, 20, 5, "poisson")] = 1
-    statistic = ((present.sum(0) - rounds / 4) ** 2 / (rounds * 3 / 16)).sum()
-    assert stats.chi2(20).sf(statistic) > 1e-4
-    together = (present.T @ present)[np.triu_indices(20, 1)]
-    deviations = np.abs(together - rounds / 16) / math.sqrt(rounds * 15 / 256)
-    assert deviations.max() < stats.norm.isf(0.5e-4 / 190)
-
-
 def test_poisson_cohorts_may_be_empty_or_hold_everybody() -> None:
     sizes = {len(draw_cohort(0, round_, 2, 1, "poisson")) for round_ in range(50)}
     assert sizes == {0, 1, 2}
@@ -257,9 +245,9 @@ def test_poisson_cohorts_may_be_empty_or_hold_everybody() -> None:
 
 
 def test_draws_with_replacement_are_multinomial() -> None:
-    """20,000 rounds of 5 draws of 20 users. A user is drawn Binomial(5, 1/20) times, with the variance of that; and all
+    """5,000 rounds of 5 draws of 20 users. A user is drawn Binomial(5, 1/20) times, with the variance of that; and all
     five draws differ with probability 20 x 19 x 18 x 17 x 16 / 20^5. Each check rejects falsely once in 10,000."""
-    rounds, law = 20_000, stats.binom(5, 1 / 20)
+    rounds, law = 5_000, stats.binom(5, 1 / 20)
     drawn = np.stack([draw_cohort(1, round_, 20, 5, "with-replacement") for round_ in range(rounds)])
     times = np.stack([(drawn == user).sum(1) for user in range(20)])
     assert stats.chi2(19).sf(((times.sum(1) - rounds / 4) ** 2 / (rounds / 4)).sum()) > 1e-4

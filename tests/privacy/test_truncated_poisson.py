@@ -1,16 +1,12 @@
 """Truncated Poisson sampling: its law, and the epsilon of its own event."""
 
-import math
-
 import numpy as np
 import pytest
 from dp_accounting import (
     ComposedDpEvent,
-    PoissonSampledDpEvent,
     SelfComposedDpEvent,
     TruncatedSubsampledGaussianDpEvent,
 )
-from dp_accounting.dp_event import GaussianDpEvent
 from scipy import stats
 
 import flsim
@@ -109,10 +105,3 @@ def test_extreme_noise_is_refused_before_losses_are_tabulated() -> None:
 def test_wrong_options_are_refused(sampler: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         flsim.FedAvg(5, sampler=sampler, sampler_options=options)
-
-
-def test_plain_poisson_has_the_bits_and_the_event_it_had() -> None:
-    assert Entry("poisson", 20, 5, 1.5, 3).event("S") == SelfComposedDpEvent(
-        PoissonSampledDpEvent(0.25, GaussianDpEvent(1.5)), 3
-    )
-    assert math.isfinite(epsilon(Ledger((Entry("poisson", 20, 5, 1.5, 3),)), 1e-3, sound_convention("poisson")))

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import assert_refused
 from htmlpage import Page, described, plain
 from reported import Made, roster, write_run, write_sweep
 from simulated_report import gathered_of, table_1
 
-from flsim import cli
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
 from flsim.base.rng import stream
@@ -336,16 +336,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     (tmp_path / "empty" / "sweep.json").write_text(
         json.dumps({**about, "source": None, "versions": {}, "runs": [], "sessions": []})
     )
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr("sys.argv", ["flsim", "report", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    printed = capsys.readouterr().err
-    assert stop.value.code == 2
-    assert printed.count("\n") == 1
-    assert says in printed
-    assert sorted(tmp_path.rglob("*")) == before
+    assert_refused(tmp_path, monkeypatch, capsys, ["report", *arguments], says)
 
 
 def test_a_report_that_is_there_stays_where_another_fails(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from helpers import Flsim
 from ninety import PublishedRow, fedavg, of_ninety
+from results.levels import measured as measured_at
 from results.levels import planned_run, write_sweep
 
 from flsim.results.rows import Row, write_rows
@@ -83,6 +84,7 @@ def sweep_of(make_run: MakeRun, tmp_path: Path) -> Callable[..., Path]:
         series: Mapping[tuple[str, str], Sequence[Mapping[int, Mapping[str, Sequence[float] | float]] | None]],
         name: str = "sweep",
         published: Mapping[tuple[str, str], object] | None = None,
+        tuned: str | None = None,
         **about: object,
     ) -> Path:
         (tmp_path / name / "runs").mkdir(parents=True)
@@ -96,7 +98,7 @@ def sweep_of(make_run: MakeRun, tmp_path: Path) -> Callable[..., Path]:
                     described = {"seed": seed, "series": f"{grid}-{partition}", "rounds_per_epoch": 1.0}
                     folder = make_run(rounds, name=run, shift=100 * seed, setting=setting, **(described | about))
                     folder.rename(tmp_path / name / "runs" / run)
-        return write_sweep(tmp_path / name, runs)
+        return write_sweep(tmp_path / name, runs, **({"tuned": tuned} if tuned else {}))
 
     return make
 
@@ -114,17 +116,9 @@ def make_series(make_run: MakeRun) -> MakeSeries:
     ) -> list[RunResults]:
         runs = []
         for seed, level in enumerate(levels):
-            bits = [level + index / 2 for index in range(9)]
-            measured: dict[str, Sequence[float] | float] = {
-                "exposure": bits,
-                "rs": [float(each >= 4) for each in bits],
-                "bs": [float(each >= 6) for each in bits],
-                "references": 10_000,
-                "accuracy": 0.2,
-                "perplexity": perplexity + seed,
-            }
+            rounds = {round: measured_at(level) | {"perplexity": perplexity + seed}}
             given = {"seed": seed, "series": name, "rounds_per_epoch": 1.0} | about
-            runs.append(read_run(make_run({round: measured}, name=f"{name}-{seed}", shift=100 * seed, **given)))
+            runs.append(read_run(make_run(rounds, name=f"{name}-{seed}", shift=100 * seed, **given)))
         return runs
 
     return make

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import notebooks
 import pandas as pd
 import pytest
+from results.levels import measured as measured_at
 from results.levels import write_sweep
 
 from flsim.results.frames import CANARY, RUN, frames
@@ -25,18 +26,8 @@ PARTITIONS = {"iid": "IID, FedAvg, b_u=16", "non-iid": "Non-IID, FedAvg, b_u=16"
 
 
 def measured(level: float) -> dict[str, Any]:
-    """Canary i of nine has `level` + i / 2 bits; RS found those of 4 bits and more, BS those of 6."""
-    bits = [level + index / 2 for index in range(9)]
-    return {
-        "exposure": bits,
-        "log_perplexity": [20 - each for each in bits],
-        "rank": [1 + index for index in range(9)],
-        "rs": [float(each >= 4) for each in bits],
-        "bs": [float(each >= 6) for each in bits],
-        "references": 10_000,
-        "accuracy": 0.2,
-        "perplexity": 60 - level,
-    }
+    ranks = [1 + index for index in range(9)]
+    return measured_at(level) | {"log_perplexity": [20 - level - index / 2 for index in range(9)], "rank": ranks}
 
 
 @pytest.fixture

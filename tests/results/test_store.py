@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shown import from_csv, to_markdown
 
@@ -96,8 +96,6 @@ def test_a_run_without_rows_is_a_run(make_run: MakeRun) -> None:
     assert run.rows.dtypes.to_dict() == read_run(make_run({1: {"rs": NINE}}, name="b")).rows.dtypes.to_dict()
     with pytest.raises(InputError, match="not evaluated yet"):
         run.evaluation()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        run.status = "completed"  # type: ignore[misc]
 
 
 def test_what_a_killed_write_left_behind_is_not_read(make_run: MakeRun) -> None:
@@ -203,6 +201,7 @@ def results_of(rows: pd.DataFrame, canaries: list[str]) -> RunResults:
     return RunResults("iid", "a", "completed", None, 9, 9, rows, pd.DataFrame({"canary": canaries}))
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["rs", "bs"]), st.sampled_from(["", "b", "a"])), unique=True)
 )

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from helpers import Flsim
-from results.levels import planned_run, write_sweep
 
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 
@@ -14,30 +14,18 @@ NOTE = "Settings were chosen by perplexity on test users alone, never by canarie
 
 
 @pytest.fixture
-def make_sweep(make_run: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+def make_sweep(sweep_of: Callable[..., Path]) -> Callable[..., Path]:
     """Write a sweep of one run in each partition, and what its file has about a search."""
-
-    def make(name: str = "sweep", **about: str) -> Path:
-        folder, runs = tmp_path / name, []
-        (folder / "runs").mkdir(parents=True)
-        for partition, words in (("iid", "IID"), ("non-iid", "Non-IID")):
-            rounds = {10: {"rs": [1.0] * 9, "exposure": [3.0] * 9, "references": 100.0, "perplexity": 50.0}}
-            run = make_run(
-                rounds, name=f"{name}-{partition}", seed=0, series=partition, setting=f"{words}, FedAvg, b_u=40"
-            )
-            run.rename(folder / "runs" / run.name)
-            runs.append(planned_run(run.name, "fedavg", 0, partition))
-        return write_sweep(folder, runs, **about)
-
-    return make
+    rounds = {10: {"rs": [1.0] * 9, "exposure": [3.0] * 9, "references": 100.0, "perplexity": 50.0}}
+    return partial(sweep_of, {("fedavg", partition): [rounds] for partition in ("iid", "non-iid")})
 
 
 def test_how_settings_were_chosen_is_said_wherever_partitions_are_compared(
     make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path
 ) -> None:
     note = NOTE
-    make_sweep(tuned=note)
-    runs = ["sweep/runs/sweep-iid", "sweep/runs/sweep-non-iid"]
+    make_sweep("sweep", tuned=note)
+    runs = ["sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-non-iid-seed0"]
     for arguments in (["compare", "sweep"], ["compare", *runs], ["table", "sweep"], ["table", *runs]):
         code, text, err = flsim(*arguments)
         assert code == 0, err

@@ -147,7 +147,7 @@ CHANGES_NOTHING = ("evaluation.every=1", "data.corpus='x'", "training.epochs=9")
         (MINIMAL, ("local.epochs=2", "training.cohort=5"), ("system.shards=9", "training.rounds=1")),
         (
             CENTRAL,
-            ("training.batch_size=9", "training.optimizer=adam"),
+            ("training.batch_size=9", "training.optimizer=adam", "training.dropout=0.1"),
             ("training.steps=9", "training.order=sequence", "system.physical_batch=1"),
         ),
     ],
@@ -230,19 +230,14 @@ def test_no_unknown_key_is_ever_ignored(key: str) -> None:
             parse({"data": {"corpus": "c"}, key: 1}, "x.toml")
 
 
-def test_what_changes_results_is_in_the_digest() -> None:
-    """How long is not, but for a schedule that knows the end; the seed is not in what a series has in common."""
+def test_a_schedule_has_the_length_in_the_digest_and_a_series_has_no_seed() -> None:
 
     def central(**training: object) -> CentralConfig:
         config = parse({"data": {"corpus": "c"}, "training": {"kind": "central", **training}}, "x")
         assert isinstance(config, CentralConfig)
         return config
 
-    assert central(epochs=1).digest == central(steps=7).digest != central(dropout=0.1).digest
     assert central(epochs=1, schedule="linear").digest != central(epochs=2, schedule="linear").digest
     other = replace(central(), seed=1)
-    assert (
-        other.digest != central().digest,
-        other.series == central().series,
-        other.series != central(dropout=0.1).series,
-    ) == (True,) * 3
+    assert other.digest != central().digest
+    assert other.series == central().series != central(dropout=0.1).series

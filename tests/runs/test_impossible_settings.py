@@ -3,12 +3,10 @@
 import re
 
 import pytest
-import torch
 from helpers import Experiment
 
 from flsim.base import machine
 from flsim.base.errors import InputError
-from flsim.canaries.planting import MOST
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization.random_sampling import references
 from flsim.models.architectures import BUILT_IN, build, weights_of
@@ -51,10 +49,6 @@ def test_references_that_do_not_fit_are_refused_before_they_are_drawn(monkeypatc
         references(0, 1_000, 4, Layout(12))
     monkeypatch.setattr(machine, "machine_memory", lambda: 64_000)
     assert references(0, 1_000, 4, Layout(12)).shape == (1_000, 4)
-
-
-def test_an_overlay_counts_as_many_canaries_as_its_indices_hold() -> None:
-    assert torch.iinfo(torch.uint16).max + 1 == MOST
 
 
 @pytest.mark.parametrize("architecture", [name for name in BUILT_IN if name != "hf"])  # whose sizes are of a base

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from faulty import fill, small_disk
 from helpers import PRIVATE, Experiment
 from tracker_files import ALL, of_mlflow, of_tensorboard, of_wandb
+from waiting import wait_until
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
@@ -31,7 +31,6 @@ from server.pool.evaluations import EvaluationService
 from server.supervision import supervised
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
-WAIT = 60.0  # seconds
 
 
 @pytest.fixture(autouse=True)
@@ -84,13 +83,6 @@ def simulate_and_die(path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     simulate(Run.open(path), after=after)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def expected(run: Path) -> dict[str, dict[int, float]]:

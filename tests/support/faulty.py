@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from subprocess import Popen, run
 import psutil
 import pytest
 from helpers import PRIVATE, Experiment, assert_same, finish, start, wait_for_round
+from waiting import wait_until
 
 import clients.app
 from flsim.algorithms.checkpoint import digest_of, latest, load
@@ -160,10 +160,7 @@ def train(message, context):
 
 def wait_for(path: Path, pattern: str, seconds: float = 120) -> None:
     """Until a file has a line like that."""
-    until = time.monotonic() + seconds
-    while not (path.exists() and re.search(pattern, path.read_text())):
-        assert time.monotonic() < until, f"{path}: nothing like {pattern}"
-        time.sleep(0.05)
+    wait_until(lambda: path.exists() and bool(re.search(pattern, path.read_text())), seconds)
 
 
 def kill(pid: int, with_signal: signal.Signals = signal.SIGKILL) -> None:

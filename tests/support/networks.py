@@ -9,6 +9,7 @@ from scipy.special import erf, expit, log_softmax, softmax
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build
+from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import NextWordModel
 
@@ -37,6 +38,15 @@ def random_network(hparams: ModelHParams, seed: int, scale: float = 1.0, layout:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.from_numpy(scale * rng.normal(size=tuple(parameter.shape))))
+    return model
+
+
+def loud_network(vocabulary_size: int, factor: float) -> CIFGLanguageModel:
+    """Initialized weights times a factor, in float64, so that scores are far apart."""
+    model = CIFGLanguageModel(vocabulary_size, ModelHParams(4, 6)).initialize(1).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
     return model
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from flsim.data.corpus import Split
-from flsim.data.records import Records
+from flsim.data.records import Records, batch
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
@@ -37,6 +37,11 @@ hparams_strategy = st.builds(
 def source(records: list[list[int]]) -> Split:
     flat = Records.from_lists(records)
     return Split(LAYOUT, flat.tokens, flat.offsets, np.array([0, len(records)]), Path("nowhere"))
+
+
+def batch_of(records: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    read = batch(Records.from_lists(records), np.arange(len(records)), LAYOUT)
+    return torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
 
 
 def start() -> State:

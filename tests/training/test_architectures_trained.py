@@ -3,20 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from networks import OTHERS, name_of
 from populations import InMemory
-from stepping import LAYOUT, same, source, tensors
-from torch import Tensor
+from stepping import LAYOUT, batch_of, same, source, tensors
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import Provenance, load, save
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError
-from flsim.data.records import Records, batch
 from flsim.models.architectures import build, restore
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import loss_sum
@@ -44,13 +41,8 @@ def trained(state: State, training: CentralTraining, until: int) -> State:
     return reached
 
 
-def all_records() -> tuple[Tensor, Tensor]:
-    read = batch(Records.from_lists(RECORDS), np.arange(len(RECORDS)), LAYOUT)
-    return torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
-
-
 def mean_loss(state: State, hparams: ModelHParams) -> float:
-    loss, count = loss_sum(restore(state.params, hparams, LAYOUT.vocabulary_size), *all_records())
+    loss, count = loss_sum(restore(state.params, hparams, LAYOUT.vocabulary_size), *batch_of(RECORDS))
     return loss.item() / count
 
 
@@ -76,7 +68,7 @@ def test_central_training_lowers_the_loss_and_resumes_to_the_same_bits(
 def test_a_clipped_and_a_noisy_lot(hparams: ModelHParams) -> None:
     """Gradients of records alone, by plain autograd; and DP-SGD goes on where it was, whatever the micro-batches."""
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0).double()
-    inputs, targets = all_records()
+    inputs, targets = batch_of(RECORDS)
     gradients, losses = record_gradients(model, inputs, targets)
     for row in range(len(RECORDS)):
         length = int((targets[row] != 0).sum())
@@ -104,7 +96,7 @@ def test_users_train_by_the_engine_that_can(hparams: ModelHParams) -> None:
     users = InMemory(LAYOUT, [RECORDS, RECORDS[:3], []])
     update = engine.train(state.params, users, [0], 0, 0)
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
-    loss, count = loss_sum(model, *all_records())
+    loss, count = loss_sum(model, *batch_of(RECORDS))
     assert (update.counts.tokens, update.counts.examples) == (count, len(RECORDS))
     expected = torch.autograd.grad(loss / count, list(model.parameters()))
     for (name, _), gradient in zip(model.named_parameters(), expected, strict=True):

@@ -5,8 +5,7 @@ import mmap
 import os
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -138,32 +137,14 @@ def test_a_second_import_into_the_same_folder_is_refused(imports: Imports, expec
     assert not imports.scratch.exists()
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A file system of so many kilobytes; called again, it has more."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-
-    def size(kilobytes: int) -> Path:
-        options = f"{'remount,' if folder.is_mount() else ''}size={kilobytes}k"
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-        return folder
-
-    yield size
-    if folder.is_mount():
-        subprocess.run(["umount", folder], check=True)
-
-
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
-    imports: Imports, expected: dict[str, bytes], disk: Callable[[int], Path]
+    imports: Imports, expected: dict[str, bytes], disk: Callable[[str], Path]
 ) -> None:
     """From 100 kB on, in steps of 900 kB, until it fits: wherever the disk is full."""
     failures = 0
     for kilobytes in range(100, 10_000, 900):
-        out = disk(kilobytes) / "corpus"
+        out = disk(f"size={kilobytes}k") / "corpus"
         process = imports.start(out=out)
         said = process.communicate()[1]
         if process.returncode == 0:

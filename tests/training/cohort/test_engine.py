@@ -134,13 +134,15 @@ def test_memory_for_not_even_one_user_is_a_failure_that_says_so() -> None:
     assert "RunFailed: cpu: not enough memory to train one user" in done.stderr
 
 
-def test_a_loss_beyond_what_probabilities_can_hold_is_exact() -> None:
+@pytest.mark.parametrize(("micro_cohort", "by_position"), [(None, False), (1, False), (1, True)])
+def test_a_loss_beyond_what_probabilities_can_hold_is_exact(micro_cohort: int | None, by_position: bool) -> None:
     """A target whose probability is 0 in float32 costs its logits' difference, not infinity."""
     model = model_of(0).float()
     with torch.no_grad():
         model.output_bias[1] = -400.0
     population, hparams = InMemory(LAYOUT, [[[1]]]), LocalHParams(learning_rate=1e-3)
-    found = CohortEngine(start_of(model), LAYOUT, hparams).train(start_of(model), population, [0], 0, 0)
+    engine = CohortEngine(start_of(model), LAYOUT, hparams, micro_cohort, by_position=by_position)
+    found = engine.train(start_of(model), population, [0], 0, 0)
     expected = train_cohort(model, population, [0], hparams, 0, 0)
     assert expected.counts.loss > 400
     assert found.counts.loss == pytest.approx(expected.counts.loss, rel=1e-6)

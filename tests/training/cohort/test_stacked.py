@@ -160,19 +160,6 @@ def test_a_user_that_blows_up_is_left_out_and_spoils_nobody(by_position: bool) -
     assert all(torch.equal(actual.delta[name], value) for name, value in expected.delta.items())
 
 
-@pytest.mark.parametrize("by_position", [False, True])
-def test_a_loss_beyond_what_probabilities_can_hold_is_exact(by_position: bool) -> None:
-    model = model_of(0).float()
-    with torch.no_grad():
-        model.output_bias[1] = -400.0
-    population, hparams = InMemory(LAYOUT, [[[1]]]), LocalHParams(learning_rate=1e-3)
-    trainer = StackedTrainer(start_of(model), hparams, LAYOUT, 1, by_position=by_position)
-    actual = train_stacked(trainer, start_of(model), population, hparams)
-    expected = train_cohort(model, population, [0], hparams, 0, 0)
-    assert expected.counts.loss > 400
-    assert actual.counts.loss == pytest.approx(expected.counts.loss, rel=1e-6)
-
-
 def held(thing: object) -> int:
     """Bytes of all tensors in an object of ours."""
     if isinstance(thing, torch.Tensor):
