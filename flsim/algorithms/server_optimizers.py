@@ -197,9 +197,9 @@ def apply(
 ) -> tuple[Params, Moments]:
     """Return the next parameters and state, computed in float64, at eta `rate`, and stored in the parameters' type."""
     eta = hparams.server_learning_rate if rate is None else rate
-    exact = {slot: {name: _exact(value) for name, value in values.items()} for slot, values in moments.items()}
+    exact = {slot: {name: value.double() for name, value in values.items()} for slot, values in moments.items()}
     with custom_code_errors(RunFailed):
-        x = {name: _exact(value) for name, value in params.items()}
+        x = {name: value.double() for name, value in params.items()}
         stepped, after = _optimizer_of(hparams).apply(x, mean, exact, eta, hparams)
     next_moments = {slot: _as_kept(values, params) for slot, values in after.items()}
     return _as_kept(stepped, params), next_moments
@@ -218,7 +218,7 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
     name = hparams.server_optimizer
     if not is_custom(name):
         return
-    x = {key: _exact(value.detach()) for key, value in build(vocabulary_size, model).trainable.items()}
+    x = {key: value.detach().double() for key, value in build(vocabulary_size, model).trainable.items()}
     update = {key: torch.ones_like(value) for key, value in x.items()}
     optimizer = _optimizer_of(hparams)
     with custom_call_errors(name, "init(x, settings) and apply(x, D, moments, eta, settings)", InputError):
@@ -252,10 +252,6 @@ def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
     return optimizer
 
 
-def _exact(value: Tensor) -> Tensor:
-    return value.to(torch.float64)
-
-
 def _as_kept(values: Params, like: Params) -> Params:
     return {name: value.to(like[name].dtype) for name, value in values.items()}
 
@@ -264,8 +260,7 @@ def _as_kept(values: Params, like: Params) -> Params:
 class ServerStep:
     """The sizes of a step of the server; norms are over all parameters, and None if no update was averaged.
 
-    The root mean square `rms` of the averaged update's entries helps to choose the constants of adaptive optimizers;
-    `wraps` are values of the sum that exceeded the range of secure aggregation.
+    `rms` is of the averaged update's entries; `wraps` are values of the sum beyond the range of secure aggregation.
     """
 
     mean_norm: float | None

@@ -29,9 +29,7 @@ class RoundRequest:
     params: Params
     clip: float | None = None  # bound on the norm of a user's update in this round; None for no clip
     sent: Moments = field(default_factory=dict)  # the tensors of the algorithm: slot -> parameter -> tensor
-    # the oldest round, from 0, that training may resume from; states of users that only older rounds need are
-    # removed
-    oldest_resumable_round: int = 0
+    oldest_resumable_round: int = 0  # from 0; states of users that only older rounds need are removed
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,6 @@ class HuggingFaceModel(TrainableModel):
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read sequences as `LanguageModel` describes it, in pieces that bound memory."""
         text = self.config.get_text_config(decoder=True)
         widest = max(4 * text.hidden_size, self.vocabulary_size // tokens.shape[1])
         rows = max(1, FLOATS // (tokens.shape[1] * widest))
@@ -179,7 +178,6 @@ class HuggingFaceModel(TrainableModel):
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read one more token, as `LanguageModel` describes it."""
         hidden, state = self.hidden(tokens[:, None], state, keeps_state=True)
         return state, self.logits(hidden[:, -1]).log_softmax(-1)
 

@@ -90,7 +90,7 @@ class Buffer:
     """The answers of a step of asynchronous training.
 
     `users` [n] are different and ascending, and `started` [n] the rounds, from 0, whose models they trained. `pending`
-    are the rounds, ascending, whose models other users still train when the buffer is full.
+    are the rounds, ascending, whose models others still train.
     """
 
     users: Ints
@@ -110,9 +110,9 @@ def simulated_buffers(
     """Simulate FedBuff, and yield the buffer of each round.
 
     Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022): the server steps as soon as its
-    buffer has K = `size` answers. Whenever users have answered, as many other users begin to train the newest model.
-    They are uniformly random among the users who neither train nor have an answer in the buffer, so that a user is in a
-    buffer at most once. Users whose durations end at the same time answer before others begin.
+    buffer has K = `size` answers. Whenever users have answered, as many others begin to train the newest model. They
+    are uniformly random among the users who neither train nor have an answer in the buffer. Users whose durations end
+    at the same time answer before others begin.
     """
     factors = durations.factors(seed, population)
     clock, is_busy = 0.0, np.zeros(population, bool)

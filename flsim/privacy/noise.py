@@ -110,12 +110,10 @@ class Independent(Noise):
     """Gaussian noise that is independent from round to round."""
 
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
-        """Return independent noise, and no state."""
         return self.fresh(round_), state
 
     @staticmethod
     def event(sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":
-        """Return the Gaussian mechanism on a sampled cohort, as often as a user takes part in `rounds` rounds."""
         from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
         limit = sampled.participation(rounds) if isinstance(sampled, Sampling) else None
@@ -173,11 +171,9 @@ class Toeplitz(Correlated):
         """Return the first coefficients of C, float64 [rounds], or all if there are fewer; the first is 1."""
 
     def matrix(self, rounds: int) -> "NDArray[np.float64]":
-        """Return C; see `Correlated.matrix`."""
         return factorizations.toeplitz(self.first_coefficients(rounds), rounds)
 
     def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return the exact sensitivity; see `Correlated.sensitivity`."""
         return factorizations.sensitivity_of_toeplitz(self.first_coefficients(rounds), participation)
 
 
@@ -199,11 +195,9 @@ class BandedToeplitz(Toeplitz):
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Return the coefficients of C; the first is 1."""
         return factorizations.optimal_bands(self.rounds, self.bands)
 
     def init(self) -> "dict[str, Params]":
-        """Return zeros for the noise of rounds before the first."""
         return {f"last{number}": _zeros(self.shapes) for number in range(self.bands - 1)}
 
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
@@ -214,11 +208,9 @@ class BandedToeplitz(Toeplitz):
         return noise, state | ({f"last{round_ % (self.bands - 1)}": noise} if self.bands > 1 else {})
 
     def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
-        """Return the coefficients; see `Toeplitz.first_coefficients`."""
         return np.array(self.coefficients[:rounds])
 
     def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return sqrt(k) times the norm of the coefficients; see `Correlated.sensitivity`."""
         if self.bands > participation.separation:
             raise InputError(
                 f"privacy.noise_options: bands must be at most {participation.separation:,}, because a user can take "
@@ -227,7 +219,6 @@ class BandedToeplitz(Toeplitz):
         return float(np.sqrt(participation.times) * np.linalg.norm(self.first_coefficients(rounds)))
 
     def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
-        """Return a mechanism for each of a user's rounds, whose privacy the sampler can amplify."""
         from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
         limit = _limited(sampling, rounds)
@@ -260,7 +251,6 @@ class BufferedToeplitz(Toeplitz):
         return factorizations.optimal_blt(self.rounds, self.buffers, self.times, self.separation)
 
     def init(self) -> "dict[str, Params]":
-        """Return empty buffers."""
         return {f"buffer{number}": _zeros(self.shapes) for number in range(self.buffers)}
 
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
@@ -273,7 +263,6 @@ class BufferedToeplitz(Toeplitz):
         return noise, after
 
     def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
-        """Return the coefficients; see `Toeplitz.first_coefficients`."""
         scales, decays = (np.array(values) for values in self.scales_and_decays)
         return factorizations.blt_coefficients(scales, decays, rounds)[0]
 
@@ -303,8 +292,7 @@ class Tree(Correlated):
         return ((last - (last & -last) < column) & (column <= last)).astype(np.float64)
 
     def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return an upper bound; see `Correlated.sensitivity`."""
-        return factorizations.sensitivity_of_tree(rounds, participation)
+        return factorizations.sensitivity_of_tree(rounds, participation)  # an upper bound
 
 
 @dataclass(frozen=True)
@@ -327,7 +315,6 @@ class BandedInverse(Toeplitz):
         return self.combined({round_ - distance: float(value) for distance, value in enumerate(inverse)}), state
 
     def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
-        """Return the coefficients; see `Toeplitz.first_coefficients`."""
         inverse = factorizations.inverse_square_root_coefficients(self.bands)
         return factorizations.series(np.ones(1), inverse, rounds)
 
@@ -380,10 +367,8 @@ class Skellam(Process):
     def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
         """Return a mechanism for each of a user's rounds, without amplification by sampling.
 
-        Each user adds a part of the noise, so cohorts of a random size would have a random amount of noise.
-
-        Raises:
-            InputError: the sampler states no limit of a user's rounds, or cohorts differ in size.
+        Each user adds a part of the noise, so cohorts of a random size would have a random amount of noise. InputError
+        for such cohorts, and if the sampler states no limit of a user's rounds.
         """
         from dp_accounting import SelfComposedDpEvent
 
@@ -471,10 +456,7 @@ def depends_on_length(name: str) -> bool:
 def settled(name: str, sampling: Sampling, rounds: int) -> str:
     """Return the name of a process, with everything that its noise depends on as options.
 
-    Args:
-        name: a key of `NOISES`, or a custom process, with options.
-        sampling: the sampler, for whose participation a matrix is optimized.
-        rounds: number of rounds of the training.
+    A matrix is optimized for the participation of the `sampling` in a training of `rounds` rounds.
     """
     if not depends_on_length(name):
         return name
@@ -525,8 +507,7 @@ def step(
 ) -> "tuple[Params, dict[str, Params]]":
     """Return the noise of a round (from 0) at unit scale, float64 by parameter, and the process's slots after it.
 
-    The noise is not `Skellam`, which depends on the noise multiplier. Other slots of the moments are ignored. A custom
-    process that fails raises the `failure`.
+    The noise is not `Skellam`, which depends on the noise multiplier. A custom process that fails raises the `failure`.
     """
     shapes, kind = _shapes(like), cast("type[Noise]", noise_class(name))
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}
@@ -541,10 +522,7 @@ def step(
 
 
 def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> None:
-    """Raise InputError if a custom process fails, or its noise differs between calls; for the arguments, see `init`.
-
-    A resumed run and `flsim verify` draw the noise of a run again.
-    """
+    """Raise InputError if a custom process fails, or its noise differs between calls; for the arguments, see `init`."""
     import torch
 
     def first() -> "dict[str, Params]":

@@ -75,10 +75,9 @@ STAR = "* the paper's own (Thakkar et al., 2020), which takes S under replace-on
 
 @dataclass(frozen=True)
 class Line:
-    """The result under one convention.
+    """The result under one convention: the epsilon so far, or the target with its noise multiplier.
 
-    The epsilon is that so far, or the target; it can be infinite, or None if it cannot be computed. The multiplier is
-    that for the target, if asked. The note is the reason why a value is missing or infinite.
+    The note is the reason why an epsilon is infinite, or a value None because it cannot be computed.
     """
 
     convention: Convention

@@ -36,7 +36,14 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = 
     if not is_custom(model.architecture):
         refuse_too_large(model, layout)
         if model.architecture == "hf":
-            _try_base(model, layout, seed)
+            network = build(layout.vocabulary_size, model).initialize(seed)
+            longest = getattr(network.config, "max_position_embeddings", None)
+            if longest is not None and layout.record_words > longest:
+                raise InputError(
+                    f"{model.label}: reads {longest:,} tokens at most, and records of the corpus have up to "
+                    f"{layout.record_words:,}; import the corpus with --words-per-record {longest}"
+                )
+            _refuse_logits(model.label, network, layout)
         return
     try:
         with custom_code_errors(InputError):
@@ -71,11 +78,23 @@ def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:
     for parameter, value in one.trainable.items():
         if value.dtype != torch.float32 or "/" in parameter:
             raise InputError(f"{model.label}: parameter {parameter} must be float32, and have no / in its name")
-    _refuse_chance(model.label, one, other, untouched)
+    if digest_of(one.trainable) != digest_of(other.trainable):
+        raise InputError(
+            f"{model.label}: the values of initialize differ between two calls; draw them with flsim.base.rng.stream"
+        )
+    if not one.frozen_digest == other.frozen_digest == untouched:
+        raise InputError(
+            f"{model.label}: its buffers or frozen parameters differ between two constructions; the constructor must "
+            "make them from its arguments only, e.g. with flsim.base.rng.stream"
+        )
     _refuse_logits(model.label, one, layout)
     _refuse_short(model.label, one, layout)
     with training_mode(one, seed):
-        _refuse_gradient(model.label, one, layout)
+        tokens, parameters = _tokens(layout), one.trainable
+        loss, _ = loss_sum(one, tokens[:, :-1], tokens[:, 1:], layout.pad)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    if unused := [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]:
+        raise InputError(f"{model.label}: the loss does not depend on parameter {unused[0]}; freeze or remove it")
     _refuse_unseeded(model.label, one, layout, seed)
     if one.frozen_digest != untouched:
         raise InputError(f"{model.label}: reading changes its buffers or frozen parameters, which must not change")
@@ -105,17 +124,6 @@ def settled(model: ModelHParams, corpus: Corpus) -> ModelHParams:
     return replace(model, path=str(base), digest=files_digest(model.path))
 
 
-def _try_base(model: ModelHParams, layout: Layout, seed: int) -> None:
-    network = build(layout.vocabulary_size, model).initialize(seed)
-    longest = getattr(network.config, "max_position_embeddings", None)
-    if longest is not None and layout.record_words > longest:
-        raise InputError(
-            f"{model.label}: reads {longest:,} tokens at most, and records of the corpus have up to "
-            f"{layout.record_words:,}; import the corpus with --words-per-record {longest}"
-        )
-    _refuse_logits(model.label, network, layout)
-
-
 def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -> None:
     """Raise InputError if the inherited `initialize` would replace weights that the constructor sets.
 
@@ -132,18 +140,6 @@ def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -
         f"{name}: the inherited initialize would replace {is_set[0]}{more}, which the constructor "
         f"sets to the same values each time; override initialize, e.g. return self"
     )
-
-
-def _refuse_chance(name: str, one: TrainableModel, other: TrainableModel, untouched: str) -> None:
-    if digest_of(one.trainable) != digest_of(other.trainable):
-        raise InputError(
-            f"{name}: the values of initialize differ between two calls; draw them with flsim.base.rng.stream"
-        )
-    if not one.frozen_digest == other.frozen_digest == untouched:
-        raise InputError(
-            f"{name}: its buffers or frozen parameters differ between two constructions; the constructor must "
-            "make them from its arguments only, e.g. with flsim.base.rng.stream"
-        )
 
 
 @torch.no_grad()
@@ -201,15 +197,6 @@ def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int
             f"{name}: the logits of forward differ between two calls in training mode with the same seeds; use "
             "only torch's default generator, Python's random or np.random"
         )
-
-
-def _refuse_gradient(name: str, model: TrainableModel, layout: Layout) -> None:
-    tokens, parameters = _tokens(layout), model.trainable
-    loss, _ = loss_sum(model, tokens[:, :-1], tokens[:, 1:], layout.pad)
-    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is None:
-            raise InputError(f"{name}: the loss does not depend on parameter {parameter}; freeze or remove it")
 
 
 def _tokens(layout: Layout) -> Tensor:

@@ -83,11 +83,9 @@ class Training(Protocol):
 
     def first_state(self) -> State:
         """Return the state before the first round."""
-        ...
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = ...) -> Iterator[State]:
         """Train in this process from a state, unchanged, to a round or step, and yield the last state and wanted ones.
 
         Raises Diverged, with the round, if values are not finite, or a loss is implausibly large.
         """
-        ...

@@ -68,8 +68,8 @@ class Counts:
     ) -> tuple["Counts", float]:
         """Return the counts of one user, and the factor of its update in a sum: its weight, or that of the clip.
 
-        `norm` is that of the update before the clip to S = `clip`; if it is not finite, the factor is 0. The weight
-        without clip is `examples` by default.
+        `norm` is that of the update before the clip; if it is not finite, the factor is 0. The weight without clip is
+        `examples` by default.
         """
         counts = cls(users=1, loss=loss, tokens=tokens, examples=examples, left_out=left_out)
         if not math.isfinite(norm):

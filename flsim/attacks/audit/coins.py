@@ -45,8 +45,8 @@ def epsilon_of_coins(
 ) -> float:
     """Return the lower bound on epsilon of one user at its delta that the right guesses prove, by [S], or 0.
 
-    A canary of g users has g epsilon and delta (e^(g epsilon) - 1) / (e^epsilon - 1) (Vadhan, 2017, Lemma 2.2); `users`
-    is the largest g.
+    A canary of g <= `users` users has g epsilon and delta (e^(g epsilon) - 1) / (e^epsilon - 1) (Vadhan, 2017, Lemma
+    2.2).
     """
 
     def probability(epsilon: float) -> float:

@@ -38,16 +38,13 @@ def share_of_references(threshold: int, references: int, canaries: int, signific
 
 def hit_probability(epsilon: float, share: float) -> float:
     """Return q(epsilon, f), the largest probability under epsilon-DP; f before any training."""
-    if share >= 1:
-        return 1.0
-    return float(scipy.special.expit(epsilon + math.log(share) - math.log1p(-share)))
+    return 1.0 if share >= 1 else float(scipy.special.expit(epsilon + math.log(share) - math.log1p(-share)))
 
 
 def epsilon_of_hits(hits: int, share: float, groups: Sequence[int], significance: float = SIGNIFICANCE) -> float:
     """Return the lower bound on epsilon of one user that this number of hits proves under pure DP, or 0.
 
-    Any training with a smaller epsilon has this number of hits with probability at most `significance`; `groups` are
-    the numbers of users that share each canary [m].
+    A smaller epsilon has so many hits with probability at most `significance`; `groups` are users of each canary [m].
     """
     sizes = np.asarray(groups, dtype=np.float64)
 
@@ -66,8 +63,7 @@ def epsilon_of_ranks(
 ) -> float:
     """Return the lower bound on epsilon of one user from ranks among shared references, in two stages.
 
-    A hit is a rank of at most `threshold`, which is fixed before ranks are known; `OF_SHARES` of the significance is
-    for the shares.
+    A hit is a rank of at most `threshold`, fixed before ranks are known; `OF_SHARES` of the significance is for shares.
     """
     share = share_of_references(threshold, references, len(groups))
     return epsilon_of_hits(hits, share, groups, significance - OF_SHARES)

@@ -1,12 +1,9 @@
 """Tests of rounds: participation and noise, compared with the ledger.
 
 Cohorts and noise are functions of (seed, round), so an audit recomputes them. This detects faults that models do not
-show: repeated cohorts, a user who counts several times, or repeated noise.
-
-The distribution of participation counts follows from the sampler in the ledger. The p-value of a sum of squared
-deviations is that of the gamma distribution with the exact mean and variance. If a sampler limits how often a user
-takes part, one user who takes part more often refutes the ledger. The audit multiplies correlated noise by the matrix C
-of the ledger; the product is independent if the noise has this matrix.
+show: repeated cohorts, a user who counts several times, or repeated noise. The p-value of a sum of squared deviations
+is that of the gamma distribution with the exact mean and variance. Correlated noise, multiplied by the matrix C of the
+ledger, is independent.
 """
 
 import math
@@ -21,7 +18,7 @@ from flsim.base.extensions import is_custom, made
 from flsim.models.language_model import Params
 from flsim.privacy import noise
 from flsim.privacy.ledger import Entry, Ledger
-from flsim.privacy.sampling import Participation, Sampling, draw_cohort
+from flsim.privacy.sampling import Sampling, draw_cohort
 
 DRAWS = 10**8  # users times rounds that an audit recomputes, in about a second
 NOISE_ROUNDS = 20  # rounds whose noise is recomputed
@@ -40,12 +37,11 @@ class RoundTest:
 def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest | None:
     """Test who took part in each round against the distribution of the sampler in the ledger.
 
-    Two sums of squared deviations are tested: of the users' numbers of rounds, and of the sizes of cohorts, with
-    Bonferroni's correction. A user who is drawn twice in one round refutes the claim immediately, and so does a cohort
-    whose size differs from a fixed size. None if settings changed between rounds, a custom sampler must not be
-    executed, or the sampler's event is not sampling.
+    Two sums of squared deviations are tested, with Bonferroni's correction: of the users' numbers of rounds, and of the
+    sizes of cohorts. A user who is drawn twice in one round, or another size of a fixed one, refutes the claim. None if
+    settings changed between rounds, a custom sampler must not be executed, or the sampler's event is not sampling.
     """
-    first = _only(ledger)
+    first = ledger.entries[0] if len(ledger.entries) == 1 else None
     if first is None or (is_custom(first.sampler) and not executes_code):
         return None
     sampling = Sampling(first.sampler, first.population, first.cohort)
@@ -66,7 +62,8 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
             last[occurrences > 0] = round_
     if limit is not None:
         is_kept = most <= 1 and int(times.max()) <= limit.times and least_gap >= min(limit.separation, rounds)
-        return RoundTest(rounds, 1.0 if is_kept else 0.0, _in_words(limit))
+        apart = f", at least {limit.separation:,} rounds apart" if limit.separation > 1 else ""
+        return RoundTest(rounds, float(is_kept), f"at most {limit.times:,} rounds of a user{apart}")
     is_fixed = rate == "fixed-size"
     stated = "sampling without replacement" if is_fixed else "Poisson sampling"
     if most > 1 or (is_fixed and (sizes != first.cohort).any()):
@@ -84,18 +81,19 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
 def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -> RoundTest | None:
     """Test the size of the noise of rounds, and its independence of the noise of the previous round.
 
-    The squares of standard normal noise have a chi-squared sum. Given a vector, its product with an independent vector
-    of such noise is normal, with the length of the given vector as its deviation. Skellam noise is divided by its
-    standard deviation; the sum of its squares has the gamma distribution with the exact mean and variance, nearly.
-    None without noise, or if the ledger does not have independent noise with one multiplier.
+    The squares of standard normal noise have a chi-squared sum, and its product with an independent vector is normal,
+    with the length of the vector as its deviation. The sum of squares of Skellam noise nearly has the gamma
+    distribution with the exact mean and variance. None without noise, or if the ledger does not have independent noise
+    with one multiplier.
     """
-    first = _only(ledger)
+    first = ledger.entries[0] if len(ledger.entries) == 1 else None
     if first is None or not first.noise_multiplier or (is_custom(first.noise) and not executes_code):
         return None
     rounds = min(ledger.rounds, NOISE_ROUNDS)
     if skellam := noise.skellam_of(first.noise, seed, like):
-        p_value = _of_noise(_integer_rounds(skellam, first, rounds), skellam.deviation(first.noise_multiplier) ** -2)
-        return RoundTest(rounds, p_value, "independent Skellam noise")
+        z, deviation = first.noise_multiplier, skellam.deviation(first.noise_multiplier)
+        standard = (_flat(skellam.integers(z, round_)) / deviation for round_ in range(rounds))
+        return RoundTest(rounds, _of_noise(standard, deviation**-2), "independent Skellam noise")
     kind = noise.noise_class(first.noise)
     if issubclass(kind, noise.Correlated):
         values = [flat[:CORRELATED_VALUES] for flat in _rounds(first, seed, like, rounds)]
@@ -112,12 +110,6 @@ def _rounds(entry: Entry, seed: int, like: Params, rounds: int) -> Iterator[Floa
     for round_ in range(rounds):
         values, slots = noise.step(entry.noise, seed, like, slots, round_)
         yield _flat(values)
-
-
-def _integer_rounds(skellam: noise.Skellam, entry: Entry, rounds: int) -> Iterator[Floats]:
-    """Yield the Skellam noise of each round as a vector, divided by its stated standard deviation."""
-    for round_ in range(rounds):
-        yield _flat(skellam.integers(entry.noise_multiplier, round_)) / skellam.deviation(entry.noise_multiplier)
 
 
 def _flat(values: Params) -> Floats:
@@ -137,11 +129,6 @@ def _of_noise(rounds: Iterator[Floats], excess: float = 0.0) -> float:
     return min(1.0, 2 * min(of_size, of_pairs))
 
 
-def _only(ledger: Ledger) -> Entry | None:
-    """Return the entry of all rounds; None if settings changed between rounds."""
-    return ledger.entries[0] if len(ledger.entries) == 1 else None
-
-
 def _stated_rate(sampling: Sampling) -> float | str | None:
     """Return the rate of Poisson sampling in a sampler's event, or "fixed-size"; None if it is another event."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
@@ -154,11 +141,6 @@ def _stated_rate(sampling: Sampling) -> float | str | None:
         case PoissonSampledDpEvent(sampling_probability=rate, event=part) if part == mechanism:
             return float(rate)
     return None
-
-
-def _in_words(limit: Participation) -> str:
-    apart = f", at least {limit.separation:,} rounds apart" if limit.separation > 1 else ""
-    return f"at most {limit.times:,} rounds of a user{apart}"
 
 
 def _is_stated_independent(entry: Entry, rounds: int) -> bool:

@@ -1,7 +1,6 @@
 """A test of a ledger by guesses: verdict, guesses that refute it, largest refutable epsilon.
 
-A verdict "not refuted" is informative only if some outcome refutes the ledger. Few guesses cannot refute a ledger with
-a large epsilon, even if all are right.
+A verdict "not refuted" is informative only if some outcome refutes the ledger, which needs many guesses.
 """
 
 from bisect import bisect_left
@@ -19,12 +18,14 @@ from flsim.attacks.audit.trade_off import Allowed, LeastProbability, epsilon_of_
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a test on a ledger."""
+    """The verdict of a test on a ledger.
+
+    `needed` is the smallest number of right guesses that refutes the ledger; None if no outcome does. `refutable` is
+    the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism or this ledger.
+    """
 
     refuted: bool
-    needed: int | None  # smallest number of right guesses that refutes the ledger; None if no outcome of the test does
-    # the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism or this
-    # ledger. If no outcome refutes the ledger, its epsilon is larger or equal
+    needed: int | None
     refutable: float
 
     @property

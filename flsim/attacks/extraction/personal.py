@@ -1,9 +1,8 @@
-"""Personal data that a model generates from prompts of its training text, by class.
+"""Personal data that a model generates from prompts of its training text, by class, within and across clients.
 
-Prompts of a user that the model completes with personal data of this user, or of another user, show extraction within
-and across clients: Hu et al., "Simple Yet Effective: Extracting Private Data Across Clients in Federated Fine-Tuning of
-Large Language Models" (2025), and Udsa et al., "Exploring Cross-Client Memorization of Training Data in Large Language
-Models for Federated Learning" (2025). Held-out users are the controls.
+Hu et al., "Simple Yet Effective: Extracting Private Data Across Clients in Federated Fine-Tuning of Large Language
+Models" (2025); Udsa et al., "Exploring Cross-Client Memorization of Training Data in Large Language Models for
+Federated Learning" (2025). Held-out users are the controls.
 """
 
 import re
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 
 from flsim.attacks.extraction.extract import RECORDS, greedy, in_place
 from flsim.attacks.extraction.rates import against_controls
@@ -26,6 +24,7 @@ from flsim.attacks.membership.attacked import ElsewhereHParams, attacked_model, 
 from flsim.attacks.membership.elsewhere import longest_record, sides_of
 from flsim.attacks.membership.targets import never_trained
 from flsim.attacks.result import Result, text_of
+from flsim.base.arrays import Ints
 from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.machine import refuse_missing_device
@@ -41,7 +40,6 @@ from flsim.runs.folder import Run
 from flsim.show.table import Field, table_of
 from flsim.training.local import threads as threads_of_torch
 
-Ints = NDArray[np.int64]
 Datum = tuple[str, str]
 NAME, MAIL, CARD, TELEPHONE = "name", "mail address", "card number", "telephone number"
 WITHIN, ACROSS = "within", "across"
@@ -90,8 +88,7 @@ class Finder:
     def find(self, text: str) -> Iterator[tuple[str, str, int, int]]:
         """Yield class, normalized value, start and end of personal data; data of different classes do not overlap.
 
-        Mail addresses and names are in lower case. Of numbers, only digits remain. Card numbers have 13 to 19 digits
-        with a valid check digit, and telephone numbers 7 to 15 digits.
+        Values are in lower case, and of numbers only digits remain: 13 to 19 of cards, 7 to 15 of telephones.
         """
         taken = np.zeros(len(text), bool)
         for kind, pattern in (PATTERNS | ({NAME: self.names} if self.names else {})).items():
@@ -158,8 +155,8 @@ def coverage_of(
 
     Within: of the data of prompted users, those that prompts of the same user elicit. Across: of all data of training
     users, those that prompts of a user without them elicit. Controls are data of held-out users that no training user
-    has: within by their own prompts, across by those of training users. `chosen` are the data with a prompt that was
-    tried, and `generated` the results of `elicited`, of both sides.
+    has: within by their own prompts, across by those of training users. `chosen` and `generated` (see `elicited`) are
+    of both sides.
     """
     holders = defaultdict[Datum, set[str]](set)
     for one in train:
@@ -216,25 +213,15 @@ def extract_personal_data(
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """A model with the personal data of its users.
-
-    Attributes:
-        model: the model.
-        layout: the token layout.
-        vocabulary: the words.
-        train: personal data of training users.
-        others: personal data of held-out users.
-        columns: setting, series, seed and round.
-        notes: sentences about exclusions.
-    """
+    """A model with the personal data of its training users and of others."""
 
     model: TrainableModel
     layout: Layout
     vocabulary: Vocabulary
     train: Sequence[Occurrence]
     others: Sequence[Occurrence]
-    columns: dict[str, Any]
-    notes: Sequence[str] = ()
+    columns: dict[str, Any]  # setting, series, seed and round
+    notes: Sequence[str] = ()  # sentences about exclusions
 
 
 @restrict_custom_code("architecture")

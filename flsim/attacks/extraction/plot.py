@@ -29,8 +29,8 @@ def plot(measured: Extraction, path: Path, over_seeds: bool) -> None:
 def draw(measured: Extraction, over_seeds: bool) -> Figure:
     """Return a figure with a column for each run, or setting, and a row for each kind of strings.
 
-    A line is the rate among trained strings of a prefix, and a dotted line the rate among their controls. With
-    `over_seeds`, lines are means over the seeds of a setting, with intervals by Student's t.
+    Dotted lines are controls. With `over_seeds`, lines are means over the seeds of a setting, with Student's t
+    intervals.
     """
     rates, key = (measured.over_seeds, "series") if over_seeds else (measured.rates, "run")
     rates = rates[(rates["attack"] == SAMPLING) & (rates["p"] == SHOWN_P)]

@@ -151,8 +151,7 @@ class Arms:
 def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
     """Return the pairs among runs, in the order of their runs of arm IN, and sentences on excluded runs.
 
-    A twin has the settings of its run except for the arm. Runs that diverged or were not evaluated are excluded. Raises
-    InputError if a path is not a run, or there is no evaluated run of arm IN.
+    A twin differs only in the arm. Raises InputError if a path is not a run, or no run of arm IN was evaluated.
     """
     members: dict[str, tuple[Run, RunResults]] = {}
     others: dict[str, RunResults] = {}
@@ -408,8 +407,7 @@ def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
 def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, float]]:
     """Return k, exposure and the ends of its 95% interval for a figure; empty if the arm was not measured.
 
-    Exposure is the mean over seeds of their medians, or the median over canaries for one seed, whose interval is NaN
-    for fewer than six canaries.
+    Exposure is the mean over seeds of their medians, or for one seed the median over canaries.
     """
     points = []
     for k, of_k in by_k(table)[0]:

@@ -36,9 +36,8 @@ def plot(measured: Forgetting, path: Path) -> None:
 def draw(measured: Forgetting) -> Figure:
     """Return a figure with a panel for each setting and window, and a line for each group of canaries.
 
-    A line is the mean over seeds of the median exposure, with Student's t interval over seeds. For one seed, it is the
-    median, with its interval over canaries. The dotted line is arm OUT for all canaries of the panel. If there is an
-    arm OUT, the panel below has the advantage against rounds, with the window in gray.
+    A line is the mean over seeds of the median exposure, with Student's t interval; for one seed, the median, with its
+    interval over canaries. The dotted line is arm OUT. If there is an arm OUT, the panel below has the advantage.
     """
     panels = measured.windows()
     several = measured.times["series"].nunique() > 1

@@ -63,8 +63,7 @@ class Sides:
 def sides_of(canaries: CanarySet, model: TrainableModel, files: ElsewhereHParams) -> Sides:
     """Return members and non-members: records of files without canaries; without files, canaries.
 
-    Canaries without a copy are non-members. They were drawn like the others, so only training can distinguish them.
-    Non-members whose text is also a training record are excluded.
+    Canaries without a copy are non-members. Non-members whose text is also a training record are excluded.
     """
     layout = replace(canaries.words.layout, record_words=MOST_TOKENS)
     if files.members is None or files.others is None:
@@ -128,7 +127,6 @@ class AttackedElsewhere:
         return self.measured.canaries.unit
 
     def targets(self) -> Targets:
-        """Return pairs of a member and a non-member; see `flsim.attacks.membership.targets.pairs_of`."""
         sides, seed = self.sides, self.measured.canaries.seed
         return pairs_of(sides.train, sides.members, sides.places[1], self.hparams.count, seed, self.measured.path)
 
@@ -154,7 +152,6 @@ class AttackedElsewhere:
 
 
 def open_attacked(path: Path, hparams: AttackHParams) -> Attacked | AttackedElsewhere:
-    """Open a run, which has no options for models from elsewhere, or a folder of measurements of such a model."""
     if (path / MEASUREMENTS).is_file():
         return AttackedElsewhere.open(path, hparams)
     hparams.elsewhere.refuse_for(path)

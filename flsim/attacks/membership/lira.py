@@ -22,13 +22,10 @@ SMALLEST = 1e-30  # added to a standard deviation, which avoids a division by ze
 
 
 def online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
-    """Return the log of the ratio of the two likelihoods, float64 [N].
+    """Return the log of the ratio of the two likelihoods, float64 [N], for scores `phi` [N] by the target model.
 
-    Args:
-        phi: float64 [N], scores by the target model.
-        shadows: float64 [S, N], scores by the shadow models.
-        is_in: bool [S, N], which points each shadow model was trained on.
-        fixed_variance: whether all points share their variances; None to share them below 64 shadow models.
+    `shadows` [S, N] are scores by the shadow models, which were trained on the points `is_in` [S, N]. All points share
+    their variances if `fixed_variance`; None to share them below 64 shadow models.
     """
     (m_in, s_in), (m_out, s_out) = (_normal(shadows, side, fixed_variance) for side in (is_in, ~is_in))
     return _log_density(phi, m_in, s_in) - _log_density(phi, m_out, s_out)
@@ -46,8 +43,7 @@ def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | N
 def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
     """Return the mean [N] and the standard deviation [N] of each point's scores by the models of one side.
 
-    A shared deviation is that of all scores from the means of their points. The mean is NaN without a model of this
-    side.
+    A shared deviation is that from the means of points. The mean is NaN without a model of this side.
     """
     counts = side.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):

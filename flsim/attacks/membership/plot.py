@@ -21,8 +21,7 @@ def plot(attacked: Mapping[Path, Result], path: Path) -> None:
 def draw(attacked: Mapping[Path, Result]) -> Figure:
     """Return a figure with a panel for each run, and a curve for each attack and unit on logarithmic scales.
 
-    The band is the 95% interval of the attack with the largest area, and the dotted line is chance. For a run with
-    noise, a grey line is the largest rate that the ledger allows.
+    The band is the 95% interval of the attack with the largest area, and the grey line what the ledger allows.
     """
     every = pd.concat([result.frame for result in attacked.values()])
     names = list(dict.fromkeys(zip(every["attack"], every["unit"], strict=True)))

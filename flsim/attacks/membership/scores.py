@@ -1,8 +1,7 @@
 """Scores of records from the log-probabilities of their tokens, where larger means membership.
 
-Shapes: N records, T the length of the longest record in tokens. Log-probabilities are natural, float64 [N, T], for the
-tokens of each record; values after the end of a record are ignored. A record has n tokens: its words, and the end of
-the sequence if the model is trained to predict it.
+Shapes: N records, T the length of the longest record in tokens. Log-probabilities are natural, float64 [N, T]; values
+after the end of a record are ignored. A record has n tokens: its words, and the end of the sequence if it is predicted.
 """
 
 from collections.abc import Sequence
@@ -22,8 +21,8 @@ LARGEST = 0.01  # limit of a token's divergence
 def mean_log_probability(log_probs: Floats, lengths: Ints) -> Floats:
     """Return (1/n) sum_i log p(t_i | t_<i), the negative loss of each record of n >= 1 tokens [N].
 
-    See Yeom et al., "Privacy Risk in Machine Learning" (2018), section 3. The mean is taken because a sum ranks short
-    records above long records.
+    See Yeom et al., "Privacy Risk in Machine Learning" (2018), section 3. A sum would rank short records above long
+    ones.
     """
     return _sums(log_probs, lengths) / lengths
 
@@ -40,8 +39,7 @@ def against_reference(log_probs: Floats, of_reference: Floats, lengths: Ints) ->
 def per_compressed_byte(log_probs: Floats, lengths: Ints, texts: Sequence[str]) -> Floats:
     """Return sum_i log p(t_i | t_<i) per byte of the text as zlib compresses it [N].
 
-    See Carlini et al. (2021), section 5.1, "Comparing to zlib Compression". A header of 11 bytes outweighs the content
-    of a text of five words.
+    See Carlini et al. (2021), section 5.1, "Comparing to zlib Compression". A header of 11 bytes outweighs short texts.
     """
     return np.asarray(_sums(log_probs, lengths) / compressed_bytes(texts))
 

@@ -1,13 +1,14 @@
 """Attacks with shadow models: runs of several seeds, each trained on a random half of the users or records.
 
-Every run of `data.shadow` is the target once, and the others are its shadow models (leave-one-out). Because coins
-decided membership, members and others differ only in training, and no control is needed.
+Every run of `data.shadow` is the target once, with the others as shadow models (leave-one-out). Coins decided
+membership, so no control is needed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -50,14 +51,13 @@ class Shadows:
     population: Floats  # float64 [S, Z], the same score of users or records outside the training of all runs
 
 
-@dataclass(frozen=True)
-class _Side:
-    """Records of targets: the target of each record, and the names of targets."""
+class _Side(NamedTuple):
+    """Records of targets, the target of each record, and names and indices of the targets among those of a split."""
 
     records: Records
     owners: Ints
     names: tuple[str, ...]
-    positions: Ints  # index of each target among the users or records of its split
+    positions: Ints
 
 
 def infer_by_shadows(
@@ -73,9 +73,8 @@ def infer_by_shadows(
         device: torch device, such as "cuda".
 
     Returns:
-        The rows of `success`, a row for each setting and attack; and those of
-        `counterfactual`, a row for each setting and target. Both begin with
-        ``setting`` and ``unit``.
+        The rows of `success`, a row for each setting and attack; and those of `counterfactual`, a row for each setting
+        and target. Both begin with ``setting`` and ``unit``.
 
     Raises:
         InputError: there is no such run or checkpoint, or runs are not shadow models of each other.
@@ -108,10 +107,9 @@ def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[
 
 
 def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> None:
-    """Store the success of LiRA and RMIA on the targets of each run, in the run's folder.
+    """Store the success of LiRA and RMIA on the targets of each run, in the run's folder; intervals resample targets.
 
-    Intervals resample targets, which have no author, because each has a separate coin. The ledger of users is not
-    compared with user targets, because the presence of a user is more than the replacement of their data.
+    A ledger of users is not compared: the presence of a user is more than the replacement of their data.
     """
     scores, targets = leave_one_out(shadows), np.array(shadows.targets, object)
     for index, path in enumerate(paths):
@@ -133,10 +131,9 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
 def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None, device: str = "cpu") -> Shadows:
     """Score the same targets by the models of all runs, which differ only in their seeds.
 
-    Targets are drawn from the training users of the corpus, or from their records, independent of their coins; `count`
-    is the largest number of targets, and of others, from the held-out and test users. A user is scored by at most 50
-    records: records that no run trains on if the runs have `data.user_holdout`, and otherwise all records. Raises
-    InputError for fewer than 4 runs, or if they are not shadow models of each other.
+    Targets, and others from the held-out and test users, at most `count` of each, are drawn independent of coins. A
+    user is scored by at most 50 records: those that no run trains on if the runs have `data.user_holdout`, otherwise
+    all. Raises InputError for fewer than 4 runs, or if they are not shadow models of each other.
     """
     runs = [Run.open(path) for path in paths]
     unit = _refuse_unlike(runs)
@@ -144,7 +141,7 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
     train = corpus.split("train")
     (outside, positions), *_ = never_trained(corpus)[0]
     if unit == "user":
-        positions = np.unique(np.searchsorted(np.asarray(outside.user_offsets), positions, side="right") - 1)
+        positions = np.unique(outside.owners(positions))
     drawn_from = (train, _candidates(train, unit, share)), (outside, positions)
     sides = [_targets(split, unit, share, count, candidates) for split, candidates in drawn_from]
     both = Records.joined([side.records for side in sides])
@@ -158,9 +155,7 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
             sums = log_probabilities(model, both, corpus.layout).sum(1)
             phi.append(np.bincount(owners, sums) / tokens)
             read = members_of(run, state.round)
-            if unit == "user":
-                read = np.searchsorted(np.asarray(train.user_offsets), read, side="right") - 1
-            is_in.append(np.isin(sides[0].positions, read))
+            is_in.append(np.isin(sides[0].positions, train.owners(read) if unit == "user" else read))
     split = len(sides[0].names)
     scores = np.array(phi)
     return Shadows(unit, sides[0].names, scores[:, :split], np.array(is_in), scores[:, split:])
@@ -221,8 +216,8 @@ def counterfactual(shadows: Shadows) -> pd.DataFrame:
     """Return counterfactual memorization of each target: the mean score in runs with it minus that in runs without it.
 
     Zhang et al., "Counterfactual Memorization in Neural Language Models" (2021), equation 1, with the mean
-    log-likelihood per token instead of accuracy. A target of all runs or of no run has no value. Columns: target, n_in,
-    n_out (numbers of runs), memorization (nats per token) and its standard error.
+    log-likelihood per token. NaN for a target of all runs or of no run. Columns: target, n_in, n_out (numbers of runs),
+    memorization (nats per token) and its standard error.
     """
     side_in, side_out = (_moments(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in))
     return pd.DataFrame(

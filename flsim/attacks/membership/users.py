@@ -13,7 +13,7 @@ mixture without u, then ([K] Proposition 1)
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +73,8 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
 
     Members are training users of whom training read a record. Others are users by authors who are not in training:
     held-out and test users, or training users whom the coins of `data.shadow` exclude. The same share of records is
-    fresh for both, by the same draw, so both have equally many. `count` limits members and others, `most` the records
-    of a user. Raises InputError if the run has no fresh records, or no author is outside training.
+    fresh for both. `count` limits members and others, `most` the records of a user. Raises InputError if there are too
+    few.
     """
     share, train = run.config.data.user_holdout, run.corpus.split("train")
     if not share:
@@ -83,10 +83,13 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
             "data.user_holdout, e.g. to 0.1"
         )
     read = members_of(run, rounds)
-    owners = np.searchsorted(np.asarray(train.user_offsets), read, side="right") - 1
-    members, sizes = np.unique(owners, return_counts=True)
+    members, sizes = np.unique(train.owners(read), return_counts=True)
     authors = {author_of(train.names[user]) for user in members.tolist()}
-    others = _shadowed(run, train, authors) if run.config.data.shadow == "user" else _held_out_users(run)
+    if run.config.data.shadow == "user":  # users whom coins excluded and whose authors have no participating user
+        outside = [user for user, name in enumerate(train.names) if author_of(name) not in authors]
+        others = [(train, np.setdiff1d(np.array(outside, np.int64), getattr(run.train, "users", [])))]
+    else:
+        others = [(split, np.unique(split.owners(positions))) for split, positions in never_trained(run.corpus)[0]]
     parts: list[Records] = []
     names, of_authors, numbers, shares = [], [], [], []
     for split, users, is_in in [(train, members, True), *((split, users, False) for split, users in others)]:
@@ -180,8 +183,7 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
 def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -> float:
     """Return the area of an attack without the model: a logistic regression on the statistics [U, F].
 
-    It learns from half of the members and of the others, and is measured on the rest; the halves are then exchanged,
-    and the two areas averaged.
+    It learns from half of the members and of the others, and is measured on the rest; and vice versa, averaged.
     """
     is_first = np.zeros(len(is_member), np.bool_)
     for side in (np.flatnonzero(is_member), np.flatnonzero(~is_member)):
@@ -198,8 +200,8 @@ def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -
 def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[float], float | None]:
     """Return the largest true-positive rate on a complete user or author, as a function of the false-positive rate.
 
-    It is None if the ledger makes no claim about them: synthetic users of an IID partition have records of many
-    authors, and a ledger of records does not cover all records of a user.
+    It is None if the ledger makes no claim: synthetic users of an IID partition have records of many authors, and a
+    ledger of records does not cover all records of a user.
     """
     if claim is None or run.config.unit != "user" or run.config.data.partition == "iid":
         return lambda _: None
@@ -221,14 +223,3 @@ def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Reco
     if len(held) > most:
         held = stream(0, "fresh records", user).choice(held, most, replace=False)
     return split.records_at(first + held)
-
-
-def _held_out_users(run: Run) -> Iterator[tuple[Split, Ints]]:
-    for split, positions in never_trained(run.corpus)[0]:
-        yield split, np.unique(np.searchsorted(np.asarray(split.user_offsets), positions, side="right") - 1)
-
-
-def _shadowed(run: Run, train: Split, authors: set[str]) -> Iterator[tuple[Split, Ints]]:
-    """Yield the training users whom coins excluded and whose authors have no participating user."""
-    outside = [user for user, name in enumerate(train.names) if author_of(name) not in authors]
-    yield train, np.setdiff1d(np.array(outside, np.int64), getattr(run.train, "users", []))

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.attacks.membership.candidates import gradients_of
+from flsim.base.arrays import Floats, Ints
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.data.records import Records
@@ -30,8 +30,6 @@ from flsim.data.withheld import in_whole
 from flsim.measures.memorization.random_sampling import references as random_phrases
 from flsim.models.language_model import TrainableModel
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Group = tuple[int, int]  # number of users of a sum, and number of the sum
 SAMPLED = 10**6  # records from which those outside the cohort are drawn
 RECORD, CANARY = "record", "canary"

@@ -22,16 +22,14 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.statistics import auroc
 from flsim.data.records import Records, batch, batches_by_length
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, TrainableModel
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 CUTOFF = 1.5  # breaching's: standard deviations above the mean of log-norms, if all rows change
 FLOATS = 2**22  # values of logits in one batch
 
@@ -43,7 +41,7 @@ class Guess:
     scores: Floats
     chosen: Flags
 
-    def permuted(self, order: NDArray[np.int64]) -> "Guess":
+    def permuted(self, order: Ints) -> "Guess":
         """Return the guess with the token ids exchanged: int64 [V], a permutation."""
         return Guess(self.scores[order], self.chosen[order])
 
@@ -73,7 +71,7 @@ def blind_guess(log_probs: Floats, chosen: Flags) -> Guess:
     return Guess(log_probs, most_frequent)
 
 
-def measures(guess: Guess, counts: NDArray[np.int64], among: Flags) -> dict[str, float]:
+def measures(guess: Guess, counts: Ints, among: Flags) -> dict[str, float]:
     """Return how well a guess agrees with the words of users; NaN for values that are not defined.
 
     `counts` has the number of each token among the targets, and `among` the measured tokens, [V] each. ``auroc``

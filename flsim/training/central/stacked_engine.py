@@ -83,7 +83,7 @@ class StackedEngine:
 
     def pack(self, chunk: Chunk) -> PackedChunk:
         steps = _by_token(chunk.positions(self._training.records.layout))
-        scalars = np.array([self._scalars(number) for number in range(chunk.first, chunk.end)])
+        scalars = np.array([self._scalars(number) for number in range(chunk.first, chunk.first + len(chunk))])
         group = pack([steps], self._rounding, self._largest, self._device.type == "cuda", scalars.reshape(-1, SCALARS))
         return PackedChunk(group, np.diff(steps.ends, prepend=0).tolist(), self._drop(chunk, steps, group.shapes))
 

@@ -26,43 +26,27 @@ from flsim.training.optimizers import BETAS, optimizer_named
 
 @dataclass(frozen=True)
 class Block:
-    """A step of the first users of a group, who are those that have the step.
+    """A step of the first users of a group, who are those that have the step."""
 
-    Attributes:
-        inputs: int64 [users * rows, T]; PAD fills up users and rows.
-        places: int64 [n], the positions of `inputs`, flat, that have targets.
-        targets: int64 [n].
-        counts: int64 [users], number of targets of each user.
-    """
-
-    inputs: Tensor
-    places: Tensor
-    targets: Tensor
-    counts: Tensor
+    inputs: Tensor  # int64 [users * rows, T]; PAD fills up users and rows
+    places: Tensor  # int64 [n], the positions of `inputs`, flat, that have targets
+    targets: Tensor  # int64 [n]
+    counts: Tensor  # int64 [users], number of targets of each user
 
 
 @dataclass(frozen=True)
 class Group:
-    """The steps of users, who are in the order of their numbers of steps, most first.
-
-    Attributes:
-        blocks: the steps.
-        order: int64 [users], the place of each user in the argument of `BlockTrainer.pack`.
-    """
+    """The steps of users, who are in the order of their numbers of steps, most first."""
 
     blocks: list[Block]
-    order: Tensor
+    order: Tensor  # int64 [users], the place of each user in the argument of `BlockTrainer.pack`
 
 
 class BlockTrainer:
     """A trainer of the adapters of several users at once; a `flsim.training.cohort.engine.Trainer`.
 
-    Args:
-        model: a model with adapters and without dropout, whose layers are replaced; other code must not use it.
-        like: the model's trained parameters, for names, shapes, dtype and device.
-        hparams: settings of local training, in precision "float32".
-        layout: the corpus' token layout.
-        users: the most users that train at once.
+    The layers of `model`, which has adapters and no dropout, are replaced, so other code must not use it. `like` has
+    its trained parameters, for names, shapes, dtype and device; at most `users` train at once, in float32.
     """
 
     def __init__(

@@ -82,9 +82,9 @@ def products(precision: Precision, device: torch.device) -> Iterator[None]:
 def float32_products(precision: Precision) -> Iterator[None]:
     """Set whether products of float32 matrices on GPUs use TF32, and restore all previous settings afterwards.
 
-    torch has an older setting (`allow_tf32`, `set_float32_matmul_precision`) and newer ones (`fp32_precision`, for GPUs
-    and for CPUs). Its functions that read the older setting raise RuntimeError if a newer setting contradicts it. In
-    the block, they are consistent.
+    torch has an older setting (`allow_tf32`, `set_float32_matmul_precision`) and newer ones (`fp32_precision`).
+    Functions that read the older setting raise RuntimeError if a newer one contradicts it. In the block, they are
+    consistent.
     """
     gpu, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     newer = gpu.fp32_precision, cpu.fp32_precision

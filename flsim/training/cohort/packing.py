@@ -137,9 +137,9 @@ def allocate(
 ) -> tuple[Tensor, Ints, Ints]:
     """Return the int32 data of steps without positions, the offsets of their segments, and the segments' rows.
 
-    `step`, `user` and `count`, int64 [segments], are those of each segment, which is a step of a user; `pin` and
-    `scalars` are as in `pack`. Offsets, int64 [3, segments], are of tokens, places and targets; rows, int64 [segments],
-    are in the shape of each segment's step.
+    `step`, `user` and `count`, int64 [segments], are those of each segment, a step of a user; `pin` and `scalars` are
+    as in `pack`. Offsets, int64 [3, segments], are of tokens, places and targets; rows, int64 [segments], are in the
+    step's shape.
     """
     parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64)
     parts = parts.reshape(-1, len(Parts._fields))

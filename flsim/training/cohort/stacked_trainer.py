@@ -116,17 +116,11 @@ class StackedTrainer:
         return values * (3 * sizes.master.itemsize + 2 * torch.float64.itemsize), per_user
 
     def pack(self, group: Sequence[Participant]) -> PackedGroup:
-        """Return the argument of `train`; in pinned memory for a GPU."""
         on_gpu = self._device.type == "cuda"
         return pack_users(group, self._layout, self._hparams, self._rounding, self._largest, pin=on_gpu)
 
     @torch.no_grad()
     def train(self, start: Params, group: PackedGroup, rate: float | None = None) -> tuple[list[float], list[int]]:
-        """Train at most `users` users over all of their steps, at `LocalHParams.learning_rate` if `rate` is None.
-
-        Return each user's summed cross-entropy (nats) before each of its steps, and its number of positions, in the
-        order of `pack`. Weights remain for `norms` and `add_updates`.
-        """
         self._order = torch.from_numpy(group.order)
         for name, value in widened(start, units_of(self._start)).items():
             self._start[name].copy_(value)
@@ -147,14 +141,12 @@ class StackedTrainer:
 
     @torch.no_grad()
     def norms(self) -> list[float]:
-        """Return the L2 norm of the complete update of each user, in the order of the argument of `pack`."""
         with current(self._device):
             squares = self._sum_squares(len(self._order), 1.0, {})
         return self._as_given(squares.sqrt().cpu()).tolist()
 
     @torch.no_grad()
     def add_updates(self, factors: Sequence[float], into: Params) -> None:
-        """Add the sum over users, in `pack`'s order, of factor times update to float64 tensors; 0 omits even NaN."""
         own = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._start.items()}
         with current(self._device):
