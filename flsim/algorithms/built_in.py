@@ -6,7 +6,7 @@ from torch import Tensor
 from flsim.algorithms.algorithm import FEDAVG, Algorithm, Answer, ServerRound, User
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError
-from flsim.base.extensions import declared_label, is_custom, made, name_in_settings, options_of, resolve
+from flsim.base.extensions import made, name_in_settings, options_of, resolve
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.hparams import LocalHParams
@@ -60,11 +60,10 @@ class Scaffold(Algorithm):
 
 
 class FedProx(Algorithm):
-    """Federated Averaging whose users minimize their loss + mu / 2 ||w - w_global||^2.
+    """Federated Averaging whose users minimize their loss + mu / 2 ||w - w_global||^2, with mu `local.proximal`.
 
     Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated Optimization in Heterogeneous Networks" (2020), Algorithm
-    2 and equation 2. mu is `local.proximal`, which every engine adds. This class requires it to be set, and names the
-    table's row.
+    2 and equation 2.
     """
 
     label = "FedProx"
@@ -130,9 +129,8 @@ def factors(product: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """Return the next A [r, inputs] and B [outputs, r] from the truncated singular value decomposition of a product.
 
     A has the right singular vectors, whose entries of largest size are positive, and B the left ones times the singular
-    values. The rows of A then have norm 1, near that before training, so learning rates keep their meaning. If a
-    singular value is 0, the row of A remains that of the last A, and the column of B is zeros: a row of zeros would
-    have no gradient. All are float64.
+    values. If a singular value is 0, the row of A remains that of the last A, and the column of B is zeros: a row of
+    zeros would have no gradient. All are float64.
     """
     with threads(1):  # the bits do not depend on the number of threads of a process
         u, s, vt = torch.linalg.svd(product, full_matrices=False)
@@ -166,8 +164,3 @@ def algorithm_named(name: str) -> Algorithm:
             "class from it"
         )
     return algorithm
-
-
-def label_of(name: str) -> str:
-    """Return the part of a row's name in tables that names the algorithm, without executing custom code."""
-    return declared_label(name) if is_custom(name) else ALGORITHMS[name].label

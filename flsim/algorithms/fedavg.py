@@ -99,8 +99,8 @@ class FederatedAveraging:
     def requests(self, state: State) -> list[RoundRequest]:
         """Return one request per shard that has users in the cohort of the next round, in shard order.
 
-        Pseudo-users belong to the last shard. With asynchronous training, there is such a list for each round in which
-        users of the cohort began, with the model of that round; rounds are ascending.
+        Pseudo-users belong to the last shard. In asynchronous training, each round of a model has such a list,
+        ascending.
         """
         cohort, sent = self.cohort(state.round), {slot: state.moments[slot] for slot in self.method.slots}
         started = self._sampler.started(self.seed, state.round, len(self.users), cohort)
@@ -197,11 +197,10 @@ def train_users(
 ) -> UpdateSum:
     """Train the users of a request one after another, and return the sum of their answers.
 
-    All engines are tested against it. Without a clip, updates are weighted by local examples. With a clip each update
-    is clipped and has weight 1. A user without records counts with an update of zero. The model's parameters are
-    overwritten. A schedule of the learning rate needs `rounds` of the run, an algorithm with `user_slots` needs
-    `user_states`; `steps` is the clip in integer units, if users send integers. RunFailed if the tensors of an answer
-    differ from those to be summed.
+    All engines are tested against it. Updates are weighted by local examples, or clipped, of weight 1. A user without
+    records counts with an update of zero. The model's parameters are overwritten. A schedule of the learning rate needs
+    `rounds` of the run, an algorithm with `user_slots` needs `user_states`; `steps` is the clip in integer units, if
+    users send integers. RunFailed if the tensors of an answer differ from those to be summed.
     """
     model.load(request.params)
     round_, rate = request.round, hparams.rate(request.round, rounds)
@@ -251,10 +250,7 @@ def train_user(
     rate: float | None = None,
     correction: Params | None = None,
 ) -> tuple[float, int]:
-    """Train the model in place on one user's batches; return the summed cross-entropy, nats, and its positions.
-
-    A correction, by parameter, is added to each step's gradient before any clip of it.
-    """
+    """Train the model in place on a user's batches; return the summed cross-entropy, nats, and its positions."""
     parameters: list[Tensor] = list(model.trainable.values())
     anchor = [parameter.detach().clone() for parameter in parameters]
     optimizer, device = hparams.optimizer_over(parameters, rate), model.device

@@ -1,7 +1,6 @@
 """Federated training in runs: checked settings, engines, and shards that train in this process.
 
-`flsim run`, `flsim verify`, the benchmarks and `flsim.simulate` share the loop of `flsim.algorithms.fedavg`. They
-differ in `Send`, which turns a round's requests into replies, with Flower's messages or in this process.
+`Send` turns a round's requests into replies, with Flower's messages or in this process.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,10 +83,9 @@ def engine_of(
     """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
     Engine "cohort" needs a model that declares a written-out gradient; to stack users, also one that declares stacking,
-    and an optimizer that has a `direction`. Otherwise, and for corpora with prompts, whose words a written-out gradient
-    would count, engine "local" is returned, plain PyTorch. If no size of micro-cohorts is set and there is no GPU,
-    small models train in micro-cohorts of `users_on_cpu`. On a processor without instructions for bfloat16, settings
-    with bfloat16 train in float32. Raises InputError if settings do not fit.
+    and an optimizer that has a `direction`. Otherwise, and for corpora with prompts, engine "local" is returned, plain
+    PyTorch. Without a size of micro-cohorts, small models train on a CPU in micro-cohorts of `users_on_cpu`. Processors
+    without bfloat16 train in float32. Raises InputError if settings do not fit.
     """
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
@@ -228,7 +226,7 @@ class FederatedTraining(FederatedAveraging):
             ledger.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))
 
     @property
-    def _integers(self) -> "noise.Skellam | None":
+    def _integers(self) -> noise.Skellam | None:
         return noise.skellam_of(self.privacy.process, self.seed, {})
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:

@@ -21,8 +21,8 @@ from flsim.base.extensions import (
     configured,
     custom_call_errors,
     custom_code_errors,
-    declared_label,
     is_custom,
+    label_of,
     made,
     options_of,
     refuse_wrong_options,
@@ -33,7 +33,7 @@ from flsim.models.architectures import build, without_values
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.hparams import Milestones, ScheduleName, rate_at, refuse_wrong_milestones
-from flsim.training.state import Moments
+from flsim.training.state import Moments, transposed
 from flsim.training.update import global_norm
 
 
@@ -65,7 +65,7 @@ def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer
     """Return a server optimizer that treats each tensor separately: x <- x + eta * direction."""
 
     def init_all(x: Params, settings: "ServerOptimizerHParams") -> Moments:
-        return _by_slot({name: init(value, settings) for name, value in x.items()})
+        return transposed({name: init(value, settings) for name, value in x.items()})
 
     def apply_all(
         x: Params, update: Params, moments: Moments, eta: float, settings: "ServerOptimizerHParams"
@@ -75,17 +75,9 @@ def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer
             slots = {slot: values[name] for slot, values in moments.items()}
             along, after[name] = direction(update[name], slots, settings)
             stepped[name] = value + eta * along
-        return stepped, _by_slot(after)
+        return stepped, transposed(after)
 
     return ServerOptimizer(label, init_all, apply_all)
-
-
-def _by_slot(by_name: dict[str, Slots]) -> Moments:
-    moments: Moments = {}
-    for name, slots in by_name.items():
-        for slot, value in slots.items():
-            moments.setdefault(slot, {})[name] = value
-    return moments
 
 
 SGD = elementwise("", lambda _x, _settings: {}, lambda update, _slots, _settings: (update, {}))
@@ -182,8 +174,7 @@ class ServerOptimizerHParams:
     @property
     def server_label(self) -> str:
         """Return the server optimizer's name in a table, "" for plain averaging, without executing custom code."""
-        name = configured(self, "server_optimizer")
-        return declared_label(name) if is_custom(name) else SERVER_OPTIMIZERS[name].label
+        return label_of(configured(self, "server_optimizer"), SERVER_OPTIMIZERS)
 
 
 def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:

@@ -1,7 +1,6 @@
 """The requests and replies of a round, and the order of sums: the shards of a branch in order, then the branches.
 
-The last bits of float64 sums depend on the order of addition. The order is therefore a function of two settings only:
-the number of shards, and the number of shards in a branch.
+The last bits of float64 sums therefore depend only on the number of shards, and of shards in a branch.
 """
 
 import math
@@ -21,8 +20,6 @@ TREE_FROM = 64  # smallest number of shards for which a run has branches by defa
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """A request to a shard, for one round."""
-
     round: int  # the round, from 0, in which the users began; in asynchronous training, it can be an earlier round
     shard: int
     users: NDArray[np.int64]  # int64 [n], this round's cohort within the shard

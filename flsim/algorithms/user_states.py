@@ -2,9 +2,8 @@
 
     users/000/417/round-000010-after-000003.safetensors    what user 417 stored in round 10 (from 0), after round 3
 
-Each user has a file for each of its last rounds. A state is a function of (seed, rounds before), so a file that is
-written again after a fault has the same bits. Files after the round that training returns to are never read. Only users
-that took part have files, so disk use is linear in their number.
+A state is a function of (seed, rounds before), so a file that is written again after a fault has the same bits. Files
+after the round that training returns to are never read. Only users that took part have files.
 """
 
 import re

@@ -46,7 +46,6 @@ def encode_requests(requests: Iterable[RoundRequest], address: Address) -> list[
 
 
 def decode_request(content: RecordDict) -> tuple[RoundRequest, Address]:
-    """Decode a request and the run that it belongs to."""
     record = content.config_records["request"]
     request = RoundRequest(
         round=int(record["round"]),

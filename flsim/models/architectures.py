@@ -27,11 +27,10 @@ from flsim.models.language_model import (
 class TransformerLanguageModel(NextWordModel):
     """One or more layers of causal self-attention with GELU, norms before each part, and tied embeddings.
 
-    Vaswani et al., "Attention Is All You Need" (2017), the decoder without attention to an encoder, with the norm
-    before each part instead of after (Xiong et al., 2020) and GELU (Hendrycks and Gimpel, 2016), as in GPT-2. The input
-    is sqrt(D) E[w_t] + position t, and a norm follows the last layer. Positions are sinusoids, so sequences can have
-    any length. The state is (tokens,), int64 [B, tokens so far]. Each step reads all tokens again, because records are
-    short.
+    Vaswani et al., "Attention Is All You Need" (2017), the decoder without attention to an encoder. As in GPT-2, the
+    norm is before each part (Xiong et al., 2020), with GELU (Hendrycks and Gimpel, 2016). The input is sqrt(D) E[w_t] +
+    position t, and a norm follows the last layer. Positions are sinusoids, so sequences can have any length. The state
+    is (tokens,), int64 [B, tokens so far]. Each step reads all tokens again, because records are short.
     """
 
     label = "Transformer"
@@ -73,8 +72,7 @@ class TransformerLanguageModel(NextWordModel):
         whole = tokens if state is None else torch.cat([state[0], tokens], dim=1)
         return self.outputs(embedding(whole, self.embedding))[:, -tokens.shape[1] :], (whole,)
 
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        return self.start(torch.cat([state[0], tokens[:, None]], dim=1))
+    step = TrainableModel.step
 
 
 def sinusoids(length: int, size: int) -> Tensor:
@@ -197,8 +195,7 @@ class ConvolutionalLanguageModel(NextWordModel):
             whole[:, -reach_of(self.hparams) :],
         )
 
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        return self.start(cat([state[0], tokens[:, None]], dim=1))
+    step = TrainableModel.step
 
 
 def reach_of(hparams: ModelSettings) -> int:

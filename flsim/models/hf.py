@@ -130,10 +130,7 @@ class HuggingFaceModel(TrainableModel):
         return self.logits(self.hidden(tokens)[0])
 
     def hidden(self, tokens: Tensor, state: State | None = None, keeps_state: bool = False) -> tuple[Tensor, State]:
-        """Return what the output layer reads, [B, T, D], after tokens int64 [B, T] and a state, and the new state.
-
-        Without `keeps_state` the new state is empty.
-        """
+        """Return what the output layer reads, [B, T, D], after tokens int64 [B, T] and a state, and the new state."""
         ids = tokens if self._inputs is None else self._inputs[tokens]
         cache = _cache_of(self.config, state) if keeps_state else None
         result = self.network.base_model(input_ids=ids, past_key_values=cache, use_cache=keeps_state)
@@ -234,7 +231,9 @@ def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
             unknown = [name for name in named if name not in known.to_dict() and name not in known.attribute_map]
             if unknown:
                 raise InputError(f"model.config: {kind} has no setting {unknown[0]}; correct its name")
-            config = auto.for_model(kind, **{"vocab_size": vocabulary_size, **named, **_no_special(known)})
+            # ids of the default vocabulary can be outside another one
+            special = [name for name in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(known, name)]
+            config = auto.for_model(kind, **{"vocab_size": vocabulary_size, **named, **dict.fromkeys(special)})
     except (OSError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, InputError):
             raise
@@ -248,11 +247,6 @@ def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
             f"corpus with the tokenizer of the base"
         )
     return config
-
-
-def _no_special(config: Any) -> dict[str, None]:
-    """Return settings without special tokens, because ids of the default vocabulary can be outside another one."""
-    return {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(config, name)}
 
 
 def _is_dropout(name: str) -> bool:
@@ -355,7 +349,6 @@ def _lora_config(lora: LoraHParams) -> Any:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a parameter is a matrix A or B of an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 

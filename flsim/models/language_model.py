@@ -213,10 +213,7 @@ class TrainableModel(nn.Module, ABC):
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read sequences as `LanguageModel` describes it; the state is (tokens,), which each `step` reads again.
-
-        Override both methods for speed.
-        """
+        """Read sequences as `LanguageModel` describes it; the state is (tokens,). Override it and `step` for speed."""
         rows = max(1, FLOATS // (tokens.shape[1] * self.vocabulary_size))
         last = [self(piece)[:, -1] for piece in torch.split(tokens, rows)]
         return (tokens,), torch.cat(last).log_softmax(-1)
@@ -316,10 +313,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 def loss_sum(
     model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0, dropout_mask: Tensor | None = None
 ) -> tuple[Tensor, int]:
-    """Return the summed cross-entropy in nats over int64 [B, T] targets that are not `pad`, and their number.
-
-    `dropout_mask` has the factors [2, B, T, D] of `flsim.training.central.records`.
-    """
+    """Return the summed cross-entropy in nats over int64 [B, T] targets that are not `pad`, and their number."""
     real = targets != pad
     return cross_entropy(model.logits_at(inputs, real, dropout_mask), targets[real], reduction="sum"), int(real.sum())
 

@@ -71,9 +71,9 @@ def gaussian(orders: Floats, sigma: float) -> Floats:
 def poisson(orders: Floats, sigma: float, rate: float) -> Floats:
     """Return the RDP if users are drawn independently, for adding or removing one user ([MTZ], section 3).
 
-    The moment A is E[(1 + u)^order] with u = rate (e^((2 x - 1) / (2 sigma^2)) - 1) and x ~ N(0, sigma^2). As the mean
-    of u is 0, A - 1 is the mean of (1 + u)^order - 1 - order u, which is never negative, so its sums and integrals lose
-    no digits. Relative errors are below 1e-9.
+    The moment A is E[(1 + u)^order] with u = rate (e^((2 x - 1) / (2 sigma^2)) - 1) and x ~ N(0, sigma^2). A - 1 is the
+    mean of (1 + u)^order - 1 - order u, which is never negative, so sums lose no digits. Relative errors are below
+    1e-9.
     """
     if rate == 0:
         return np.zeros_like(orders)
@@ -119,8 +119,7 @@ def skellam(orders: Floats, sigma: float, steps: int) -> Floats:
 def mixture(orders: Floats, sigma: float, distances: Floats, probabilities: Floats) -> Floats:
     """Return the RDP of removing data that move the sum by a random distance, at `ORDERS_OF_MIXTURE`; else infinity.
 
-    The moment is E[L^order] at x ~ N(0, 1), for the likelihood ratio L of a mixture of normal distributions at
-    distances / sigma, integrated by the trapezoidal rule. It only sizes tables of losses.
+    The moment is E[L^order] at x ~ N(0, 1), for the likelihood ratio L of a mixture of normal distributions.
     """
     means = distances[:, None] / sigma
     log_weights = np.log(probabilities)[:, None]
@@ -270,7 +269,6 @@ class RenyiDP:
 
 
 def check_delta(delta: float) -> None:
-    """Raise InputError unless 0 < delta < 1."""
     if not 0 < delta < 1:
         raise InputError(f"delta must be above 0 and below 1, found {delta:g}")
 
@@ -400,8 +398,8 @@ def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
 def _of_losses(event: DpEvent, convention: Convention) -> PLDAccountant:
     """Return dp_accounting's accountant of privacy loss distributions, before any round.
 
-    Noise multipliers of events are relative to the distance of neighbours, which is 2S for replace-one. dp_accounting's
-    pair for replace-one doubles this distance again. Without sampling, its pair for a special value does not.
+    Noise multipliers of events are relative to the distance of neighbours, 2S for replace-one, which dp_accounting's
+    pair for replace-one doubles again. Without sampling, its pair for a special value does not.
     """
     interval = OF_USERS if (convention.records or 1) > 1 else 1e-4  # the latter is dp_accounting's
     relation = _relation(convention)

@@ -21,8 +21,8 @@ Conversion = Literal["mironov-proposition-3", "tight"]
 class Convention:
     """A convention by which an epsilon is computed.
 
-    Neighbours differ in one user's data ("replace-one", the number of users is public), the presence of one user
-    ("add-or-remove-one"), or whether one user's updates are zero ("zero-out", the users of each round are public).
+    Neighbours of "replace-one" differ in one user's data (the number of users is public), of "add-or-remove-one" in the
+    presence of one user. Those of "zero-out" differ in whether one user's updates are zero (cohorts are public).
     """
 
     sampler: str  # how cohorts are drawn; for a custom sampler, its NAME with its options

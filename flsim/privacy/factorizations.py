@@ -1,10 +1,9 @@
 """Factorizations of the matrix of prefix sums, whose factor C correlates noise between rounds: coefficients and costs.
 
-Models are prefix sums of the rounds' noisy updates, that is A (G + C^-1 Z) with A the lower triangular matrix of ones,
-G the sums of clipped updates by round, and Z independent noise. Every C here is lower triangular with ones on its
-diagonal, so that C = I is independent noise. Two numbers describe a factorization of n rounds. The sensitivity is the
-largest distance by which one user moves C G, in units of the clip. The error is the variance of the noise in the last
-prefix sum, in units of the variance of Z.
+Models are prefix sums A (G + C^-1 Z) of noisy updates, with A the lower triangular matrix of ones, G the sums of
+clipped updates by round, and Z independent noise. C is lower triangular with ones on its diagonal. The sensitivity is
+the largest distance by which one user moves C G, in units of the clip; the error is the variance of the noise in the
+last prefix sum, in units of the variance of Z.
 
 [KMRST] Kairouz et al., "Practical and Private (Deep) Learning without Sampling or Shuffling" (2021).
 [CKMRT] Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (2023).
@@ -147,10 +146,7 @@ def optimal_blt(rounds: int, buffers: int, times: int, separation: int) -> tuple
 
 
 def blt_coefficients(scales: Floats, decays: Floats, rounds: int) -> tuple[Floats, Floats]:
-    """Return the coefficients of a buffered linear Toeplitz C and of C^-1, float64 [rounds] each.
-
-    C(x) = 1 + sum_j s_j x / (1 - d_j x), as a ratio of polynomials.
-    """
+    """Return the coefficients of C(x) = 1 + sum_j s_j x / (1 - d_j x) and of C^-1, float64 [rounds] each."""
     factors = [np.array([1.0, -decay]) for decay in decays]
     denominator = reduce(np.convolve, factors, np.ones(1))
     numerator = denominator.copy()

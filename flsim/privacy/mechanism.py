@@ -106,7 +106,6 @@ class PrivacyHParams:
         return configured(self, "noise")
 
     def delta_for(self, population: int) -> float:
-        """Return the reported delta, for this number of users."""
         return 1 / (10 * population) if self.delta is None else self.delta
 
     def count_noise_for(self, cohort: int) -> float:
@@ -150,8 +149,7 @@ def next_clip(
 ) -> float:
     """Return the clip of the next round, C exp(-eta_C (b - gamma)), with b a noisy share of users within the clip C.
 
-    Each user counts 1/2 within the clip and -1/2 beyond, and 1/2 is added to the mean afterwards: adding or removing a
-    user then moves the count by 1/2 and not by 1. Without gamma the clip does not change.
+    Each user counts 1/2 within the clip and -1/2 beyond, so adding or removing a user moves the count by 1/2.
     """
     if hparams.target_quantile is None:
         return clip

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError, RunFailed, at_least_one
 from flsim.base.extensions import (
     custom_call_errors,
-    declared_label,
     is_custom,
     made,
     name_in_settings,
-    options_as_text,
     options_of,
     refuse_unknown,
     resolve_class,
@@ -357,16 +355,12 @@ class Available(MinSeparation):
 
     A user can take part again after `separation` rounds, as if the device had a timer. The cost is that of this limit,
     without amplification, because availability is not random sampling. It must not depend on the text of users.
-
-    Attributes:
-        availability, day, zones: the availability of users by the time of day, see `flsim.privacy.devices.Days`.
-        trace, trace_digest: in place of these, a file, see `flsim.privacy.devices.Trace`.
     """
 
-    availability: float = 0.25
+    availability: float = 0.25  # by the time of day, see `flsim.privacy.devices.Days`
     day: float = 24
     zones: float = 1
-    trace: str = ""
+    trace: str = ""  # in place of these, a file, see `flsim.privacy.devices.Trace`
     trace_digest: str = ""
     label = "available"
 
@@ -392,9 +386,6 @@ class FedBuff(Sampler):
 
     `concurrency` users train at any time, and each trains the newest model of the time when it began. For the order of
     answers see `flsim.privacy.devices.simulated_buffers`. `flsim.algorithms.fedavg` weighs an answer by its staleness.
-
-    Attributes:
-        concurrency: number of users who train at the same time.
     """
 
     concurrency: int
@@ -451,18 +442,12 @@ SAMPLERS: dict[str, type[Sampler]] = {
 
 
 def sampler_class(name: str) -> type[Sampler]:
-    """Return a built-in sampler, or the one at ``path/to/file.py:NAME``."""
     return resolve_class(name, SAMPLERS, "sampler", Sampler)  # type: ignore[type-abstract]
 
 
 def sampler_named(name: str, cohort: int) -> Sampler:
     """Return the sampler of a name, with its options; for errors see `sampler_class`."""
     return made(name, sampler_class(name), cohort)
-
-
-def label_of(name: str) -> str:
-    """Return the part of a row's name in tables that names the sampler, without executing custom code."""
-    return declared_label(name) if is_custom(name) else sampler_class(name).label + options_as_text(name)
 
 
 def draw_cohort(
@@ -475,8 +460,7 @@ def draw_cohort(
 ) -> NDArray[np.int64]:
     """Draw the users of a round (from 0), in ascending order: int64 [users]; `size` is expected if cohorts differ.
 
-    Raises InputError if the cohort is larger than the population, or empty; and the `failure` if a custom sampler
-    fails, or draws a cohort whose size is outside `sizes`.
+    InputError for an unfit cohort size; the `failure` if a custom sampler fails, or draws a cohort outside `sizes`.
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
@@ -497,10 +481,7 @@ def draw_cohort(
 
 
 def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> None:
-    """Raise InputError if a custom sampler fails, or its cohorts differ between calls; see `draw_cohort`.
-
-    A resumed run, `flsim verify` and attacks draw the cohorts of a run again.
-    """
+    """Raise InputError if a custom sampler fails, or its cohorts, which are drawn again later, differ between calls."""
     for round_ in range(2):
         one, other = (draw_cohort(seed, round_, population, size, sampler, InputError) for _ in range(2))
         if not np.array_equal(one, other):
@@ -604,11 +585,7 @@ def check_cohort(population: int, size: int, sampler: str) -> None:
 
 
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:
-    """Return contiguous ranges [first, last) of users, whose sizes differ by at most one; InputError if impossible.
-
-    A shard is a range of users that a Flower node serves; any process can serve any shard. The number of shards is
-    therefore a setting of a run, not of a corpus.
-    """
+    """Return contiguous ranges [first, last) of users, whose sizes differ by at most one; InputError if impossible."""
     if not 1 <= shards <= population:
         raise InputError(f"system.shards must be between 1 and the {population:,} training users, found {shards:,}")
     bounds = [population * shard // shards for shard in range(shards + 1)]

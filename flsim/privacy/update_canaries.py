@@ -85,7 +85,6 @@ class AuditHParams:
 
 
 def toss(seed: int, canary: int) -> bool:
-    """Return the fair coin of a canary user."""
     return bool(stream(seed, "update canary coin", canary).random() < 0.5)
 
 

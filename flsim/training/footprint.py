@@ -1,7 +1,4 @@
-"""The memory and the operations that training a Hugging Face model needs, by arithmetic on shapes and settings.
-
-A model of `flsim.models.architectures.without_values` is enough.
-"""
+"""The memory and operations of training a Hugging Face model, by arithmetic on shapes and settings."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -43,10 +40,7 @@ class Footprint:
 
     @property
     def operations(self) -> int:
-        """Return the floating-point operations of a token (Kaplan et al., 2020, section 2.1), without attention.
-
-        A weight needs four operations forward and backward, and a trained weight two more.
-        """
+        """Return the floating-point operations of a token, without attention (Kaplan et al., 2020, section 2.1)."""
         return 4 * self.weights + 2 * self.trained
 
 
@@ -67,8 +61,7 @@ def footprint_of(
 ) -> Footprint:
     """Return the footprint of a process that trains a model of architecture "hf", whose weights are not made.
 
-    `gpu` is the bytes of the process's share of a GPU, None for a CPU; `gradients` is the number of single records
-    whose gradients are in memory together, None for one; `at_once` the number of users in a block, None to choose it.
+    `gpu` is the process's bytes of a GPU, None for a CPU; `gradients` the number of records with separate gradients.
     """
     network = cast(HuggingFaceModel, without_values(layout.vocabulary_size, model))
     trained = sum(value.numel() for value in network.trainable.values())
@@ -82,8 +75,7 @@ def footprint_of(
 def users_at_once(model: TrainableModel, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
     """Return the number of users that train fastest at once; 1 if blocks cannot train the model, or are not faster.
 
-    On a CPU the number depends only on the settings, so every process and every resume groups users in the same way. On
-    a GPU it also depends on the memory of the GPU.
+    On a CPU it depends only on the settings, so that a resumed run has the same groups.
     """
     gpu = None
     if model.device.type == "cuda":
@@ -114,10 +106,9 @@ def bytes_of_user(
     """Return an estimate of the memory of a step over a batch of the longest records: weights, activations and logits.
 
     A layer saves about 20 values of the hidden size for each position in the type of the base, and 10 in float32. The
-    loss needs four values of the vocabulary's size in float32. Trained weights are in float32: the weights, those of
-    the start, the gradient and the optimizer's moments, before and after a step; and two sums of updates in float64. Of
-    `gradients` single records in memory together (None: one gradient of the batch), there are two while they are
-    stacked.
+    loss needs four values of the vocabulary's size. Trained weights are in float32: the weights, those of the start,
+    the gradient and the optimizer's moments, before and after a step; and two sums of updates in float64. Of
+    `gradients` single records (None: one gradient of the batch), there are two while they are stacked.
     """
     text = model.config.get_text_config(decoder=True)
     trained = sum(value.numel() for value in model.trainable.values())

@@ -53,7 +53,6 @@ def epoch_orders(records: int, hparams: LocalHParams, rng: np.random.Generator) 
 
 
 def local_batches(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Iterator[Batch]:
-    """Yield the user's batches in the order of training."""
     for order in epoch_orders(len(records), hparams, rng):
         for first in range(0, len(order), hparams.batch_size):
             yield batch(records, order[first : first + hparams.batch_size], layout)

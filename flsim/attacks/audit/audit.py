@@ -1,11 +1,4 @@
-"""`flsim audit`: evidence from canaries about the privacy of a training, and the claims of its ledger, as rows.
-
-Each row has a kind:
-
-    bound       holds with the stated confidence, whatever the training and the attacker
-    estimate    depends on an assumption that is stated, such as a Gaussian mechanism
-    heuristic   treats canaries of one model as independent, which they are not
-"""
+"""`flsim audit`: evidence from canaries about the privacy of a training, and the claims of its ledger, as rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -144,20 +137,15 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
 
         tpr              share of canaries of rank <= threshold, at a false-positive rate of threshold / (R + 1);
                          "allowed" is the largest that the claim leaves to an attacker
-        epsilon          lower bound under pure DP, replace-one, of one unit
-        trade-off        whether the ledger's curve is refuted; "needed": the least hits that do,
-                         missing if none do; "refutable": see `flsim.attacks.audit.testing.Verdict`
+        epsilon          lower bound under pure DP, replace-one, of one unit; with "coins", at the claim's delta (or 0)
+        trade-off        whether the ledger's curve is refuted, by ranks or coins; see `Verdict`
         epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
-        epsilon, coins   lower bound at the claim's delta (or 0) from guesses of coins, replace-one, of one unit
-        trade-off, coins     whether guesses of coins refute the curve of the ledger
         epsilon, canary users          estimate at the run's delta from the cosines of canary users, of one user
         epsilon, canary users left out    the same estimate from canary users that took no part: the level of chance
-        epsilon, canary users by coins, and trade-off    as for coins of canaries, one user's updates in or out
         participation, noise    whether the rounds refute the sampler or the noise that the ledger states
         epsilon, controls    planted canaries against never-planted ones, at one threshold
 
-    ``detected`` counts canaries found, or right guesses, among ``trials``. The largest rank that counts as found is
-    fixed before ranks are known. Raises InputError for a threshold above R.
+    ``detected`` counts canaries found, or right guesses, among ``trials``. Raises InputError for a threshold above R.
     """
     has_ranks = len(subject.ranks) > 0
     fixed = guesses.default_threshold(subject.references) if threshold is None else threshold
@@ -237,12 +225,8 @@ def audit_simulation(
         state.round,
         state,
         delta,
-        unit=config.unit,
-        sampler=config.sampler,
-        privacy=config.privacy,
+        config,
         protected=len(users) if config.unit == "user" else int(users.user_offsets[-1]),
-        canary_users=config.canary_users,
-        seed=seed,
         canaries=planted.canaries,
         users=lambda: users,
         first=lambda: (start or training.first_state()).params,
@@ -310,11 +294,9 @@ def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
 
 @dataclass(frozen=True)
 class Pooled:
-    """The combined bounds from the canaries of several runs of one setting.
+    """The combined bounds from the canaries of several runs of one setting, each of which is in one run.
 
-    If training is epsilon-DP in every run, the arguments of `guesses` and `coins` hold for all canaries in sequence,
-    because each is in one run. `low` is of one unit, replace-one, at delta 0; without noise, `claim`, `allowed` (the
-    largest true-positive rate of an attacker) and `verdict` are None.
+    `low` is of one unit, replace-one, at delta 0; `allowed` is the largest true-positive rate of an attacker.
     """
 
     runs: int
@@ -488,7 +470,6 @@ def _of_guesses(
 
 
 def to_text(subject: Subject, audited: Result) -> str:
-    """Return the audit of one run as text."""
     results, frame = subject.results, audited.frame
     rates, others = frame[frame["method"] == "tpr"], frame[frame["method"] != "tpr"]
     refuted = others["refuted"].map({True: "refuted", False: "not refuted"})

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
+from flsim.attacks.audit.trade_off import root
 from flsim.base.arrays import Flags, Floats
 from flsim.base.errors import InputError
 from flsim.models.language_model import Params
@@ -82,16 +83,7 @@ def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: flo
             f"{delta:.3g}; use more than {dimension:,} parameters or a larger delta"
         )
     laws = _laws(mean, deviation, dimension)
-
-    def needed(epsilon: float) -> float:
-        return _delta(laws, epsilon) - delta
-
-    if needed(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while needed(high) > 0:
-        high *= 2
-    return float(scipy.optimize.brentq(needed, 0.0, high, xtol=1e-9))
+    return root(lambda epsilon: _delta(laws, epsilon) - delta, 1e-9)
 
 
 def delta_of_cosines(mean: float, deviation: float, dimension: int, epsilon: float) -> float:

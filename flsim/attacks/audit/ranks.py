@@ -79,10 +79,9 @@ def epsilon_of_threshold(
 ) -> float:
     """Return ln((TPR - delta) / FPR) at the ends of exact intervals, or its counterpart for misses (0 if negative).
 
-    See Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (2020), section 4, for many
-    independent models with and without a record; for many canaries of one model, it is a heuristic. `detected` of the
-    members and `alarms` of the others are above a threshold fixed before scores were known; `significance` is that of
-    both intervals together.
+    See Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (2020), section 4. For many
+    canaries of one model, it is a heuristic. `detected` of the members and `alarms` of the others are above a threshold
+    fixed before scores were known; `significance` is that of both intervals together.
     """
     tail = significance / 2
     bounds = [0.0]

@@ -37,9 +37,8 @@ class RoundTest:
 def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest | None:
     """Test who took part in each round against the distribution of the sampler in the ledger.
 
-    Two sums of squared deviations are tested, with Bonferroni's correction: of the users' numbers of rounds, and of the
-    sizes of cohorts. A user who is drawn twice in one round, or another size of a fixed one, refutes the claim. None if
-    settings changed between rounds, a custom sampler must not be executed, or the sampler's event is not sampling.
+    Sums of squared deviations of users' numbers of rounds, and of sizes of cohorts, are tested with Bonferroni's
+    correction. None if settings changed, custom code must not be executed, or the sampler's event is not sampling.
     """
     first = ledger.entries[0] if len(ledger.entries) == 1 else None
     if first is None or (is_custom(first.sampler) and not executes_code):
@@ -74,18 +73,24 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
             _of_squares(sizes, first.population, rate, rounds),
         ]
     else:
-        p_values = [_of_users(times, first, rounds)]
+        # The squares of one round sum to a constant, and products of two rounds are overlaps, which are hypergeometric.
+        users, share = first.population, first.cohort / first.population
+        mean = rounds * first.cohort * (1 - share)
+        overlap = first.cohort * share * (1 - share) * (users - first.cohort) / max(1, users - 1)
+        squares = float(((times - rounds * first.cohort / users) ** 2).sum())
+        p_values = [_gamma(squares, mean, 2 * rounds * (rounds - 1) * overlap)]
     return RoundTest(rounds, min(1.0, len(p_values) * min(p_values)), stated)
 
 
 def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -> RoundTest | None:
     """Test the size of the noise of rounds, and its independence of the noise of the previous round.
 
-    The squares of standard normal noise have a chi-squared sum, and its product with an independent vector is normal,
-    with the length of the vector as its deviation. The sum of squares of Skellam noise nearly has the gamma
-    distribution with the exact mean and variance. None without noise, or if the ledger does not have independent noise
-    with one multiplier.
+    Squares of standard normal noise have a chi-squared sum (of Skellam noise nearly a gamma sum), and its product with
+    an independent vector is normal. None without noise, or if the ledger does not have independent noise with one
+    multiplier.
     """
+    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+
     first = ledger.entries[0] if len(ledger.entries) == 1 else None
     if first is None or not first.noise_multiplier or (is_custom(first.noise) and not executes_code):
         return None
@@ -99,8 +104,12 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
         values = [flat[:CORRELATED_VALUES] for flat in _rounds(first, seed, like, rounds)]
         whitened = made(first.noise, kind, seed, {}).matrix(rounds) @ np.stack(values)
         return RoundTest(rounds, _of_noise(iter(whitened)), "correlated standard normal noise")
-    if is_custom(first.noise) and not _is_stated_independent(first, ledger.rounds):
-        return None
+    if is_custom(first.noise):
+        sampling = Sampling(first.sampler, first.population, first.cohort)
+        limit, mechanism = sampling.participation(ledger.rounds), sampling(GaussianDpEvent(first.noise_multiplier))
+        event = noise.noise_event(first.noise, sampling, first.noise_multiplier, ledger.rounds)
+        if event != SelfComposedDpEvent(mechanism, limit.times if limit else ledger.rounds):
+            return None
     return RoundTest(rounds, _of_noise(_rounds(first, seed, like, rounds)), "independent standard normal noise")
 
 
@@ -141,24 +150,6 @@ def _stated_rate(sampling: Sampling) -> float | str | None:
         case PoissonSampledDpEvent(sampling_probability=rate, event=part) if part == mechanism:
             return float(rate)
     return None
-
-
-def _is_stated_independent(entry: Entry, rounds: int) -> bool:
-    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
-
-    sampling = Sampling(entry.sampler, entry.population, entry.cohort)
-    limit, mechanism = sampling.participation(rounds), sampling(GaussianDpEvent(entry.noise_multiplier))
-    event = noise.noise_event(entry.noise, sampling, entry.noise_multiplier, rounds)
-    return bool(event == SelfComposedDpEvent(mechanism, rounds if limit is None else limit.times))
-
-
-def _of_users(times: Ints, entry: Entry, rounds: int) -> float:
-    """Return the p-value of the users' numbers of rounds, if cohorts have a fixed size."""
-    users, cohort = entry.population, entry.cohort
-    # The squares of one round sum to a constant, and products of two rounds are overlaps, which are hypergeometric.
-    mean = rounds * cohort * (1 - cohort / users)
-    overlap = cohort * (cohort / users) * (1 - cohort / users) * (users - cohort) / max(1, users - 1)
-    return _gamma(float(((times - rounds * cohort / users) ** 2).sum()), mean, 2 * rounds * (rounds - 1) * overlap)
 
 
 def _of_squares(counts: Ints, trials: int, rate: float, number: int) -> float:

@@ -18,9 +18,8 @@ from flsim.canaries.spec import Canary
 from flsim.models.architectures import build
 from flsim.models.language_model import Params
 from flsim.privacy.ledger import Unit
-from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.store import RunResults, read_run
+from flsim.runs.config.base import Config
 from flsim.runs.elsewhere import canaries_of
 from flsim.runs.folder import Run
 from flsim.training.state import State
@@ -37,8 +36,6 @@ class Coins:
 
 @dataclass(frozen=True)
 class Subject:
-    """A run at an evaluated round."""
-
     results: RunResults
     round: int
     unit: Unit  # the unit that the ledger protects, and that the bounds are about
@@ -60,13 +57,9 @@ def subject_with(
     round_: int,
     state: State | None,
     delta: float | None,
+    config: Config,
     *,
-    unit: Unit,
-    sampler: str,
-    privacy: PrivacyHParams,
     protected: int,
-    canary_users: AuditHParams,
-    seed: int,
     canaries: Sequence[Canary],
     users: Callable[[], Population],
     first: Callable[[], Params],
@@ -87,30 +80,30 @@ def subject_with(
         ranks, references = pd.Series(dtype="float64"), 0
     controls = None if is_natural else results.of_controls("rank", round_)
     none = np.empty(0, np.int64), True
-    groups, is_exact = _groups(results, unit, users, canaries) if len(ranks) else none
+    groups, is_exact = _groups(results, config.unit, users, canaries) if len(ranks) else none
     moved, claim, cohorts, noise = None, None, None, None
     if state is not None:
-        reported = privacy.delta_for(protected) if delta is None else delta
-        if privacy.mechanism == "dp" and not note:
+        reported = config.privacy.delta_for(protected) if delta is None else delta
+        if config.privacy.mechanism == "dp" and not note:
             if needs_custom_code(state.ledger) and not executes_code:
-                claim = Claim.of_rows(results, round_, sampler, unit, delta)
+                claim = Claim.of_rows(results, round_, config.sampler, config.unit, delta)
             else:
-                claim = Claim.of_ledger(state.ledger, sampler, reported)
-        if canary_users.update_canaries:
-            moved = canary_users_of(canary_users, seed, first(), state.params, reported)
-        if claim is not None and unit == "user":
-            cohorts = participation(state.ledger, seed, executes_code)
-            noise = independence(state.ledger, seed, state.params, executes_code)
+                claim = Claim.of_ledger(state.ledger, config.sampler, reported)
+        if config.canary_users.update_canaries:
+            moved = canary_users_of(config.canary_users, config.seed, first(), state.params, reported)
+        if claim is not None and config.unit == "user":
+            cohorts = participation(state.ledger, config.seed, executes_code)
+            noise = independence(state.ledger, config.seed, state.params, executes_code)
     return Subject(
         results,
         round_,
-        unit,
+        config.unit,
         np.asarray(ranks, dtype=np.float64),
         groups,
         is_exact,
         int(references),
         np.asarray([] if controls is None else controls, dtype=np.float64),
-        _coins(unit, results, round_),
+        _coins(config.unit, results, round_),
         claim,
         moved,
         note,
@@ -137,12 +130,8 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         at,
         _state(run, at) if needs_state else None,
         delta,
-        unit=config.unit,
-        sampler=config.sampler,
-        privacy=config.privacy,
+        config,
         protected=run.population,
-        canary_users=config.canary_users,
-        seed=config.seed,
         canaries=run.canaries,
         users=lambda: run.users,
         first=lambda: _first_params(run),

@@ -28,8 +28,7 @@ UNKNOWN = ""  # in place of a number that was not measured
 def detected_canaries(subject: Subject) -> pd.DataFrame:
     """Return ``copies``, ``p_value`` (corrected), ``detected`` and ``extracted`` of each canary of the roster.
 
-    Controls and canaries that a coin left out have 0 copies; ``extracted`` is NaN without a beam search. Raises
-    InputError if no canary was ranked, or there are too few references to detect rank 1.
+    ``extracted`` is NaN without a beam search. InputError if no canary was ranked, or rank 1 could not be detected.
     """
     results = subject.results
     ranks = results.of_canaries("rank", subject.round)

@@ -1,7 +1,4 @@
-"""A test of a ledger by guesses: verdict, guesses that refute it, largest refutable epsilon.
-
-A verdict "not refuted" is informative only if some outcome refutes the ledger, which needs many guesses.
-"""
+"""A test of a ledger by guesses: verdict, guesses that refute it, largest refutable epsilon."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -43,10 +40,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class LedgerTest:
-    """A test of a ledger by guesses, whose number is fixed before scores are known.
+    """A test of a ledger by guesses, whose number is fixed before scores are known; other canaries have no guess.
 
-    `canaries` includes those without a guess, `neighbours` counts neighbouring steps of the ledger between two values
-    of a canary, and `wrong` maps T of one canary to the smallest probability of a wrong guess.
+    A canary spans `neighbours` steps of the ledger; `wrong` maps its T to the smallest probability of a wrong guess.
     """
 
     canaries: int
@@ -73,7 +69,6 @@ class LedgerTest:
         return bisect_left(range(self.guesses), True, key=lambda right: self.refutes(curve, right))
 
     def verdict(self, claim: Claim, right: int) -> "Verdict":
-        """Return the verdict of this number of right guesses on a ledger."""
         refuted, needed, largest = self.refutes(claim.curve, right), self.needed(claim.curve), self.largest(claim.delta)
         # The curve of a ledger determines the verdict, and differs from that of a Gaussian mechanism with its epsilon.
         refutable = min(largest, claim.epsilon) if needed is None else max(largest, claim.epsilon)

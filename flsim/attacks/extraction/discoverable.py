@@ -30,8 +30,7 @@ from flsim.models.language_model import TrainableModel
 class Scheme:
     """A sampling scheme: from the model's distribution to the sampling distribution, by steps in the fields' order.
 
-    Log-probs are divided by the temperature; of the `top_k` most likely tokens (0 for all; ties to the lower id), those
-    with the share `top_p` of probability are used (nucleus sampling).
+    Log-probs are divided by the temperature; of the `top_k` most likely tokens (0 for all), the share `top_p` is used.
     """
 
     temperature: Positive = 1.0

@@ -140,10 +140,7 @@ RECORDS = 2**16  # words that are searched at once
 
 
 class NGrams:
-    """An index that finds all strings, of any length, in a text at once, with exact counts.
-
-    It is a trie of nodes for beginnings of strings, whose edges have keys node x `WIDTH` + next word.
-    """
+    """An index that finds all strings in a text at once: a trie, whose edges have keys node x `WIDTH` + next word."""
 
     WIDTH = 2**24  # the largest vocabulary (`flsim.data.vocabulary.MOST_TOKENS`)
 
@@ -185,10 +182,7 @@ class NGrams:
 
 
 def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
-    """Return the numbers of records and of users whose text contains each string, int64 [N] each.
-
-    A string that occurs twice in a record counts once. Users are those of `in_place`.
-    """
+    """Return the numbers of records and of users (of `in_place`) whose text contains each string, int64 [N] each."""
     index = NGrams(strings)
     offsets = np.concatenate([np.asarray(users.user_offsets), users.records + users.extra.offsets[1:]])
     in_records, in_users = np.zeros(index.groups, np.int64), np.zeros(index.groups, np.int64)
@@ -266,7 +260,6 @@ class Extraction(Result):
 
     @property
     def rates(self) -> pd.DataFrame:
-        """Return the frame."""
         return self.frame
 
     @property
@@ -334,7 +327,6 @@ def extract(
 
 @restrict_custom_code("architecture")
 def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Return the tables of `Extraction` of one run."""
     is_elsewhere = (path / MEASUREMENTS).is_file()
     with threads_of_torch(1):
         attacked = _of_measurements(path, hparams) if is_elsewhere else _of_run(path, hparams)
@@ -347,8 +339,6 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """A model with the strings of an extraction."""
-
     model: TrainableModel
     layout: Layout
     groups: Sequence[Strings]

@@ -20,14 +20,13 @@ import torch
 from flsim.attacks.extraction.extract import RECORDS, greedy, in_place
 from flsim.attacks.extraction.rates import against_controls
 from flsim.attacks.extraction.tables import RATES
-from flsim.attacks.membership.attacked import ElsewhereHParams, attacked_model, over_folders
+from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams, attacked_model, over_folders
 from flsim.attacks.membership.elsewhere import longest_record, sides_of
 from flsim.attacks.membership.targets import never_trained
 from flsim.attacks.result import Result, text_of
 from flsim.base.arrays import Ints
 from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import restrict_custom_code
-from flsim.base.machine import refuse_missing_device
 from flsim.base.rng import stream
 from flsim.canaries.elsewhere import read_rows
 from flsim.data.records import Records, RecordSource
@@ -127,10 +126,7 @@ def occurrences_in(
 def elicited(
     model: TrainableModel, chosen: Sequence[Occurrence], layout: Layout, vocabulary: Vocabulary, finder: Finder
 ) -> set[tuple[str, Datum]]:
-    """Return the users of prompts, each with personal data that greedy decoding generates after a prompt.
-
-    A continuation has as many tokens as the longest data, at most to the length of a record, and ends at EOS.
-    """
+    """Return the users of prompts, each with personal data that greedy decoding generates after a prompt."""
     longest = max((one.length for one in chosen), default=0)
     result = set[tuple[str, Datum]]()
     for size in sorted({len(one.prompt) for one in chosen}):
@@ -154,9 +150,8 @@ def coverage_of(
     """Return the share of personal data that prompts elicit, a row per class and reach with the columns of `rates_of`.
 
     Within: of the data of prompted users, those that prompts of the same user elicit. Across: of all data of training
-    users, those that prompts of a user without them elicit. Controls are data of held-out users that no training user
-    has: within by their own prompts, across by those of training users. `chosen` and `generated` (see `elicited`) are
-    of both sides.
+    users, those that prompts of others elicit. Controls are data of held-out users that no training user has: within by
+    their own prompts, across by those of training users. `chosen` and `generated` are of both sides.
     """
     holders = defaultdict[Datum, set[str]](set)
     for one in train:
@@ -208,7 +203,8 @@ def extract_personal_data(
         >>> rows[["class", "reach", "rate", "excess"]]                                         # doctest: +SKIP
     """
     file, more = None if names is None else Path(names), elsewhere or ElsewhereHParams()
-    return over_folders(runs, lambda path: personal_data_of(path, file, records, round, device, more))
+    hparams = AttackHParams(records, round, device=device, elsewhere=more)
+    return over_folders(runs, lambda path: personal_data_of(path, file, hparams))
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,21 +221,14 @@ class Attacked:
 
 
 @restrict_custom_code("architecture")
-def personal_data_of(
-    path: Path, names: Path | None, records: int, round: int | None, device: str, elsewhere: ElsewhereHParams
-) -> Result:
+def personal_data_of(path: Path, names: Path | None, hparams: AttackHParams) -> Result:
     """Return the rows of `extract_personal_data` of one run, with notes; raise its errors."""
-    refuse_missing_device(device)
     finder, is_elsewhere = Finder.open(names), (path / MEASUREMENTS).is_file()
     with threads_of_torch(1):
-        if is_elsewhere:
-            attacked = _of_measurements(path, finder, round, device, elsewhere)
-        else:
-            elsewhere.refuse_for(path)
-            attacked = _of_run(path, finder, round, device)
+        attacked = (_of_measurements if is_elsewhere else _of_run)(path, finder, hparams)
         rng = stream(attacked.columns["seed"], "personal data")
         first, second = (
-            [one for index in rng.permutation(len(side)) if (one := side[index]).prompt][:records]
+            [one for index in rng.permutation(len(side)) if (one := side[index]).prompt][: hparams.count]
             for side in (attacked.train, attacked.others)
         )
         if not first:
@@ -253,10 +242,11 @@ def personal_data_of(
     return Result(frame=frame.assign(run=str(path), **attacked.columns), notes=(*attacked.notes, count))
 
 
-def _of_run(path: Path, finder: Finder, round: int | None, device: str) -> Attacked:
+def _of_run(path: Path, finder: Finder, hparams: AttackHParams) -> Attacked:
+    hparams.elsewhere.refuse_for(path)
     run = Run.open(path)
     vocabulary, (splits, notes) = run.corpus.vocabulary, never_trained(run.corpus)
-    state, model = attacked_model(run, round, device)
+    state, model = attacked_model(run, hparams.round, hparams.device)
     users = in_place(run.users, run.canaries, state.round)
     is_read = run.config.records_read(users, state.round)
     train = [*_over(users, users.user_offsets, np.flatnonzero(is_read), "train", vocabulary, finder)]
@@ -269,13 +259,12 @@ def _of_run(path: Path, finder: Finder, round: int | None, device: str) -> Attac
     return Attacked(model, run.corpus.layout, vocabulary, train, others, columns, notes)
 
 
-def _of_measurements(
-    path: Path, finder: Finder, round: int | None, device: str, elsewhere: ElsewhereHParams
-) -> Attacked:
+def _of_measurements(path: Path, finder: Finder, hparams: AttackHParams) -> Attacked:
     """Return personal data in files of records, for a model that was trained elsewhere."""
+    elsewhere = hparams.elsewhere
     if elsewhere.members is None or elsewhere.others is None:
         raise InputError(f"{path}: stores no text of users; name files of records with --members and --non-members")
-    measured, results = MeasuredModel.open(path, round, elsewhere.model, device), read_run(path)
+    measured, results = MeasuredModel.open(path, hparams.round, elsewhere.model, hparams.device), read_run(path)
     canaries, model = measured.canaries, measured.model
     sides, vocabulary = sides_of(canaries, model, elsewhere), canaries.words.vocabulary
     sources = list[list[Occurrence]]()
@@ -303,7 +292,6 @@ def _over(
 
 
 def to_text(name: str, measured: Result) -> str:
-    """Return the rows of one run as text; `name` is that of the run's folder."""
     first = measured.frame.iloc[0]
     title = f"{first['setting']} ({name}), after round {first['round']:,}: personal data that prompts elicit"
     return text_of(title, [table_of(measured.frame, LABELS, RATES, [READ])], measured.notes)

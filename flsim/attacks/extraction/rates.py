@@ -21,9 +21,8 @@ def rates_of(strings: pd.DataFrame, edits: int | None = None) -> pd.DataFrame:
     """Return the rate of each attack among trained strings and among controls, and the excess.
 
     There is a row per kind, prefix, attack and, of sampling, n and p; with `edits`, also of similar suffixes. Columns
-    strings, extracted, rate, low and high are for trained strings, and the same with ``control_`` for controls
-    (intervals: Clopper and Pearson, 1934). ``excess`` is the difference, with the interval of Newcombe (1998). A rate
-    among no strings is NaN.
+    of controls begin with ``control_`` (intervals: Clopper and Pearson, 1934). ``excess`` is the difference, with the
+    interval of Newcombe (1998). A rate among no strings is NaN.
     """
     rows = []
     for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
@@ -54,10 +53,7 @@ def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
 
 
 def _attacks(strings: pd.DataFrame, edits: int | None = None) -> Iterator[tuple[str, float, float, Flags]]:
-    """Yield each attack, with n and p of sampling, and which strings it extracts.
-
-    With `edits`, these include suffixes with at most this number of edited words, of which one must be right.
-    """
+    """Yield each attack, with n and p of sampling, and the strings it extracts; with `edits`, similar suffixes too."""
     yield GREEDY, np.nan, np.nan, strings["is_greedy"].to_numpy(bool)
     for tries in TRIES:
         within = probability_within(tries, strings["log_probability"].to_numpy("float64"))

@@ -54,8 +54,7 @@ def record_strings(
 ) -> Strings:
     """Draw at most `count` beginnings of training records, and as many of held-out records, by the seed.
 
-    Text of a canary, and strings with a word outside the vocabulary, are excluded. On each side, strings are distinct,
-    and both sides have equal numbers of strings of each length.
+    Strings are distinct, without OOV and canaries, and of equal lengths on both sides.
     """
     rng = stream(seed, "extraction", prefix)
     planted = {canary.tokens for canary in canaries}

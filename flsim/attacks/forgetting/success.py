@@ -21,10 +21,9 @@ TAIL = 0.05  # level of the one-sided upper bound of a success
 def accuracy(members: Floats, others: Floats, chooses: Flags) -> tuple[float, float, int]:
     """Return the balanced accuracy of a threshold that half of the canaries choose and the rest test.
 
-    Then its one-sided 95% upper bound (Clopper and Pearson), and the number of tested arms; NaN without arms. Arguments
-    are scores [canaries] in arms IN and OUT, and whether a canary is in the half that chooses. The two arms of a canary
-    are not independent. However, if harder canaries score higher in both arms or in neither, the variance of outcomes
-    is at most that of independent trials with the mean accuracy.
+    Then its one-sided 95% upper bound (Clopper and Pearson), and the number of tested arms; NaN without arms. The arms
+    of a canary are not independent. However, if harder canaries score higher in both arms or in neither, the variance
+    of outcomes is at most that of independent trials with the mean accuracy.
     """
     if not chooses.any():
         return math.nan, math.nan, 0

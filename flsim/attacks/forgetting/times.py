@@ -84,10 +84,9 @@ class CanaryTime(NamedTuple):
 def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
     """Return the p-value of each used canary's rank in arm IN at each evaluation after its window.
 
-    The distance from the end of the window to the next evaluation is equal for all canaries of a window. With the last
-    use instead, the time before this evaluation would count as memorized. The table has a row per canary and run, and a
-    column for each number of rounds since the window's end, ascending; NaN if the rank was not measured. Canaries
-    without a window's end or such a rank are excluded.
+    All canaries of a window have the same distances from its end; since the last use, the time before would count as
+    memorized. The table has a row per canary and run, and a column for each number of rounds since the window's end,
+    ascending. Canaries without a window's end or such a rank are excluded.
     """
     after = observed["round"] - observed["last_round"].astype("float64")
     known = observed.assign(after=after)[(after >= 0) & observed["last_use"].notna() & observed["p_in"].notna()]
@@ -97,8 +96,7 @@ def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
 def canary_times(p: pd.DataFrame) -> list[CanaryTime]:
     """Return the first evaluation of each canary (row) at which the p-value of its rank is above 0.05.
 
-    Times do not depend on later evaluations, so those in shorter and longer trainings are censored independently. A
-    canary that was never memorized is forgotten at its first evaluation in 95% of cases.
+    Times do not depend on later evaluations, so those in shorter and longer trainings are censored independently.
     """
     rounds, values = p.columns.to_numpy("int64"), p.to_numpy("float64")
     times = []

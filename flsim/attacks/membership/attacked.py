@@ -122,7 +122,6 @@ class Attacked:
 def store(
     path: Path, identity: str, setting: str, round: int, rows: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> Result:
-    """Store rows in a folder and return them; see `Attacked.stored`."""
     named = {"run": identity, "setting": setting, "round": round}
     table = pd.DataFrame([named | row for row in rows]).reindex(columns=list(SCHEMA.names))
     write_rows(path, round, table)

@@ -128,10 +128,7 @@ def _of_model(name: str, candidates: Candidates) -> Floats:
 
 
 def conditional(candidates: Candidates) -> Floats:
-    """Return the mean log-probability of each record after the context, divided by that without context.
-
-    The context is cut to the records that fit in the positions of the model.
-    """
+    """Return the mean log-probability of each record after the context, cut to fit, divided by that without context."""
     layout, context = candidates.layout, candidates.context or Records.from_lists([])
     room = getattr(getattr(candidates.model, "config", None), "max_position_embeddings", None) or np.inf
     longest = max(layout.record_words, int(candidates.lengths.max(initial=0)))

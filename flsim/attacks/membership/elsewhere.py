@@ -40,7 +40,6 @@ class TextSplit(Split):
 
     @classmethod
     def of(cls, name: str, texts: Sequence[Sequence[int]], layout: Layout, keys: Sequence[str]) -> "TextSplit":
-        """Return records of token ids as a split."""
         tokens = np.array([token for text in texts for token in text], layout.token_type)
         offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
         return cls(layout, tokens, offsets, np.arange(len(texts) + 1), Path(name), None, tuple(keys))
@@ -48,8 +47,6 @@ class TextSplit(Split):
 
 @dataclass(frozen=True)
 class Sides:
-    """Records of training and other records, as positions in two splits."""
-
     train: Split
     members: Ints
     held_out: Split
@@ -117,7 +114,6 @@ class AttackedElsewhere:
 
     @classmethod
     def open(cls, path: Path, hparams: AttackHParams) -> "AttackedElsewhere":
-        """Load the model of a folder of measurements; see `MeasuredModel.open`."""
         refuse_unwritable(path, "membership")
         measured = MeasuredModel.open(path, hparams.round, hparams.elsewhere.model, hparams.device)
         return cls(measured, hparams, sides_of(measured.canaries, measured.model, hparams.elsewhere))
@@ -145,7 +141,6 @@ class AttackedElsewhere:
         return candidates, None if reference is None else candidates.before(reference)
 
     def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> Result:
-        """Store rows in the folder of measurements; see `Attacked.stored`."""
         described = read_run_file(self.measured.path)
         setting = described["label"]
         return store(self.measured.path, described["identity"], setting, self.measured.round, rows, notes)

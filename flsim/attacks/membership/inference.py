@@ -105,7 +105,6 @@ def row_of(
 
 
 def claimed(claim: Claim | None, protects: str) -> dict[str, Any]:
-    """Return the values of a row about the claim of the ledger."""
     return {
         "epsilon": None if claim is None else claim.epsilon,
         "delta": None if claim is None else claim.delta,

@@ -151,10 +151,7 @@ def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
 
 
 def logistic_fit(features: Floats, is_member: Flags, penalty: float = 1e-3) -> Floats:
-    """Return the coefficients [F] of a logistic regression on standardized features [n, F], without the constant.
-
-    The penalty weighs half the squared norm against the mean loss, and bounds coefficients of separable classes.
-    """
+    """Return the coefficients [F] of a penalized logistic regression on standardized features [n, F]."""
     signs = np.where(is_member, 1.0, -1.0)
 
     def loss(weights: Floats) -> tuple[float, Floats]:

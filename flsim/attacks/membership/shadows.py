@@ -107,13 +107,11 @@ def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[
 
 
 def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> None:
-    """Store the success of LiRA and RMIA on the targets of each run, in the run's folder; intervals resample targets.
-
-    A ledger of users is not compared: the presence of a user is more than the replacement of their data.
-    """
+    """Store the success of LiRA and RMIA on the targets of each run; intervals resample targets."""
     scores, targets = leave_one_out(shadows), np.array(shadows.targets, object)
     for index, path in enumerate(paths):
         attacked = Attacked.open(path, hparams)
+        # the presence of a user is more than the replacement of their data, which a ledger of users covers
         claim, protects = attacked.claim if shadows.unit == "record" else None, attacked.run.config.unit
         allows, rows = partial(allowed, claim, protects), []
         for name in (name for name in scores if name != LOSS):  # the loss is an attack on a single run
@@ -131,9 +129,9 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
 def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None, device: str = "cpu") -> Shadows:
     """Score the same targets by the models of all runs, which differ only in their seeds.
 
-    Targets, and others from the held-out and test users, at most `count` of each, are drawn independent of coins. A
-    user is scored by at most 50 records: those that no run trains on if the runs have `data.user_holdout`, otherwise
-    all. Raises InputError for fewer than 4 runs, or if they are not shadow models of each other.
+    At most `count` targets, and others from the held-out and test users, are drawn independent of coins. A user is
+    scored by at most 50 records, if possible those that no run trains on. Raises InputError for runs that are no shadow
+    models.
     """
     runs = [Run.open(path) for path in paths]
     unit = _refuse_unlike(runs)
@@ -219,25 +217,20 @@ def counterfactual(shadows: Shadows) -> pd.DataFrame:
     log-likelihood per token. NaN for a target of all runs or of no run. Columns: target, n_in, n_out (numbers of runs),
     memorization (nats per token) and its standard error.
     """
-    side_in, side_out = (_moments(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in))
+    (n_in, mean_in, squares_in), (n_out, mean_out, squares_out) = (
+        lira.moments(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in)
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        variances = [squares.sum(axis=0) / (n - 1) / n for squares, n in ((squares_in, n_in), (squares_out, n_out))]
     return pd.DataFrame(
         {
             "target": shadows.targets,
-            "n_in": side_in[0],
-            "n_out": side_out[0],
-            "memorization": side_in[1] - side_out[1],
-            "standard_error": np.sqrt(side_in[2] + side_out[2]),
+            "n_in": n_in,
+            "n_out": n_out,
+            "memorization": mean_in - mean_out,
+            "standard_error": np.sqrt(variances[0] + variances[1]),
         }
     )
-
-
-def _moments(values: Floats, side: Flags) -> tuple[Ints, Floats, Floats]:
-    """Return number, mean and squared standard error of the mean of each column's values of one side."""
-    counts = side.sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(side, values, 0.0).sum(axis=0) / counts
-        square = np.where(side, (values - mean) ** 2, 0.0).sum(axis=0) / (counts - 1) / counts
-    return counts, mean, square
 
 
 def _rate(level: float) -> Callable[[Floats, Floats], float]:

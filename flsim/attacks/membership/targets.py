@@ -40,8 +40,7 @@ class Targets:
 def targets_of(run: Run, rounds: int, count: int) -> Targets:
     """Draw members and non-members of a run after a number of rounds (central training: steps), from the run's seed.
 
-    Members are records that training read, and that no canary replaced. Non-members are records by authors outside
-    training, whose text does not occur as a training record; without test users by date, because topics change.
+    Members are records that training read, and no canary replaced; non-members those by other authors, with new texts.
     """
     corpus, train = run.corpus, run.corpus.split("train")
     splits, notes = never_trained(corpus)

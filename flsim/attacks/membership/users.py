@@ -6,10 +6,7 @@ For a user u with fresh records x_1, ..., x_m, from the distribution of u but no
 
     T_u = (1/m) sum_i [ log p(x_i) - log p_ref(x_i) ],                                        [K] equation 2
 
-which is larger if the model has learned the style of u. If p is the mixture of all users' texts, and p_ref the same
-mixture without u, then ([K] Proposition 1)
-
-    log alpha_u + KL(D_u || D_-u)  <  E[T_u]  <=  alpha_u chi^2(D_u || D_-u),     alpha_u: u's share of the text.
+which is larger if the model has learned the style of u.
 """
 
 from collections import Counter
@@ -167,7 +164,8 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
     for unit, side in units.items():
         allows, protects = _allows(run, claim, side), claimed(claim, run.config.unit)
         scores, start = (user_statistics(values, by_reference, side.owners) for values in (trained, before))
-        control = blind_area(_means(blind, side.owners), side.is_member, stream(run.config.seed, "user halves", unit))
+        means = np.column_stack([user_statistics(column, np.zeros(len(column)), side.owners) for column in blind.T])
+        control = blind_area(means, side.is_member, stream(run.config.seed, "user halves", unit))
         row = success(NAME, unit, scores, side.is_member, side.authors, run.config.seed, allows) | protects
         controls = {
             "control_auroc": control,
@@ -181,10 +179,7 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
 
 
 def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -> float:
-    """Return the area of an attack without the model: a logistic regression on the statistics [U, F].
-
-    It learns from half of the members and of the others, and is measured on the rest; and vice versa, averaged.
-    """
+    """Return the area of a logistic regression on the statistics [U, F], each half of the users by the other half."""
     is_first = np.zeros(len(is_member), np.bool_)
     for side in (np.flatnonzero(is_member), np.flatnonzero(~is_member)):
         is_first[rng.permutation(side)[: len(side) // 2]] = True
@@ -200,8 +195,7 @@ def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -
 def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[float], float | None]:
     """Return the largest true-positive rate on a complete user or author, as a function of the false-positive rate.
 
-    It is None if the ledger makes no claim: synthetic users of an IID partition have records of many authors, and a
-    ledger of records does not cover all records of a user.
+    None for synthetic users of an IID partition, and for a ledger of records, which make no claim about a user.
     """
     if claim is None or run.config.unit != "user" or run.config.data.partition == "iid":
         return lambda _: None
@@ -209,11 +203,6 @@ def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[floa
     group = 1 if side.users != side.authors else max(users_of[author] or 1 for author in side.authors)
     least = of_group(claim.curve.least_probability, group)
     return lambda fpr: 1 - least(1 - fpr)
-
-
-def _means(values: Floats, owners: Ints) -> Floats:
-    """Return the means of columns [N, F] over the records of each owner, float64 [U, F]."""
-    return np.column_stack([user_statistics(column, np.zeros(len(column)), owners) for column in values.T])
 
 
 def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Records:

@@ -7,10 +7,9 @@ distribution of a record that is not in the sum, and are independent of the sum.
 
 is at most alpha with probability at most alpha if the record is not in the sum.
 
-- Records: one random sample, without replacement, has the references and the records that are not in the sum. They are
-  records of users outside the cohort, except texts that also occur in the cohort. So p is exact for any model and sum.
-- Canaries of random words: references are other random words. They have the distribution of a canary that no round has
-  used so far. The gradient of a canary that the model has already read can differ from theirs.
+- Records: one random sample, without replacement, has the references and the records that are not in the sum: those of
+  users outside the cohort, except texts that also occur in the cohort.
+- Canaries of random words: references are other random words, exact for a canary that no round has used so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,10 +89,7 @@ def canary_candidates(
 
 
 def alignments(model: TrainableModel, records: Records, layout: Layout, sums: Tensor) -> Floats:
-    """Return the cosine of each sum [P, sums] and the negative gradient of each record, float64 [N, sums].
-
-    The model is that before the round. A record without a position to predict has the cosine 0.
-    """
+    """Return the cosine of each sum [P, sums] and the negative gradient of each record, float64 [N, sums]."""
     cosines, lengths = np.zeros((len(records), sums.shape[1])), sums.double().norm(dim=0)
     for rows, gradients in gradients_of(model, records, layout):
         flat = torch.cat([gradients[name].flatten(1) for name in sorted(gradients)], dim=1).cpu()

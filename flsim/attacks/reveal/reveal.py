@@ -100,7 +100,6 @@ class Revealed(Result):
     targets: pd.DataFrame
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rows of both tables, and the notes; unknown values are None."""
         return super().to_json() | {"targets": json_rows(self.targets)}
 
 
@@ -142,8 +141,6 @@ def reveal(
 
 @dataclass(frozen=True)
 class _View:
-    """A sum of updates as an attacker sees it."""
-
     group: Group  # the number of users of the sum, and the number of the sum
     key: dict[str, Any]  # users, view and noise_multiplier of a row
     guess: words.Guess | None  # the guessed words; None if the sum does not reveal words
@@ -152,8 +149,6 @@ class _View:
 
 @dataclass(frozen=True)
 class _Round:
-    """A round of a run, before its training, that is attacked."""
-
     run: Run
     hparams: RevealHParams
     training: FederatedTraining
@@ -183,7 +178,6 @@ class _Round:
 
     @cached_property
     def cohort(self) -> Ints:
-        """Return the users of the round, each once."""
         return np.unique(self.training.cohort(self.state.round))
 
     @cached_property
@@ -197,7 +191,6 @@ class _Round:
         return unigram_of(self.run.corpus)
 
     def revealed(self) -> Revealed:
-        """Return the rows and targets of all sums."""
         engine, views, data = self.training.engine_here(), list[_View](), dict[Group, CohortSum]()
         parts = (
             sum_of_user(self.training, engine, self.state, request)
@@ -240,15 +233,11 @@ class _Round:
 
         for name, total in part.updates.items():
             yield view(name, math.nan, total, part.steps[name])
-        for multiplier in self._multipliers:
+        of_run = self.training.privacy.update_noise_multiplier(self.training.algorithm.cohort)
+        for multiplier in sorted({*self.hparams.noise, of_run} - {0.0}):
             noises, total = self._noise_of(group, multiplier), part.updates[CLIPPED]
             noised = {name: value + noises[name] for name, value in total.items()}
             yield view(NOISED, multiplier, noised, part.steps[CLIPPED])
-
-    @cached_property
-    def _multipliers(self) -> list[float]:
-        of_run = self.training.privacy.update_noise_multiplier(self.training.algorithm.cohort)
-        return sorted({*self.hparams.noise, of_run} - {0.0})
 
     def _noise_of(self, group: Group, multiplier: float) -> Params:
         """Return noise: for all users of the round, the noise of the run; otherwise other draws of it."""

@@ -1,7 +1,4 @@
-"""The engines of central training on a CPU, `autograd` and `fused`, and the choice of the engine of a task.
-
-Engine `autograd` is plain PyTorch, the reference for the faster engines, and trains DP-SGD.
-"""
+"""The engines of central training on a CPU, `autograd` and `fused`, and the choice of the engine of a task."""
 
 from collections.abc import Sequence
 from dataclasses import replace

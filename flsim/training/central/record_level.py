@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from flsim.base.rng import stream
 from flsim.models.language_model import TrainableModel
 from flsim.training.cohort.gradient import packed_batch, packed_model
 
@@ -65,16 +66,20 @@ def private_step(
     `physical_batch` records have gradients in memory at a time. Return the summed loss (nats) before the step, and its
     number of positions, which have no noise, and must not be released.
     """
-    from flsim.privacy.record_optimizer import SeededDPOptimizer  # importing opacus takes a second
+    from opacus.optimizers import DPOptimizer  # takes a second
 
-    private = SeededDPOptimizer(
-        optimizer,
-        seed,
-        step,
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=clip,
-        expected_batch_size=expected,
-    )
+    def add_noise() -> None:
+        """Set p.grad to the summed clipped gradients + N(0, (z C)^2), equal on every device and in a resumed run."""
+        for index, parameter in enumerate(private.params):
+            parameter.grad = parameter.summed_grad
+            if noise_multiplier:
+                rng = stream(seed, "record noise", step, index)
+                noise = rng.normal(0.0, noise_multiplier * clip, parameter.shape)
+                parameter.grad = parameter.grad + torch.from_numpy(noise).to(parameter)
+
+    scales = {"noise_multiplier": noise_multiplier, "max_grad_norm": clip, "expected_batch_size": expected}
+    private = DPOptimizer(optimizer, **scales)
+    private.add_noise = add_noise
     lengths = (targets != pad).sum(1)
     order = lengths.argsort(stable=True)  # records of similar length are grouped, which reduces padding
     batches = torch.split(order, physical_batch)

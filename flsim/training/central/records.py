@@ -41,8 +41,7 @@ def _permutation(seed: int, epoch: int, records: int) -> NDArray[np.integer[Any]
 def poisson_lot(step: int, records: int, expected: int, seed: int) -> NDArray[np.int64]:
     """Draw the positions of a lot, int64 [n], ascending: each record independently with probability expected / records.
 
-    The lot may be empty (Abadi et al., 2016, section 3.1). The number of records is drawn as binomial, and then the
-    records uniformly: a lot of 256 among 10^8 needs no 10^8 draws. InputError if `expected` exceeds `records`.
+    The lot may be empty (Abadi et al., 2016, section 3.1). InputError if `expected` exceeds `records`.
     """
     if not 1 <= expected <= records:
         raise InputError(f"batch_size must be between 1 and the {records:,} training records, found {expected:,}")

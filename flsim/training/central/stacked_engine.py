@@ -1,7 +1,6 @@
 """The `fused` engine on a GPU, and for bfloat16: central training as one user of the cohort engine, whose weights stay.
 
-A chunk's steps go to the device as one array. The array also has learning rates and Adam's corrections, so one CUDA
-graph fits all steps of its shape. The program waits for the device only when it reads the losses of a chunk.
+A chunk's steps, learning rates and Adam's corrections are one array, so one CUDA graph fits all steps of its shape.
 """
 
 from collections.abc import Sequence

@@ -23,13 +23,11 @@ from flsim.training.central.records import Order, poisson_lot, positions_at
 from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.local import draws
 from flsim.training.optimizers import refuse_low_precision, slots_of
-from flsim.training.state import Moments, State
+from flsim.training.state import Moments, State, transposed
 
 
 @dataclass(frozen=True)
 class Log:
-    """Sums over some steps."""
-
     loss: float = 0.0  # summed cross-entropy in nats, before each step
     tokens: int = 0  # number of positions in `loss`
     records: int = 0  # number of records
@@ -44,7 +42,6 @@ def init(vocabulary_size: int, hparams: ModelSettings, seed: int) -> State:
 
 
 def load_moments(optimizer: torch.optim.Optimizer, parameters: Params, moments: Moments) -> None:
-    """Give a new optimizer the state of an earlier optimizer."""
     for name, parameter in parameters.items():
         optimizer.state[parameter] = {
             # counts of steps, which Adam and RMSProp store, remain on the CPU
@@ -55,11 +52,8 @@ def load_moments(optimizer: torch.optim.Optimizer, parameters: Params, moments: 
 
 def moments_of(optimizer: torch.optim.Optimizer, parameters: Params) -> Moments:
     """Return a copy of an optimizer's state, on the CPU."""
-    moments: Moments = {}
-    for name, parameter in parameters.items():
-        for slot, value in optimizer.state[parameter].items():
-            moments.setdefault(slot, {})[name] = value.cpu().clone()
-    return moments
+    states = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
+    return transposed({name: {slot: value.cpu().clone() for slot, value in of.items()} for name, of in states.items()})
 
 
 EngineName = Literal["fused", "autograd"]
@@ -77,7 +71,6 @@ class Chunk:
         return len(self.counts)
 
     def positions(self, layout: Layout) -> Steps:
-        """Return the positions that each step reads."""
         step = np.repeat(np.arange(len(self)), self.counts)
         return lay_out(self.records, layout, np.arange(len(self.records)), step, len(self))
 
@@ -160,7 +153,6 @@ class CentralTask:
         return class_of(self.architecture).capabilities
 
     def model_with(self, params: Params) -> TrainableModel:
-        """Return the model with a copy of these parameters, on the training's device."""
         vocabulary_size = self.records.layout.vocabulary_size
         model = restore(params, self.model, vocabulary_size) if self.model else CIFGLanguageModel.from_params(params)
         return model.to(self.device)
@@ -190,7 +182,6 @@ class CentralTask:
 
     @property
     def largest_batch(self) -> int:
-        """Return the largest number of records in a step with fixed batch size."""
         return self.hparams.batch_size + self.records.extra.most_records
 
     def released_by(self, steps: int) -> Entry:

@@ -69,9 +69,8 @@ def train_chunks(
 ) -> Generator[tuple[int, Log, State | None]]:
     """Train like `train_central`, without display, and also yield between states: step, log, and None or the state.
 
-    `stop_at` is a function of the number of steps only. `ends_early` is called once after each chunk of steps. A thread
-    reads and packs the next records at the same time. Diverged, with the step, if a loss or the parameters of a state
-    are not finite, or a loss is implausibly large.
+    `stop_at` is a function of the number of steps only. `ends_early` is called once after each chunk of steps, while a
+    thread packs the next records. Diverged, with the step, if values are not finite, or a loss is implausibly large.
     """
     if state.round >= until_step:
         return

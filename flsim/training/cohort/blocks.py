@@ -1,8 +1,7 @@
 """LoRA adapters of many users at once on one frozen base: users are blocks of the batch.
 
-A layer computes base(x) + s B_k A_k x for the rows of user k, in two batched products (`flsim.models.lora.LoraBlocks`).
-The loss is the sum of the users' losses, so that plain autograd gives each user's own gradient. Its oracle is
-`flsim.algorithms.fedavg.train_users`, one user after another.
+A layer computes base(x) + s B_k A_k x for the rows of user k (`flsim.models.lora.LoraBlocks`). The loss is the sum of
+the users' losses, so plain autograd gives each user's gradient. Its oracle is `flsim.algorithms.fedavg.train_users`.
 """
 
 from collections.abc import Sequence
@@ -150,7 +149,6 @@ class BlockTrainer:
 
 
 def _block(batches: Sequence[Batch], device: torch.device) -> Block:
-    """Return batches of different users as one step."""
     rows, times = (max(batch.inputs.shape[axis] for batch in batches) for axis in (0, 1))
     inputs, targets = (np.zeros((len(batches), rows, times), np.int64) for _ in range(2))
     for user, batch in enumerate(batches):

@@ -1,8 +1,7 @@
 """The `cohort` engine: users of similar size form micro-cohorts, which train together and sum their updates.
 
-It equals `flsim.training.local`, its reference, up to rounding. On a CPU, the matrices of one user fill the caches, so
-users train one after another. On other devices, users are stacked. On a CPU, they are also stacked if a step of one
-user is too little work for the overhead of calls (`users_on_cpu`).
+It equals `flsim.training.local`, its reference, up to rounding. On a CPU, users train one after another, because the
+matrices of one fill the caches, unless a step is too little work (`users_on_cpu`). On other devices, users are stacked.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,10 +81,7 @@ STACKED_ON_CPU = 16
 
 
 class Trainer(Protocol):
-    """A trainer of a micro-cohort from the global parameters, which keeps its parameters until the next one.
-
-    If memory runs out, the tensors that updates are added to do not change.
-    """
+    """A trainer of a micro-cohort; if memory runs out, the tensors that updates are added to do not change."""
 
     def pack(self, group: Sequence[Participant]) -> Any:
         """Return the argument of `train`; can run in another thread while another group trains."""
@@ -170,7 +166,11 @@ class CohortEngine:
             except (MemoryError, RuntimeError) as error:  # Python's error, or torch's
                 if not is_out_of_memory(error):
                     raise
-                self._shrink(error)
+                self._trainer = None
+                if self._at_once == 1:
+                    raise self._too_little(error) from error
+                self._at_once //= 2
+                say(f"{self._device}: out of memory; from now on, {self._at_once} users train together")
             # All users train again, so the sum equals that of an engine with the smaller size from the beginning.
             for value in delta.values():
                 value.zero_()
@@ -184,7 +184,6 @@ class CohortEngine:
         clip: float | None,
         delta: Params,
     ) -> Counts:
-        """Train all members and add their updates to `delta`; return their counts."""
         # A separate function, so that no reference keeps the memory of a trainer that did not fit.
         trainer, rate = self._trainer or self._build(), self._hparams.rate(round_, self._rounds)
         groups = self._packed(trainer, members, seed, round_)
@@ -215,27 +214,16 @@ class CohortEngine:
         return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share, self._by_position)
 
     def _build(self) -> Trainer:
-        trainer: Trainer
+        settings = self._like, self._hparams, self._layout
         if self._make is not None:
-            trainer = self._make(self._at_once)
+            self._trainer = self._make(self._at_once)
         elif self.is_stacked:
             from flsim.training.cohort.stacked_trainer import StackedTrainer
 
-            trainer = StackedTrainer(
-                self._like, self._hparams, self._layout, self._at_once, by_position=self._by_position
-            )
+            self._trainer = StackedTrainer(*settings, self._at_once, by_position=self._by_position)
         else:
-            trainer = PackedTrainer(self._like, self._hparams, self._layout)
-        self._trainer = trainer
-        return trainer
-
-    def _shrink(self, error: Exception) -> None:
-        """Halve the number of users that train together; raise RunFailed if it is already one."""
-        self._trainer = None
-        if self._at_once == 1:
-            raise self._too_little(error) from error
-        self._at_once //= 2
-        say(f"{self._device}: out of memory; from now on, {self._at_once} users train together")
+            self._trainer = PackedTrainer(*settings)
+        return self._trainer
 
     def _too_little(self, error: Exception) -> RunFailed:
         return RunFailed(f"{self._device}: not enough memory to train one user ({first_line(error)})")

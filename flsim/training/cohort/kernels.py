@@ -1,7 +1,7 @@
 """The operations of a stacked step besides products, in PyTorch, which are the reference for other kernels.
 
-Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary. Products and activations have the
-dtype of the weights in the products; sums over time or steps have that of the master weights.
+Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary. Activations have the dtype of the
+weights in the products; sums over time or steps have that of the master weights.
 """
 
 from typing import NamedTuple, Protocol
@@ -90,10 +90,7 @@ class Kernels(Protocol):
         """Return the squared norm of mu (weight - start) + gradient, float64 [u]; a gradient of None counts as 0."""
 
     def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
-        """Add the sum over users of factor [u] times (weight [u, ...] - start [...]) to a float64 tensor [...].
-
-        Users with factor 0 are omitted, even with invalid values.
-        """
+        """Add the sum over users of factor [u] times (weight [u, ...] - start [...]); factor 0 omits a user."""
 
 
 class TorchKernels:

@@ -1,9 +1,7 @@
 """The operations of a stacked step whose activations are by position, in PyTorch: the reference for Triton's kernels.
 
-A user's positions are in the order of time, then row, without gaps. The output layer does not store logits: the first
-pass stores the log-sum-exp of each position, and the second pass recomputes the logits while it updates the weights.
-
-Shapes: u users, T times, N positions, D embedding, H units, V vocabulary. dtypes are as in `kernels`.
+Positions are in the order of time, then row. Logits are not stored: the first pass stores the log-sum-exp of each
+position, and the second recomputes the logits while it updates the weights. Shapes and dtypes are as in `kernels`.
 """
 
 from collections.abc import Sequence
@@ -69,15 +67,11 @@ class PositionKernels(Kernels, Protocol):
     def predict(self, prediction: Prediction, losses: Tensor, d_chosen: Tensor) -> None:
         """Compute the cross-entropy, and its gradient by `chosen`; log-sum-exps of the prediction are written.
 
-        `losses` [u, N] become the cross-entropy in nats, `d_chosen` [u, N, D] the gradient; both are 0 after a user's
-        positions.
+        `losses` [u, N], nats, and `d_chosen` [u, N, D] become 0 after a user's positions.
         """
 
     def descend_predictions(self, prediction: Prediction, weight: Target, bias: Target, rate: float | None) -> None:
-        """Compute the gradients by the embedding [u, V, D] and by the bias [u, V], and store or apply them.
-
-        The prediction has passed through `predict`; its embedding can be the weight.
-        """
+        """Compute the gradients by the embedding [u, V, D] and by the bias [u, V], and store or apply them."""
 
     def descend_positions(
         self, weights: Sequence[Target], lefts: Sequence[Tensor], right: Tensor, bias: Target | None, counts: Tensor,

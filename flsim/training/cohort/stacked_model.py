@@ -114,7 +114,6 @@ class Buffers:
         return moved
 
     def data(self, step: Shape) -> Tensor:
-        """Return memory for the flat data of a step, int32 [values]."""
         return self._flat["data"][: step.values]
 
     def views(self, step: Shape) -> tuple[Tensor, ...]:
@@ -175,7 +174,6 @@ class StackedWeights:
         return {name: torch.zeros(shape, dtype=dtype, device=self._device) for name, shape in self._shapes.items()}
 
     def load(self, wide: Params) -> None:
-        """Give every user these weights."""
         for name, value in wide.items():
             self.weights[name].copy_(value.expand_as(self.weights[name]))
             if self.low is not self.weights:
@@ -189,8 +187,7 @@ class StackedWeights:
 class StackedModel(StackedWeights):
     """The gradient of each model's mean cross-entropy by its weights; for arguments, see `StackedWeights`.
 
-    `kernels` are the operations besides plain products. If all steps are of a single user (`is_single`), products use
-    plain matrices, for which libraries have more algorithms.
+    If all steps are of a single user (`is_single`), products use plain matrices.
     """
 
     def __init__(

@@ -87,8 +87,7 @@ class StackedTrainer:
     ) -> int:
         """Return the number of users that fill the device and fit in the share of its memory, at least 1.
 
-        The number depends only on the device and the share. If it depended on the memory of other programs, a restart
-        could change the groups, and with them the last bits of sums.
+        It is independent of other programs, because a restart must not change the groups, and with them the last bits.
         """
         device = representative(like).device
         if device.type != "cuda":
@@ -102,8 +101,8 @@ class StackedTrainer:
     def memory(like: Params, hparams: LocalHParams, layout: Layout, by_position: bool | None = None) -> tuple[int, int]:
         """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest.
 
-        The fixed part is `like`, the first parameters of a round in the caller and in the trainer, and two sums of
-        updates in float64: the caller's and the trainer's.
+        Caller and trainer each hold first parameters of a round, and a sum of updates in float64, in addition to
+        `like`.
         """
         model, usual_kernels = _model(like, hparams, by_position)
         wide = widened_for(usual_kernels(like, hparams.precision), like)
@@ -167,7 +166,6 @@ class StackedTrainer:
             self._step(shape, data)
 
     def _step(self, shape: Shape, data: Tensor) -> None:
-        """Take one step of each user that has one."""
         parts = shape.parts(data)
         if self._hparams.is_plain:
             # A CUDA graph stores numbers at capture, and reads tensors at each replay.
