@@ -2,8 +2,8 @@
 
 FedAvg is `sgd` at rate 1. Reddi et al., "Adaptive Federated Optimization" (2021), Algorithm 2, for `adam`, `yogi` and
 `adagrad`; Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification" (2019), for `momentum` (FedAvgM). A custom optimizer, ``path/to/file.py:NAME``, is a `ServerOptimizer`
-or a function of the options that returns a `ServerOptimizer`.
+Classification" (2019), for `momentum`. A custom optimizer is a `ServerOptimizer`, or a function of options that returns
+one.
 """
 
 import math

@@ -150,13 +150,11 @@ MOST = 2**16  # tokens; each layer doubles the receptive field and pads sequence
 class ConvolutionalLanguageModel(NextWordModel):
     """One or more layers of causal dilated convolutions with ReLU, residual connections, and tied embeddings.
 
-    The dilation doubles from layer to layer: van den Oord et al., "WaveNet" (2016), section 2.1. ReLU and residual
-    connections: Bai, Kolter and Koltun, "An Empirical Evaluation of Generic Convolutional and Recurrent Networks for
-    Sequence Modeling" (2018), section 3. Carlini et al. (2019, table 1) do not state the width of their filters.
-
-    h_1 = relu(f_1 * x), and h_l = h_{l-1} + relu(f_l * h_{l-1}) for l > 1. Filter f_l reads `filter_width` positions t,
-    t - 2^(l-1), t - 2 * 2^(l-1) and so on; positions before the sequence are zero. r_t = h_t P of the last layer, or
-    r_t = h_t if H = D. The state is (tokens,), the tokens that the next output needs, int64 [B, at most `reach_of`].
+    Van den Oord et al., "WaveNet" (2016), section 2.1; ReLU and residual connections: Bai, Kolter and Koltun, "An
+    Empirical Evaluation of Generic Convolutional and Recurrent Networks for Sequence Modeling" (2018), section 3. h_1 =
+    relu(f_1 * x), and h_l = h_{l-1} + relu(f_l * h_{l-1}) for l > 1. Filter f_l reads `filter_width` positions t, t -
+    2^(l-1), t - 2 * 2^(l-1) and so on; positions before the sequence are zero. r_t = h_t P of the last layer, or r_t =
+    h_t if H = D. The state is (tokens,), the tokens that the next output needs, int64 [B, at most `reach_of`].
     """
 
     label = "CNN"

@@ -43,13 +43,7 @@ class HuggingFaceModel(TrainableModel):
     """A causal language model of transformers; with `lora`, adapters of peft are trained on a frozen base.
 
     A state holds each layer's keys and values so far, [B, heads, T, size] each. Dropout within the base is off.
-
-    Args:
-        vocabulary_size: V of the corpus.
-        hparams: the model's settings.
-
-    Raises:
-        InputError: a package, a file or a name is missing, or the vocabulary does not fit.
+    InputError if a package, a file or a name is missing, or the vocabulary does not fit.
     """
 
     label = "HF"
@@ -362,14 +356,8 @@ def _first_a(seed: int, name: str, value: Tensor) -> Tensor:
 def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tensor | None, Tensor | None]:
     """Return the model's id of each id of the corpus, int64 [V], and which ids of the corpus have no logit, bool [V].
 
-    The ids of the corpus are PAD, words, pieces, OOV, BOS and EOS. Several special ids can have the same row of the
-    model. The logit of the row then belongs to the first of these ids in this order: a word or piece, EOS, BOS, OOV,
-    PAD.
-
-    Args:
-        file: int64 values, little-endian; None if the ids are the same.
-        vocabulary_size: V of the corpus.
-        size: number of ids of the model.
+    `file` has int64 values, little-endian; None if the ids are the same. If several special ids of the corpus have the
+    same row of the model, of `size` ids, its logit belongs to the first of: a word or piece, EOS, BOS, OOV, PAD.
     """
     if file is None:
         return None, None

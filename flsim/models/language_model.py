@@ -46,21 +46,13 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The operations of engines that a model supports; plain PyTorch trains any model.
+    """The operations of engines that a model supports; plain PyTorch trains any model."""
 
-    Attributes:
-        written_out: `flsim.training.cohort.gradient` has its written-out gradient, which is used on CPUs.
-        stacked: the kernels of `flsim.training.cohort.stacked_model` train many users at once, on GPUs.
-        low_precision: those kernels may multiply in TF32 and bfloat16.
-        vectorized: torch.func.vmap supports the model, so gradients of single records are computed together.
-        blocks: `flsim.training.cohort.blocks` trains its adapters, many users at once on one frozen base.
-    """
-
-    written_out: bool = False
-    stacked: bool = False
-    low_precision: bool = False
-    vectorized: bool = False
-    blocks: bool = False
+    written_out: bool = False  # `flsim.training.cohort.gradient` has its written-out gradient, which is used on CPUs
+    stacked: bool = False  # kernels of `flsim.training.cohort.stacked_model` train many users at once, on GPUs
+    low_precision: bool = False  # those kernels may multiply in TF32 and bfloat16
+    vectorized: bool = False  # torch.func.vmap supports the model, so gradients of records are computed together
+    blocks: bool = False  # `flsim.training.cohort.blocks` trains its adapters, many users at once on one frozen base
 
 
 class LanguageModel(Protocol):

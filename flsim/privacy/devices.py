@@ -110,9 +110,8 @@ def simulated_buffers(
     """Simulate FedBuff, and yield the buffer of each round.
 
     Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022): the server steps as soon as its
-    buffer has K = `size` answers. Whenever users have answered, as many others begin to train the newest model. They
-    are uniformly random among the users who neither train nor have an answer in the buffer. Users whose durations end
-    at the same time answer before others begin.
+    buffer has K = `size` answers. Whenever users have answered, as many uniformly random others, without an answer in
+    the buffer, begin to train the newest model. Users whose durations end at the same time answer before others begin.
     """
     factors = durations.factors(seed, population)
     clock, is_busy = 0.0, np.zeros(population, bool)

@@ -262,10 +262,9 @@ class RoundRobin(Sampler):
 class BallsInBins(RoundRobin):
     """Every user is in one uniformly random bin, drawn once; population / cohort bins, rounded, take turns.
 
-    Chua et al., "Balls-and-Bins Sampling for DP-SGD" (2024), whose bins are those of one epoch; the same bins in each
-    epoch are those of Choquette-Choo et al., "Near-Exact Privacy Amplification for Matrix Mechanisms" (2024). Their
-    amplification is estimated by simulation, which is no proof. The cost is therefore that of the limit of a user's
-    rounds, without amplification.
+    Chua et al., "Balls-and-Bins Sampling for DP-SGD" (2024); with the same bins in each epoch, Choquette-Choo et al.,
+    "Near-Exact Privacy Amplification for Matrix Mechanisms" (2024). Their amplification is estimated by simulation,
+    which is no proof, so the cost is that of the limit of a user's rounds.
     """
 
     label = "balls in bins"

@@ -1,13 +1,12 @@
 """Canary users, whose updates are random directions, in addition to the users of a federated run.
 
 Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023). Canary user j answers in each of
-its rounds with 10 clip norms times u_j, an independent uniform unit vector, which the clip of real users' updates
-shortens to one clip norm. After training, the cosine of u_j and the change of the model shows how visible one user's
-updates are after clip and noise.
+its rounds with 10 clip norms times u_j, an independent uniform unit vector, which the clip shortens to one clip norm.
+After training, the cosine of u_j and the change of the model shows how visible one user's updates are.
 
-Canary users have separate draws, so no draw for a real user changes: the sampler draws from a virtual copy of the
-population, and canary user j takes part if user j of the copy is drawn. Every guarantee of the ledger for a user also
-holds for each canary user. Vectors are recomputed from the seed, and never stored.
+The sampler draws from a virtual copy of the population, and canary user j takes part if user j of the copy is drawn. So
+no draw for a real user changes, and every guarantee of the ledger for a user also holds for each canary user. Vectors
+are recomputed from the seed, and never stored.
 """
 
 import math

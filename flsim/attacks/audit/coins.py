@@ -70,10 +70,10 @@ def of_set(least: LeastProbability, share: float) -> LeastProbability:
     """Return the smallest probability that a set of share f misses the value, as a function of that of a hit.
 
     It is T(x) / f - x. Proof: let A be the event that the value u is in the set, and that this number of other values
-    are in their sets, and P_u(A) its probability if u is the value. Draw another value v from the same distribution.
-    Because T is convex, the mean of P_v(A) over u and v is at least T(x), where x is the mean of P_u(A), a hit. But u
-    is independent of the set under P_v, so the same mean is at most f times the probability of the other hits only.
-    That probability is x for a hit of this value plus the required probability of a miss. The rest is [M] Theorem 3.2.
+    are in their sets, and P_u(A) its probability if u is the value. Draw another value v from the same distribution. T
+    is convex, so the mean of P_v(A) over u and v is at least T(x), where x is the mean of P_u(A), a hit. But u is
+    independent of the set under P_v, so the same mean is at most f times the probability of the other hits only, which
+    is x plus the required probability of a miss. The rest is [M] Theorem 3.2.
     """
     return lambda right: least(right) / share - right
 

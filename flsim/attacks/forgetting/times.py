@@ -58,10 +58,8 @@ def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | N
     """Return T(alpha): the smallest k from which on all bounds of the success are at most alpha; None if censored.
 
     The attack at k is the threshold that half of the canaries chose at k, and the one-sided 95% upper bounds are those
-    of its success on the other half, NaN without trials. In at most 5% of groups, the success of this attack is above
-    alpha at some evaluated k from T(alpha) on. In this case, the bound at the last such k, which depends only on the
-    first half, is too low, with a probability of at most 5%. The search over k does not increase this share. The best
-    possible threshold, which no attacker knows, has a larger success.
+    of its success on the other half, NaN without trials. In at most 5% of groups, its success is above alpha at some
+    evaluated k from T(alpha) on: the bound at the last such k, which depends only on the first half, is then too low.
 
     >>> forgetting_time([0, 1, 2, 5], [0.9, 0.58, 0.7, 0.55], 0.6)
     5

@@ -86,10 +86,10 @@ def error_zone(log_probs: Floats, of_reference: Floats, is_likeliest: Flags, len
     """Return P / N of each record [N]: the sum of positive and of negative shifts in its error zone.
 
     The error zone has the tokens that are not the model's most likely ones, without the first token of the record. The
-    shift of a token is log p(t_i | t_<i) - log q(t_i | t_<i), for a reference q that is usually the model before
-    training, and N is the sum of absolute values. The score is 0 with fewer than two errors, or without a negative
-    shift. See Ilic et al., "Powerful Training-Free Membership Inference Against Autoregressive Language Models" (2026),
-    and its code, github.com/JetBrains-Research/ez-mia at aa0b6b7, which has these exceptions.
+    shift of a token is log p(t_i | t_<i) - log q(t_i | t_<i), for a reference q, usually the model before training. The
+    score is 0 with fewer than two errors, or without a negative shift. See Ilic et al., "Powerful Training-Free
+    Membership Inference Against Autoregressive Language Models" (2026), and github.com/JetBrains-Research/ez-mia at
+    aa0b6b7.
     """
     is_error = ~is_likeliest & (np.arange(log_probs.shape[1]) > 0) & _is_token(log_probs, lengths)
     shifts = np.where(is_error, log_probs - of_reference, 0.0)
@@ -133,12 +133,11 @@ def divergence(log_probs: Floats, of_unigram: Floats, tokens: Ints, lengths: Int
 
 
 def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
-    """Return the coefficients [F + 1] of the linear quantile regression of values [n] on features [n, F].
+    """Return the coefficients [F + 1], constant first, of the linear quantile regression of values [n] on features.
 
-    The constant is first. They minimize the mean pinball loss max(level r, (level - 1) r) of the residuals r (Koenker
-    and Bassett, "Regression Quantiles", 1978), exactly, as a linear program. Bertran et al., "Scalable Membership
-    Inference Attacks via Quantile Regression" (2023), fit scores of non-members in this way, and classify values above
-    the fitted quantile as members.
+    They minimize the mean pinball loss max(level r, (level - 1) r) of the residuals r (Koenker and Bassett, "Regression
+    Quantiles", 1978), exactly, as a linear program: Bertran et al., "Scalable Membership Inference Attacks via Quantile
+    Regression" (2023). Features are [n, F].
     """
     design = np.column_stack([np.ones(len(values)), features])
     count, width = design.shape

@@ -49,9 +49,7 @@ class PackedChunk(NamedTuple):
 class StackedEngine:
     """Training by stacked products of a single user; a `flsim.training.central.task.Engine`.
 
-    By default, `kernels` are those of Triton on an NVIDIA GPU if available, otherwise those of PyTorch, and `graphs`,
-    CUDA's, are used with Triton's. Here and in `train`, torch.OutOfMemoryError (RuntimeError on a CPU) if memory is too
-    small.
+    For `kernels`, `graphs` and errors, see `flsim.training.cohort.stacked_trainer.StackedTrainer`.
     """
 
     def __init__(

@@ -100,10 +100,9 @@ class CohortEngine:
     """An engine that trains cohorts in micro-cohorts, and reuses its buffers for the next cohort.
 
     `like` has the names, shapes, dtype and device of parameters. `micro_cohort` users train at once; None chooses by
-    the device's memory, of whose GPU this process can use `memory_share`. If memory runs out, the number is halved, and
-    all users of the call train again. A schedule of the learning rate needs the `rounds` of the run; `by_position` is
-    that of `StackedTrainer`. `trainer` makes the trainer of at most a number of users, and needs `micro_cohort`; by
-    default it depends on the device. InputError if the device does not support the settings.
+    the device's memory, of which this process can use `memory_share`. If memory runs out, the number is halved, and all
+    users train again. A schedule of the learning rate needs the `rounds` of the run. `trainer` makes the trainer of at
+    most a number of users, and needs `micro_cohort`. InputError if the device does not support the settings.
     """
 
     def __init__(

@@ -42,10 +42,9 @@ class StackedTrainer:
     """A trainer of stacked users from the global parameters; a `flsim.training.cohort.engine.Trainer`.
 
     `like` has the names, shapes, dtype (float64: not with Triton) and device of parameters; at most `users` train
-    together. By default, `kernels` are those of Triton on an NVIDIA GPU if available, otherwise those of PyTorch;
-    `graphs`, CUDA's, are used with Triton's; and `by_position` chooses the faster of `PositionModel` with
-    `PositionKernels` and `StackedModel`. Here and in `train`, torch.OutOfMemoryError (RuntimeError on a CPU) if memory
-    is too small.
+    together. Defaults: `kernels` of Triton on an NVIDIA GPU if available, otherwise of PyTorch; `graphs`, CUDA's, with
+    Triton's; `by_position`, the faster of `PositionModel` and `StackedModel`. torch.OutOfMemoryError (RuntimeError on a
+    CPU) if memory is too small, also in `train`.
     """
 
     def __init__(
