@@ -1,8 +1,7 @@
 """Federated Averaging from top to bottom: draw a cohort, train its users, clip, sum, add noise, step.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), Algorithm 1; with
-clip and noise, Thakkar et al. (2020), Algorithm 1. The order of this file is that of the algorithm. Engines that train
-many users at once with the same result are in `flsim.training.cohort`.
+clip and noise, Thakkar et al. (2020), Algorithm 1. Faster engines are in `flsim.training.cohort`.
 """
 
 import math

@@ -149,9 +149,9 @@ def refuse_injections(algorithm: FedAvgHParams, privacy: PrivacyHParams) -> None
 class FederatedTraining(FederatedAveraging):
     """Federated training of a population: the loop, with checked settings and an engine in this process.
 
-    `micro_cohort` is the number of users that the cohort engine trains at once; None to choose it by the model's size,
-    on a GPU by the device's memory, once for all processes that share `micro_cohorts`. Raises InputError if settings do
-    not fit each other, or a custom optimizer, sampler or noise fails.
+    `micro_cohort` users train at once; None to choose by the model's size, on a GPU by its memory, once for all
+    processes that share `micro_cohorts`. InputError if settings do not fit, or a custom optimizer, sampler or noise
+    fails.
     """
 
     engine: EngineName = "cohort"

@@ -87,10 +87,9 @@ class Prefix(Generic[Thing]):
 
 @dataclass(frozen=True)
 class Buffer:
-    """The answers of a step of asynchronous training.
+    """The answers of a step: different users [n], ascending, and the rounds, from 0, whose models they trained [n].
 
-    `users` [n] are different and ascending, and `started` [n] the rounds, from 0, whose models they trained. `pending`
-    are the rounds, ascending, whose models others still train.
+    `pending` are the rounds, ascending, whose models others still train.
     """
 
     users: Ints

@@ -91,10 +91,9 @@ def sensitivity_of_tree(rounds: int, participation: Participation) -> float:
 
 @lru_cache(maxsize=32)
 def optimal_bands(rounds: int, bands: int) -> tuple[float, ...]:
-    """Return the coefficients of a banded Toeplitz C of least error times squared sensitivity; the first is 1.
+    """Return the coefficients of a banded Toeplitz C of least final error times squared sensitivity; the first is 1.
 
-    The error is taken at the end of the rounds. If rounds of a user are at least `bands` apart, the squared sensitivity
-    is k times the squared norm of the coefficients ([CKMRT], Theorem 2).
+    If rounds of a user are at least `bands` apart, it is k times the squared norm of coefficients ([CKMRT], Theorem 2).
     """
     import scipy  # not at the top, because training needs only torch and numpy
 

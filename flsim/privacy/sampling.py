@@ -184,8 +184,7 @@ class Poisson(Sampler):
 class TruncatedPoisson(Poisson):
     """Poisson sampling whose larger cohorts are cut to `limit` users, a uniformly random subset.
 
-    The cost is that of Ganesh, "Tight Privacy Audit/Accounting of Truncated Poisson Subsampling"
-    (arXiv:2508.15089), as dp_accounting implements it; only privacy loss distributions are known for it.
+    Ganesh, "Tight Privacy Audit/Accounting of Truncated Poisson Subsampling" (arXiv:2508.15089), as in dp_accounting.
     """
 
     limit: int
@@ -285,8 +284,7 @@ class BallsInBins(RoundRobin):
 class MinSeparation(Sampler):
     """A fixed number of users of one group; the users are in `separation` groups, drawn once, which take turns.
 
-    Round r draws from group r modulo their number, so that any two rounds of a user are at least `separation` apart.
-    Groups differ by at most one user.
+    Any two rounds of a user are therefore at least `separation` apart. Groups differ by at most one user.
     """
 
     separation: int

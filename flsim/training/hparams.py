@@ -76,10 +76,9 @@ def rate_at(
     milestones: tuple[float, ...] = (),
     factor: float = 0.1,
 ) -> float:
-    """Return the learning rate of a step or round `at`, from 0: `rate` times the factor of the schedule.
+    """Return the learning rate of a step or round `at`, from 0: `rate` times the factor of the schedule after `warmup`.
 
-    The schedule covers the steps after the linear `warmup`, of `total`; milestones count from the beginning. InputError
-    if a custom schedule failed, or returned a factor that is negative or not finite.
+    Milestones count from the beginning. InputError if a custom schedule failed, or its factor is negative or infinite.
     """
     if at < warmup:
         return rate * (at + 1) / warmup

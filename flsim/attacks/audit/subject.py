@@ -116,8 +116,8 @@ def subject_with(
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
     """Read the data of a run for an audit, without executing code of the run.
 
-    Raises InputError if `path` is no run, was not evaluated at this point, or lacks the checkpoint that a claim and
-    canary users need; or if the run has canary users and a custom model.
+    InputError for another folder, without this evaluation or a needed checkpoint, or for canary users of a custom
+    model.
     """
     results = read_run(path)
     if results.is_elsewhere:

@@ -113,8 +113,7 @@ def near_verbatim(
 ) -> tuple[Flags, Ints, Floats]:
     """Return how near a beam search, with 1 beam greedy among tokens of text, continues each prefix to the suffix.
 
-    Of the most similar continuation: whether at most `WRONG` words differ, bool [N], where a suffix of one word must be
-    exact; the edit distance, int64 [N]; and BLEU, float64 [N]. Raises Diverged if a log-probability is not finite.
+    Whether at most `WRONG` words differ (of one word, none), bool [N]; edit distance, int64 [N]; BLEU, float64 [N].
     """
     lengths: Ints = np.diff(strings.offsets) - prefix
     is_near, edits, scores = np.zeros(len(strings), np.bool_), lengths.copy(), np.zeros(len(strings))

@@ -36,8 +36,7 @@ def rates_of(strings: pd.DataFrame, edits: int | None = None) -> pd.DataFrame:
 def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
     """Return the numbers of extracted strings that at most k users hold, with controls, in columns as of `rates_of`.
 
-    A trained string of k users has k - 1 further users besides its owner; a control has no owner, so it is compared if
-    at most k - 1 training users hold it. Rows are for greedy decoding, and for sampling at the largest n and p = 0.5.
+    A control has no owner, so at most k - 1 users hold it. Rows are for greedy decoding, and sampling at p = 0.5.
     """
     rows = []
     for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):

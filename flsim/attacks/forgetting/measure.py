@@ -1,7 +1,6 @@
 """`flsim forgetting`: success of attacks on groups of canaries against the rounds since their last use, and times.
 
-A group is all canaries of one window and configuration in all seeds of a setting. Intervals over canaries treat them as
-independent, but canaries of one model are not independent.
+A group is all canaries of one window and configuration in all seeds of a setting.
 """
 
 from collections.abc import Iterator, Sequence

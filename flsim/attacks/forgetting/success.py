@@ -1,7 +1,6 @@
 """Success of an attack that separates arms IN and OUT by calibrated scores (Jagielski et al., 2022, section 3.2).
 
-A score is a log-perplexity under the clean model at the window's end, minus that under the attacked model: larger
-values mean membership. All intervals treat canaries as independent, but canaries of one model are not independent.
+All intervals treat canaries as independent, but canaries of one model are not independent.
 """
 
 import math

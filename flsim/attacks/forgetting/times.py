@@ -40,7 +40,6 @@ def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
     """Return the k of an ascending grid for each evaluation, int64 [n]; -1 for unused evaluations.
 
     An evaluation counts at the first k that is not below its rounds since last use; of several of a canary, the last.
-    Success at k is that after at most k rounds, so it is not too low. See `reached`.
     """
     place = np.full(len(since), len(ks), np.int64)
     known = np.isfinite(since)

@@ -122,10 +122,9 @@ def success(
     seed: int,
     allows: Callable[[float], float | None],
 ) -> dict[str, Any]:
-    """Return how well scores [n] of units distinguish members from non-members, as values of a row by name.
+    """Return how well scores [n] of units of n authors distinguish members from others, as values of a row by name.
 
-    The bootstrap draws the units' n authors. `allows` maps a false-positive rate to the largest true-positive rate that
-    the claim allows an attacker on one unit; None without a claim.
+    `allows` maps a false-positive rate to the largest true-positive rate that a claim allows; None without a claim.
     """
     authors = np.array(authors, object)
     members, others = scores[is_member], scores[~is_member]

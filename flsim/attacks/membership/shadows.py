@@ -1,7 +1,6 @@
 """Attacks with shadow models: runs of several seeds, each trained on a random half of the users or records.
 
-Every run of `data.shadow` is the target once, with the others as shadow models (leave-one-out). Coins decided
-membership, so no control is needed.
+Every run of `data.shadow` is the target once (leave-one-out). Coins decided membership, so no control is needed.
 """
 
 from collections.abc import Callable, Iterator, Sequence

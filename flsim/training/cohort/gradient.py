@@ -198,13 +198,9 @@ def shifted(values: Tensor, sizes: list[int], out: Tensor) -> Tensor:
     return out
 
 
-# The gradients of LSTM and GRU networks.
-#  Cells are those of torch.nn.LSTM and torch.nn.GRU, whose names and order of gates the weights have. The gradient of a
-# gate is that of the cell's memory, or of its output, times a factor that does not depend on other times. Therefore
-# factors are computed for all times together, in the memory of the gates, and the backward pass through time only
-# multiplies.
-#
-# Shapes: N positions of a batch, in blocks of one time after another; D embedding, H units.
+# The gradients of LSTM and GRU networks, with torch's names and order of gates.
+#  The gradient of a gate is that of the cell's memory, or of its output, times a factor that does not depend on other
+# times. Factors are therefore computed for all times together, and the backward pass only multiplies.
 
 sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
@@ -394,11 +390,8 @@ def _blocks(parts: tuple[Tensor, ...], sizes: list[int]) -> list[tuple[int, tupl
     return list(zip(sizes, by_time, strict=True))
 
 
-# The gradient of the CIFG.
-#  The large products may round their operands to bfloat16 (`flsim.training.cohort.products`); products of a single time
-# are too small to benefit, and all other values have the dtype of the weights.
-#
-# Shapes: N positions of a batch, D embedding, H units; gates f, o, g as in `flsim.models.cifg`.
+# The gradient of the CIFG, with gates f, o, g as in `flsim.models.cifg`.
+#  Only the large products may round their operands to bfloat16 (`flsim.training.cohort.products`).
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ class Kernels(Protocol):
     ) -> None:
         """Run the cells backwards over time; see `recur`. The values of `cells` are lost.
 
-        `gates`, f, o, g as `recur` left them, become the gradient by the gates' sums; `d_outputs` [u, T + 1, B, D], the
-        gradient by r from the output layer, becomes the complete gradient by r.
+        `gates`, f, o, g, become the gradient by the gates' sums; `d_outputs` [u, T + 1, B, D] the complete gradient by
+        r.
         """
 
     def cross_entropy(

@@ -60,8 +60,7 @@ class PositionKernels(Kernels, Protocol):
     ) -> None:  # fmt: skip
         """Run the cells backwards over time; see `recur_positions`. The values of `cells` are lost.
 
-        `gates`, f, o, g as `recur_positions` left them, become the gradient by the gates' sums; `d_outputs` [u, N, D],
-        the gradient by r from the output layer, becomes the complete gradient by r.
+        `gates`, f, o, g, become the gradient by the gates' sums; `d_outputs` [u, N, D] the complete gradient by r.
         """
 
     def predict(self, prediction: Prediction, losses: Tensor, d_chosen: Tensor) -> None:

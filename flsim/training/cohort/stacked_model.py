@@ -292,11 +292,7 @@ def widened_for(kernels: Kernels, like: Params) -> Params:
 
 
 # A step of stacked users whose activations are by position, without padding between the records of a batch.
-#  The recurrence has the rows of each time in sequence, so its results are directly the inputs of the output layer. The
-# output layer does not store logits (`position_kernels`). Each product of the weights' gradients ends with a user's
-# positions.
-#
-# Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary.
+#  The results of the recurrence are directly the inputs of the output layer, which stores no logits.
 
 
 class PositionModel(StackedWeights):

@@ -1,7 +1,6 @@
 """Local training of many users at once: their weights are stacked, and every product covers all users.
 
-On an NVIDIA GPU with Triton (`triton_kernels`) each shape of step is one CUDA graph; otherwise it is plain PyTorch
-(`kernels`). `stacked_model` has the gradient; this module has the optimizers and the sums of updates. Shapes: u users.
+On an NVIDIA GPU with Triton each shape of step is one CUDA graph; otherwise it is plain PyTorch (`kernels`).
 """
 
 from collections.abc import Sequence
