@@ -14,7 +14,7 @@ from scipy.special import ndtri
 
 from benchmarks.alarms.cases import Counts, Flags, judged, tossed
 from benchmarks.alarms.ours import ALIKE, FEW, hits_among_shared_references
-from flsim.attacks.audit import coins, guesses, thresholds, trade_off
+from flsim.attacks.audit import coins, guesses, ranks, trade_off
 from flsim.base.rng import stream
 from flsim.base.statistics import upper_bound
 
@@ -125,7 +125,7 @@ def best_threshold(rng: np.random.Generator, simulations: int) -> Both:
     highest = np.array([upper_bound(count, models, 0.025) for count in range(models + 1)])
     at_best = [highest[np.take_along_axis(counts, best, axis=1)[:, 0]] for counts in (missed, alarms)]
     above = (scores > 0).sum(axis=2).tolist()  # at a threshold that is fixed in advance
-    ours = [thresholds.epsilon_of_threshold(hits, models, others, models, delta) > 0 for hits, others in above]
+    ours = [ranks.epsilon_of_threshold(hits, models, others, models, delta) > 0 for hits, others in above]
     return _odds(at_best[0], at_best[1], delta) > 1, np.array(ours)
 
 

@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, ndtr, ndtri
 
 from benchmarks.alarms.cases import Case, Counts, Flags, Simulate, judged, tossed
-from flsim.attacks.audit import coins, guesses, ranks, thresholds, trade_off
+from flsim.attacks.audit import coins, guesses, ranks, trade_off
 from flsim.attacks.audit.canary_users import delta_of_cosines
 from flsim.attacks.audit.claim import Claim
 from flsim.base.rng import stream
@@ -315,8 +315,8 @@ def _our_bounds() -> Iterator[Case]:
         truth = f"ledger of z = {noise:g}, {users} user{'s' * (users > 1)} a canary"
         yield Case("coins.is_refuted, a ledger's curve", truth, coins_under_a_ledger(noise, users))
     for epsilon in (0.0, 1.0, 3.0):
-        simulate = models_at_a_threshold(thresholds.epsilon_of_threshold, float(expit(epsilon)), epsilon)
-        yield Case("thresholds.epsilon_of_threshold", f"epsilon {epsilon:g}, 1,000 models", simulate)
+        simulate = models_at_a_threshold(ranks.epsilon_of_threshold, float(expit(epsilon)), epsilon)
+        yield Case("ranks.epsilon_of_threshold", f"epsilon {epsilon:g}, 1,000 models", simulate)
     for probability, trials in ((0.01, 500), (0.3, 48)):
         truth = f"probability {probability:g}, {trials} trials"
         yield Case("upper_bound", truth, upper_ends(probability, trials))

@@ -163,18 +163,10 @@ class Algorithm:
         return {slot: {name: value.new_zeros(value.shape) for name, value in params.items()} for slot in self.slots}
 
     def train(self, user: User) -> Answer:
-        """Train a user, and return the answer."""
         return Answer(user.train(), {})
 
     def step(self, own: Moments, summed: Moments, users: int, population: int) -> Moments:  # noqa: ARG002 (for others)
-        """Return the tensors of the server after a round.
-
-        Args:
-            own: the tensors of the server before the round.
-            summed: the tensors of `answers`, summed over the cohort; float64.
-            users: number of users in the cohort.
-            population: N, number of training users.
-        """
+        """Return the tensors of the server after a round; for the arguments, see `ServerRound`."""
         return own
 
     def aggregate(self, round_: ServerRound) -> tuple[Params, Moments]:

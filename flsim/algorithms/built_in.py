@@ -6,26 +6,22 @@ from torch import Tensor
 from flsim.algorithms.algorithm import FEDAVG, Algorithm, Answer, ServerRound, User
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError
-from flsim.base.extensions import declared_label, is_custom, made, name_in_settings, options_of, resolve
+from flsim.base.extensions import made, name_in_settings, options_of, resolve
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import threads
 from flsim.training.state import Moments
 
-# SCAFFOLD, whose control variates correct local steps for a user's difference from the population.
-#
-# Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
-# Learning" (2020), Algorithm 1, with option II for the users' control variates.
-
 
 class Scaffold(Algorithm):
     """Federated Averaging with control variates: c of the server and c_i of each user, all zeros at first.
 
-    A user takes steps y <- y - eta_l (g_i(y) - c_i + c), then sets c_i+ = c_i - c + (x - y) / (K eta_l), and answers
-    with y - x and c_i+ - c_i. The server steps along the plain mean of the first, with its own optimizer, and adds the
-    sum of the second, divided by N, to c. A user without records changes nothing, and neither does a user at a learning
-    rate of 0.
+    Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
+    Learning" (2020), Algorithm 1, with option II for the users' control variates. A user takes steps y <- y - eta_l
+    (g_i(y) - c_i + c), then sets c_i+ = c_i - c + (x - y) / (K eta_l), and answers with y - x and c_i+ - c_i. The
+    server steps along the plain mean of the first, with its own optimizer, and adds the sum of the second, divided by
+    N, to c. A user without records changes nothing, and neither does a user at a learning rate of 0.
     """
 
     label = "SCAFFOLD"
@@ -46,7 +42,6 @@ class Scaffold(Algorithm):
                 raise InputError(f"training.algorithm SCAFFOLD corrects steps of plain SGD; remove local.{name}")
 
     def train(self, user: User) -> Answer:
-        """Train a user by Karimireddy et al. (2020), Algorithm 1, lines 7 to 13."""
         c = user.sent["control"]
         zeros = {name: value.new_zeros(value.shape) for name, value in c.items()}
         c_i = user.user_state["control"] if user.user_state else zeros
@@ -64,37 +59,27 @@ class Scaffold(Algorithm):
         return {"control": {name: (c[name].double() + summed["control"][name] / population).float() for name in c}}
 
 
-# FedProx, whose proximal term keeps local steps near the global model.
-#
-# Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated Optimization in Heterogeneous Networks" (2020), Algorithm
-# 2.
-
-
 class FedProx(Algorithm):
-    """Federated Averaging whose users minimize their loss + mu / 2 ||w - w_global||^2, equation 2.
+    """Federated Averaging whose users minimize their loss + mu / 2 ||w - w_global||^2, with mu `local.proximal`.
 
-    mu is `local.proximal`, which every engine adds. This class requires it to be set, and names the table's row.
+    Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated Optimization in Heterogeneous Networks" (2020), Algorithm
+    2 and equation 2.
     """
 
     label = "FedProx"
 
     def refuse(self, local: LocalHParams) -> None:
-        """Raise InputError if mu is 0."""
         if not local.proximal:
             raise InputError('training.algorithm "fedprox" needs mu; set local.proximal above 0')
-
-
-# FlexLoRA, which averages the products of LoRA's factors in place of the factors.
-#
-# Bai, Chen, Qian, Yao and Li, "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
-# Resources" (2024), arXiv 2402.11505, with one rank for all users.
 
 
 class FlexLoRA(Algorithm):
     """Federated Averaging whose next B A is the matrix of rank r nearest to the mean of the users' products B_k A_k.
 
-    The mean is weighted by the users' numbers of examples, as in Federated Averaging. Singular values beyond the first
-    r are lost. A user sends outputs x inputs numbers for each layer in addition to the update.
+    Bai, Chen, Qian, Yao and Li, "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
+    Resources" (2024), arXiv 2402.11505, with one rank for all users. The mean is weighted by the users' numbers of
+    examples, as in Federated Averaging. Singular values beyond the first r are lost. A user sends outputs x inputs
+    numbers for each layer in addition to the update.
     """
 
     label = "FlexLoRA"
@@ -127,7 +112,6 @@ class FlexLoRA(Algorithm):
         return Answer(trained, {"product": products, "weight": {"records": torch.tensor([float(records)])}})
 
     def aggregate(self, round_: ServerRound) -> tuple[Params, Moments]:
-        """Return the update to the factors of the mean product; other parameters move as in Federated Averaging."""
         update, records = dict(round_.mean), float(round_.summed["weight"]["records"])
         for of_a, of_b in pairs(update).items() if records else ():
             a, b = round_.params[of_a].double(), round_.params[of_b].double()
@@ -145,9 +129,8 @@ def factors(product: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """Return the next A [r, inputs] and B [outputs, r] from the truncated singular value decomposition of a product.
 
     A has the right singular vectors, whose entries of largest size are positive, and B the left ones times the singular
-    values. The rows of A then have norm 1, near the norm of about 0.6 before training, so learning rates keep their
-    meaning. If a singular value is 0, the row of A remains that of the last A, and the column of B is zeros, as before
-    training: a row of zeros would have no gradient. All are float64.
+    values. If a singular value is 0, the row of A remains that of the last A, and the column of B is zeros: a row of
+    zeros would have no gradient. All are float64.
     """
     with threads(1):  # the bits do not depend on the number of threads of a process
         u, s, vt = torch.linalg.svd(product, full_matrices=False)
@@ -181,8 +164,3 @@ def algorithm_named(name: str) -> Algorithm:
             "class from it"
         )
     return algorithm
-
-
-def label_of(name: str) -> str:
-    """Return the part of a row's name in tables that names the algorithm, without executing custom code."""
-    return declared_label(name) if is_custom(name) else ALGORITHMS[name].label

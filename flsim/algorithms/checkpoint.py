@@ -2,12 +2,10 @@
 
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
 Metadata     round, values (JSON, such as the clip), ledger (JSON), the digest of the state, the fields of `Provenance`
-             and of its model, and the seal, which is the digest of all other metadata. A custom model is named by the
-             digest of its source. The settings of a base model are JSON, as "base".
+             and of its model, and the seal, which is the digest of all other metadata.
 
-Older checkpoints have the clip ("" without one), or for central training the step, under their own names, and settings
-that are missing in a model's metadata have their defaults. They have no seal, and the oldest checkpoints have no
-digest.
+Older checkpoints have the clip ("" without one), or for central training the step, under their own names, defaults for
+missing settings of a model, and no seal; the oldest have no digest.
 """
 
 import errno
@@ -32,9 +30,10 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import SIZES_OF_ONE, Params, TrainableModel
 from flsim.models.lora import LoraHParams
 from flsim.privacy.ledger import Ledger
-from flsim.training.state import State
+from flsim.training.state import State, by_slot, flat
 
 SUFFIX = ".safetensors"
+DAMAGED = "{}: the file is damaged, because {}; restore the file, or use another checkpoint"
 NAME = re.compile(r"round-(\d{6,18})\.safetensors", re.ASCII)
 
 
@@ -44,10 +43,7 @@ class ForeignCheckpointError(InputError):
 
 @dataclass(frozen=True)
 class Provenance:
-    """The run (digest of its configuration), corpus (digest) and model that a checkpoint belongs to.
-
-    `frozen` is the digest of the frozen values of a custom network; empty if there are none.
-    """
+    """The run, corpus, model and frozen values that a checkpoint belongs to, by digests; `frozen` may be empty."""
 
     config: str
     corpus: str
@@ -95,8 +91,7 @@ def round_of(path: Path) -> int:
 
 def _round_named(path: Path) -> int | None:
     named = NAME.fullmatch(path.name)
-    is_ours = named and path.name == checkpoint_name(int(named[1]))
-    return int(named[1]) if named and is_ours else None
+    return int(named[1]) if named and path.name == checkpoint_name(int(named[1])) else None
 
 
 def save(folder: Path, state: State, provenance: Provenance) -> Path:
@@ -117,9 +112,7 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
     metadata["seal"] = _seal_of(metadata)
     with new_file(path) as partial:
         try:
-            # safetensors creates a file that only its owner can read; this gives it the permissions of the run's other
-            # files
-            partial.touch()
+            partial.touch()  # with the permissions of the run's other files, unlike a file of safetensors
             mode = partial.stat().st_mode
             save_file(_tensors(state), partial, metadata)
             partial.chmod(mode)
@@ -147,8 +140,7 @@ def digest_of(state: State) -> str:
 
 
 def _tensors(state: State) -> Params:
-    moments = {f"{slot}/{name}": value for slot, values in state.moments.items() for name, value in values.items()}
-    return {name: value.contiguous() for name, value in (state.params | moments).items()}
+    return {name: value.contiguous() for name, value in (state.params | flat(state.moments)).items()}
 
 
 def load(path: Path) -> tuple[State, Provenance]:
@@ -159,15 +151,10 @@ def load(path: Path) -> tuple[State, Provenance]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         if "seal" in metadata and metadata["seal"] != _seal_of(metadata):
             raise ValueError("its metadata do not match its seal")
-        provenance = Provenance(
-            metadata["config"],
-            metadata["corpus"],
-            int(metadata["vocabulary_size"]),
-            _model_named_in(metadata),
-            metadata.get("frozen", ""),
-        )
-        params = _tensors_under("", tensors)
-        moments = {name: _tensors_under(name, tensors) for name in sorted({_prefix(key) for key in tensors} - {""})}
+        size, frozen = int(metadata["vocabulary_size"]), metadata.get("frozen", "")
+        provenance = Provenance(metadata["config"], metadata["corpus"], size, _model_named_in(metadata), frozen)
+        moments = dict(sorted(by_slot(tensors).items()))
+        params = moments.pop("", {})
         state = _state_of(metadata, params, moments)
         expected, actual = _shapes(provenance, params), digest_of(state)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
@@ -176,15 +163,9 @@ def load(path: Path) -> tuple[State, Provenance]:
     for slot, values in {"": params, **moments}.items():
         shapes = {name: value.shape for name, value in values.items()}
         if shapes != (counts if slot == "step" else expected):
-            raise InputError(
-                f"{path}: the file is damaged, because its tensors do not fit the model that it names; restore the "
-                "file, or use another checkpoint"
-            )
+            raise InputError(DAMAGED.format(path, "its tensors do not fit the model that it names"))
     if "digest" in metadata and metadata["digest"] != actual:
-        raise InputError(
-            f"{path}: the file is damaged, because its digest differs from the stored digest; restore the file, or "
-            "use another checkpoint"
-        )
+        raise InputError(DAMAGED.format(path, "its digest differs from the stored digest"))
     if _round_named(path) not in (None, state.round):
         raise InputError(f"{path}: the file has round {state.round}, but its name has another round; rename it")
     return state, provenance
@@ -231,14 +212,6 @@ def _state_of(metadata: dict[str, str], params: Params, moments: dict[str, Param
     return State(round_, params, moments, values, ledger)
 
 
-def _prefix(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _tensors_under(prefix: str, tensors: Params) -> Params:
-    return {name.rpartition("/")[2]: value for name, value in tensors.items() if _prefix(name) == prefix}
-
-
 def model_of(provenance: Provenance) -> TrainableModel:
     """Return a model of a run's settings before `initialize`; built-in models are all zeros."""
     return build(provenance.vocabulary_size, provenance.model)
@@ -255,5 +228,4 @@ def strangers_in(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """Return the checkpoint with the most rounds; None if there is none."""
     return max(all_in(folder), default=None, key=round_of)

@@ -1,10 +1,7 @@
 """Federated Averaging from top to bottom: draw a cohort, train its users, clip, sum, add noise, step.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), Algorithm 1; with
-clip and noise, Thakkar et al. (2020), Algorithm 1. The order of this file is that of the algorithm. Other modules
-contain the rest: other algorithms (`algorithm`, `built_in`); steps of the server (`server_optimizers`); noise
-(`flsim.privacy.mechanism`); engines that train many users at once with the same result (`flsim.training.cohort`); the
-order of sums (`summation`); messages (`wire`); settings with their checks (`rounds`).
+clip and noise, Thakkar et al. (2020), Algorithm 1. Faster engines are in `flsim.training.cohort`.
 """
 
 import math
@@ -37,7 +34,7 @@ from flsim.privacy.sampling import Sampler, draw_cohort, sampler_named, shard_ra
 from flsim.privacy.secure_sum import released, rounded
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import bound_norm, local_batches, restored, training_mode
+from flsim.training.local import local_batches, restored, take_step, training_mode
 from flsim.training.state import Moments, State, by_slot, flat
 from flsim.training.update import UpdateSum, with_canaries
 
@@ -70,15 +67,10 @@ class FederatedAveraging:
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
     seed: int = 0  # the experiment's seed; cohorts, batches and noise are functions of (seed, round)
     _: KW_ONLY
-    # number of rounds of the complete training; a schedule of learning rates ends at its last round; None if
-    # learning rates are constant
-    length: int | None = None
-    # canary users, who take part in addition to the population; none by default
-    audit: AuditHParams = field(default_factory=AuditHParams)
+    length: int | None = None  # number of rounds of the complete training, where a schedule of learning rates ends
+    audit: AuditHParams = field(default_factory=AuditHParams)  # canary users, in addition to the population
     shards: int = 1  # number of contiguous ranges of users, each of which gets one request a round
-    # number of consecutive shards whose sums are added before the sums of branches are added; 0 adds all shards
-    # in one branch. It determines the order of additions (`flsim.algorithms.summation`)
-    branch: int = 0
+    branch: int = 0  # number of consecutive shards that are summed first (`summation`); 0: all
 
     def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:
         """Train from a state to the end of round `until`; `send` trains users, and replies with sums in any order."""
@@ -106,8 +98,8 @@ class FederatedAveraging:
     def requests(self, state: State) -> list[RoundRequest]:
         """Return one request per shard that has users in the cohort of the next round, in shard order.
 
-        Pseudo-users belong to the last shard. With asynchronous training, there is such a list for each round in which
-        users of the cohort began, with the model of that round; rounds are ascending.
+        Pseudo-users belong to the last shard. In asynchronous training, each round of a model has such a list,
+        ascending.
         """
         cohort, sent = self.cohort(state.round), {slot: state.moments[slot] for slot in self.method.slots}
         started = self._sampler.started(self.seed, state.round, len(self.users), cohort)
@@ -164,10 +156,9 @@ def _model_of(state: State, round_: int) -> Params:
 
 
 def stale(total: UpdateSum, staleness: int) -> UpdateSum:
-    """Return a sum of updates of users who began `staleness` server steps before, with weight 1 / sqrt(1 + staleness).
+    """Return a sum of updates of users who began `staleness` steps before, with weight 1 / sqrt(1 + staleness).
 
-    It is the polynomial weight of Xie et al., "Asynchronous Federated Optimization" (2019), with exponent 1/2. FLSim,
-    the simulator of the authors of FedBuff, has this weight (`PolynomialStalenessWeight`).
+    Xie et al., "Asynchronous Federated Optimization" (2019), as in FLSim, the simulator of the authors of FedBuff.
     """
     if not staleness:
         return total
@@ -205,17 +196,10 @@ def train_users(
 ) -> UpdateSum:
     """Train the users of a request one after another, and return the sum of their answers.
 
-    All engines are tested against it. Without a clip, updates are weighted by local examples. With a clip each update
-    is clipped and has weight 1, so that one user moves the sum by at most the clip. A user without records counts with
-    an update of zero. The model's parameters are overwritten.
-
-    Args:
-        rounds: number of rounds of the run, which a schedule of the learning rate needs.
-        user_states: the tensors that users store between rounds; required if the algorithm has `user_slots`.
-        steps: the clip in integer units, if users send integers; see `flsim.privacy.secure_sum.rounded`.
-
-    Raises:
-        RunFailed: the tensors of an answer differ from those to be summed.
+    All engines are tested against it. Updates are weighted by local examples, or clipped, of weight 1. A user without
+    records counts with an update of zero. The model's parameters are overwritten. A schedule of the learning rate needs
+    `rounds` of the run, an algorithm with `user_slots` needs `user_states`; `steps` is the clip in integer units, if
+    users send integers. RunFailed if the tensors of an answer differ from those to be summed.
     """
     model.load(request.params)
     round_, rate = request.round, hparams.rate(request.round, rounds)
@@ -252,7 +236,6 @@ class LocalUser(User):
     """ClientUpdate of McMahan et al. (2017) and UserUpdate of Thakkar et al. (2020), with optimizers of torch."""
 
     def train(self, correction: Params | None = None, proximal: float | None = None) -> Trained:
-        """Take a step for each batch, and restore the model's parameters afterwards; see `User.train`."""
         start = {name: value.detach().clone() for name, value in self.model.trainable.items()}
         hparams = self.hparams if proximal is None else replace(self.hparams, proximal=proximal)
         loss, tokens = train_user(self.model, self.batches, hparams, self.rate, correction)
@@ -266,11 +249,7 @@ def train_user(
     rate: float | None = None,
     correction: Params | None = None,
 ) -> tuple[float, int]:
-    """Train the model in place on one user's batches; return the summed cross-entropy, nats, and its positions.
-
-    The rate is `hparams.learning_rate` by default. A correction, by parameter, is added to each step's gradient before
-    any clip of it.
-    """
+    """Train the model in place on a user's batches; return the summed cross-entropy, nats, and its positions."""
     parameters: list[Tensor] = list(model.trainable.values())
     anchor = [parameter.detach().clone() for parameter in parameters]
     optimizer, device = hparams.optimizer_over(parameters, rate), model.device
@@ -285,11 +264,7 @@ def train_user(
         gradients = torch.autograd.grad(objective, parameters)
         if correction is not None:
             gradients = tuple(g + correction[name].to(g) for name, g in zip(model.trainable, gradients, strict=True))
-        if hparams.gradient_clip is not None:
-            gradients = bound_norm(gradients, hparams.gradient_clip)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
+        take_step(optimizer, parameters, gradients, hparams.gradient_clip)
         total, tokens = total + loss.item(), tokens + count
     return total, tokens
 
@@ -310,10 +285,7 @@ def step(
     Without clip the average is (sum of n_k delta_k) / (sum of n_k), over n_k local examples; without examples the model
     does not change. With clip, at `state.clip`, it is (sum of clipped delta_k) / qN, also for an empty cohort. The
     vocabulary determines the largest plausible loss; `rounds`, by default of the settings, is for a schedule of eta.
-
-    Raises:
-        Diverged: a user's update, the loss or the new parameters are not finite, or the loss is implausibly large; see
-            `flsim.training.state`.
+    Diverged if updates, loss or parameters are not finite, or the loss is implausibly large.
     """
     total.refuse_divergence(f"round {state.round + 1}", vocabulary_size)
     length = hparams.rounds if rounds is None else rounds

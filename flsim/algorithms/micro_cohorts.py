@@ -1,13 +1,11 @@
 """The record of how many users a run trains at once, in a file of the run folder.
 
-If users are stacked, as on GPUs, the size of a micro-cohort determines the shapes of products, and therefore the last
-bits of sums. The size is chosen once for a run, so that a resumed run has the same groups:
+If users are stacked, as on GPUs, the size of a micro-cohort determines the last bits of sums. It is chosen once:
 
     {"users": 264, "memory_share": 0.95, "device": "NVIDIA H200"}     the first choice, for all shards and rounds
     {"users": 132, "shard": 1, "round": 50}                           memory ran out: shard 1, from round 50 (from 0) on
 
-A line of a shard holds from the beginning of its round, because the shard is trained again in smaller groups. Lines are
-only appended. Without the file, the next process chooses a new size.
+Lines are only appended. Without the file, the next process chooses a new size.
 """
 
 import json
@@ -85,8 +83,7 @@ def is_line(line: Any) -> bool:
     """Return whether a value is a line of this file."""
     if not isinstance(line, dict) or type(line.get("users")) is not int or not 1 <= line["users"] < 2**31:
         return False
-    share = line.get("memory_share", 1.0)
-    places = [line.get("shard", 0), line.get("round", 0)]
+    share, places = line.get("memory_share", 1.0), [line.get("shard", 0), line.get("round", 0)]
     if ("shard" in line) != ("round" in line):
         return False
     return type(share) in (int, float) and 0 < share <= 1 and all(type(n) is int and 0 <= n < 2**63 for n in places)

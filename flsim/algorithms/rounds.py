@@ -1,7 +1,6 @@
 """Federated training in runs: checked settings, engines, and shards that train in this process.
 
-`flsim run`, `flsim verify`, the benchmarks and `flsim.simulate` share the loop of `flsim.algorithms.fedavg`. They
-differ in `Send`, which turns a round's requests into replies, with Flower's messages or in this process.
+`Send` turns a round's requests into replies, with Flower's messages or in this process.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -83,12 +82,10 @@ def engine_of(
 ) -> Engine:
     """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
-    Engine "cohort" needs a model that declares a written-out gradient. If users are stacked, it also needs a model that
-    declares stacking, and an optimizer that has a `direction`. Otherwise engine "local", plain PyTorch, is returned. It
-    also trains on corpora with prompts, because a written-out gradient would count the words of prompts. If no size of
-    micro-cohorts is set and there is no GPU, small models train in micro-cohorts of `users_on_cpu`. On a processor
-    without instructions for bfloat16, settings with bfloat16 train in float32. Raises InputError if settings do not
-    fit.
+    Engine "cohort" needs a model that declares a written-out gradient; to stack users, also one that declares stacking,
+    and an optimizer that has a `direction`. Otherwise, and for corpora with prompts, engine "local" is returned, plain
+    PyTorch. Without a size of micro-cohorts, small models train on a CPU in micro-cohorts of `users_on_cpu`. Processors
+    without bfloat16 train in float32. Raises InputError if settings do not fit.
     """
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
@@ -152,9 +149,9 @@ def refuse_injections(algorithm: FedAvgHParams, privacy: PrivacyHParams) -> None
 class FederatedTraining(FederatedAveraging):
     """Federated training of a population: the loop, with checked settings and an engine in this process.
 
-    `micro_cohort` is the number of users that the cohort engine trains at once; None to choose it by the model's size
-    on a CPU; on a GPU by the device's memory, once for all processes that share `micro_cohorts`. Raises InputError if
-    settings do not fit each other, or a custom optimizer, sampler or noise fails.
+    `micro_cohort` users train at once; None to choose by the model's size, on a GPU by its memory, once for all
+    processes that share `micro_cohorts`. InputError if settings do not fit, or a custom optimizer, sampler or noise
+    fails.
     """
 
     engine: EngineName = "cohort"
@@ -229,7 +226,7 @@ class FederatedTraining(FederatedAveraging):
             ledger.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))
 
     @property
-    def _integers(self) -> "noise.Skellam | None":
+    def _integers(self) -> noise.Skellam | None:
         return noise.skellam_of(self.privacy.process, self.seed, {})
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:

@@ -2,8 +2,8 @@
 
 FedAvg is `sgd` at rate 1. Reddi et al., "Adaptive Federated Optimization" (2021), Algorithm 2, for `adam`, `yogi` and
 `adagrad`; Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification" (2019), for `momentum` (FedAvgM). A custom optimizer, ``path/to/file.py:NAME``, is a `ServerOptimizer`
-or a function of the options that returns a `ServerOptimizer`.
+Classification" (2019), for `momentum`. A custom optimizer is a `ServerOptimizer`, or a function of options that returns
+one.
 """
 
 import math
@@ -21,8 +21,8 @@ from flsim.base.extensions import (
     configured,
     custom_call_errors,
     custom_code_errors,
-    declared_label,
     is_custom,
+    label_of,
     made,
     options_of,
     refuse_wrong_options,
@@ -33,7 +33,7 @@ from flsim.models.architectures import build, without_values
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.hparams import Milestones, ScheduleName, rate_at, refuse_wrong_milestones
-from flsim.training.state import Moments
+from flsim.training.state import Moments, transposed
 from flsim.training.update import global_norm
 
 
@@ -65,7 +65,7 @@ def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer
     """Return a server optimizer that treats each tensor separately: x <- x + eta * direction."""
 
     def init_all(x: Params, settings: "ServerOptimizerHParams") -> Moments:
-        return _by_slot({name: init(value, settings) for name, value in x.items()})
+        return transposed({name: init(value, settings) for name, value in x.items()})
 
     def apply_all(
         x: Params, update: Params, moments: Moments, eta: float, settings: "ServerOptimizerHParams"
@@ -75,17 +75,9 @@ def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer
             slots = {slot: values[name] for slot, values in moments.items()}
             along, after[name] = direction(update[name], slots, settings)
             stepped[name] = value + eta * along
-        return stepped, _by_slot(after)
+        return stepped, transposed(after)
 
     return ServerOptimizer(label, init_all, apply_all)
-
-
-def _by_slot(by_name: dict[str, Slots]) -> Moments:
-    moments: Moments = {}
-    for name, slots in by_name.items():
-        for slot, value in slots.items():
-            moments.setdefault(slot, {})[name] = value
-    return moments
 
 
 SGD = elementwise("", lambda _x, _settings: {}, lambda update, _slots, _settings: (update, {}))
@@ -182,8 +174,7 @@ class ServerOptimizerHParams:
     @property
     def server_label(self) -> str:
         """Return the server optimizer's name in a table, "" for plain averaging, without executing custom code."""
-        name = configured(self, "server_optimizer")
-        return declared_label(name) if is_custom(name) else SERVER_OPTIMIZERS[name].label
+        return label_of(configured(self, "server_optimizer"), SERVER_OPTIMIZERS)
 
 
 def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
@@ -197,9 +188,9 @@ def apply(
 ) -> tuple[Params, Moments]:
     """Return the next parameters and state, computed in float64, at eta `rate`, and stored in the parameters' type."""
     eta = hparams.server_learning_rate if rate is None else rate
-    exact = {slot: {name: _exact(value) for name, value in values.items()} for slot, values in moments.items()}
+    exact = {slot: {name: value.double() for name, value in values.items()} for slot, values in moments.items()}
     with custom_code_errors(RunFailed):
-        x = {name: _exact(value) for name, value in params.items()}
+        x = {name: value.double() for name, value in params.items()}
         stepped, after = _optimizer_of(hparams).apply(x, mean, exact, eta, hparams)
     next_moments = {slot: _as_kept(values, params) for slot, values in after.items()}
     return _as_kept(stepped, params), next_moments
@@ -218,7 +209,7 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
     name = hparams.server_optimizer
     if not is_custom(name):
         return
-    x = {key: _exact(value.detach()) for key, value in build(vocabulary_size, model).trainable.items()}
+    x = {key: value.detach().double() for key, value in build(vocabulary_size, model).trainable.items()}
     update = {key: torch.ones_like(value) for key, value in x.items()}
     optimizer = _optimizer_of(hparams)
     with custom_call_errors(name, "init(x, settings) and apply(x, D, moments, eta, settings)", InputError):
@@ -252,10 +243,6 @@ def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
     return optimizer
 
 
-def _exact(value: Tensor) -> Tensor:
-    return value.to(torch.float64)
-
-
 def _as_kept(values: Params, like: Params) -> Params:
     return {name: value.to(like[name].dtype) for name, value in values.items()}
 
@@ -264,8 +251,7 @@ def _as_kept(values: Params, like: Params) -> Params:
 class ServerStep:
     """The sizes of a step of the server; norms are over all parameters, and None if no update was averaged.
 
-    The root mean square `rms` of the averaged update's entries helps to choose the constants of adaptive optimizers;
-    `wraps` are values of the sum that exceeded the range of secure aggregation.
+    `rms` is of the averaged update's entries; `wraps` are values of the sum beyond the range of secure aggregation.
     """
 
     mean_norm: float | None

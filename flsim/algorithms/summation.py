@@ -1,7 +1,6 @@
 """The requests and replies of a round, and the order of sums: the shards of a branch in order, then the branches.
 
-The last bits of float64 sums depend on the order of addition. The order is therefore a function of two settings only:
-the number of shards, and the number of shards in a branch.
+The last bits of float64 sums therefore depend only on the number of shards, and of shards in a branch.
 """
 
 import math
@@ -21,17 +20,13 @@ TREE_FROM = 64  # smallest number of shards for which a run has branches by defa
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """A request to a shard, for one round."""
-
     round: int  # the round, from 0, in which the users began; in asynchronous training, it can be an earlier round
     shard: int
     users: NDArray[np.int64]  # int64 [n], this round's cohort within the shard
     params: Params
     clip: float | None = None  # bound on the norm of a user's update in this round; None for no clip
     sent: Moments = field(default_factory=dict)  # the tensors of the algorithm: slot -> parameter -> tensor
-    # the oldest round, from 0, that training may resume from; states of users that only older rounds need are
-    # removed
-    oldest_resumable_round: int = 0
+    oldest_resumable_round: int = 0  # from 0; states of users that only older rounds need are removed
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
     users/000/417/round-000010-after-000003.safetensors    what user 417 stored in round 10 (from 0), after round 3
 
-Each user has a file for each of its last rounds. A state is a function of (seed, rounds before), so a file that is
-written again after a fault has the same bits. Files after the round that training returns to are never read. Only users
-that took part have files, so disk use is linear in their number.
+A state is a function of (seed, rounds before), so a file that is written again after a fault has the same bits. Files
+after the round that training returns to are never read. Only users that took part have files.
 """
 
 import re
@@ -35,7 +34,13 @@ class UserStates:
         if in_memory and max(in_memory) >= max(files, default=-1):
             return self._memory[user][max(in_memory)]  # type: ignore[index]
         if not files:
-            self._refuse_forgotten(user, round_)
+            first = min(self._files(user).items(), default=None)
+            before = None if first is None else first[1][1]
+            if before is not None and before < round_:
+                raise InputError(
+                    f"{self._folder_of(user)}: the state of user {user} before round {round_ + 1} was removed, "
+                    "because training cannot return to this round; name a later round"
+                )
             return None
         path = files[max(files)]
         try:
@@ -74,15 +79,6 @@ class UserStates:
             return {}
         named = [(path, NAME.fullmatch(path.name)) for path in folder.iterdir()]
         return {int(m[1]): (path, None if m[2] == "none" else int(m[2])) for path, m in named if m}
-
-    def _refuse_forgotten(self, user: int, round_: int) -> None:
-        first = min(self._files(user).items(), default=None)
-        before = None if first is None else first[1][1]
-        if before is not None and before < round_:
-            raise InputError(
-                f"{self._folder_of(user)}: the state of user {user} before round {round_ + 1} was removed, "
-                "because training cannot return to this round; name a later round"
-            )
 
 
 def _superseded(rounds: list[int], oldest: int) -> list[int]:

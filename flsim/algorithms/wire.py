@@ -29,31 +29,23 @@ def encode_requests(requests: Iterable[RoundRequest], address: Address) -> list[
     distinct = {id(request.params): request.params for request in requests}
     arrays = {key: _arrays(params) for key, params in distinct.items()}
     sent = {id(request.sent): _arrays(flat(request.sent)) for request in requests}
-    return [_request(request, address, arrays[id(request.params)], sent[id(request.sent)]) for request in requests]
-
-
-def _request(request: RoundRequest, address: Address, params: ArrayRecord, sent: ArrayRecord) -> RecordDict:
-    return RecordDict(
-        {
-            "params": params,
-            "sent": sent,
-            "request": ConfigRecord(
-                {
-                    "run": address.run,
-                    "config": address.config,
-                    "round": request.round,
-                    "shard": request.shard,
-                    "users": [int(user) for user in request.users],
-                    "clip": [] if request.clip is None else [request.clip],
-                    "oldest_resumable_round": request.oldest_resumable_round,
-                }
-            ),
+    contents = []
+    for request in requests:
+        record = {
+            "run": address.run,
+            "config": address.config,
+            "round": request.round,
+            "shard": request.shard,
+            "users": [int(user) for user in request.users],
+            "clip": [] if request.clip is None else [request.clip],
+            "oldest_resumable_round": request.oldest_resumable_round,
         }
-    )
+        named = {"params": arrays[id(request.params)], "sent": sent[id(request.sent)]}
+        contents.append(RecordDict({**named, "request": ConfigRecord(record)}))
+    return contents
 
 
 def decode_request(content: RecordDict) -> tuple[RoundRequest, Address]:
-    """Decode a request and the run that it belongs to."""
     record = content.config_records["request"]
     request = RoundRequest(
         round=int(record["round"]),

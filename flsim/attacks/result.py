@@ -26,8 +26,7 @@ class Result:
 def over_seeds(frame: pd.DataFrame, by: Sequence[str], value: Mapping[str, str]) -> pd.DataFrame:
     """Return means of values over the rows of each group, with one seed each, in the order of the frame.
 
-    `value` names columns, each with the prefix of its interval's columns ``low`` and ``high``, by Student's t over
-    seeds. ``seeds`` is the number of rows; a mean is NaN if no seed has the value.
+    `value` names columns, each with the prefix of its interval's columns ``low`` and ``high``, by Student's t.
     """
     rows = []
     for key, group in frame.groupby(list(by), sort=False, dropna=False):

@@ -385,6 +385,11 @@ def declared_label(name: str) -> str:
     return label + options_as_text(name)
 
 
+def label_of(name: str, built_in: Mapping[str, Any]) -> str:
+    """Return the part of a row's name in tables that names a thing with a `label`, without executing custom code."""
+    return declared_label(name) if is_custom(name) else built_in[without_options(name)].label + options_as_text(name)
+
+
 def _label_in(definition: ast.stmt) -> str | None:
     first = None
     for node in ast.walk(definition):

@@ -106,19 +106,25 @@ class WordList:
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return columns of a file of training data, .parquet, .csv or .jsonl, as a row of texts for each record."""
+    found: Sequence[str] = columns
     try:
         if path.suffix == ".parquet":
+            found = pq.read_schema(path).names
             rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
         elif path.suffix == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = [*csv.DictReader(file, strict=True)]
+                reader = csv.DictReader(file, strict=True)
+                found, rows = reader.fieldnames or (), [*reader]
         else:
             lines = path.read_text(encoding="utf-8-sig").split("\n")
             rows = [from_json(line) for line in lines if line.strip()]
+            found = next((list(row) for row in rows if isinstance(row, dict) and not row.keys() >= {*columns}), columns)
         return [tuple(str(row[column]) for column in columns) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, csv.Error, pa.ArrowException) as error:
+        missing = [column for column in columns if column not in found]
+        why = f"found columns {', '.join(found) or 'none'}" if missing else in_one_line(error)
         raise InputError(
-            f"{path}: columns {', '.join(columns)} cannot be read ({in_one_line(error):.200}); name another file "
+            f"{path}: columns {', '.join(missing or columns)} cannot be read ({why:.200}); name another file "
             f"(.jsonl, .csv or .parquet), or other columns"
         ) from error
 
@@ -201,11 +207,26 @@ class CanarySet:
         layout = self.words.layout.name
         return {"canaries": settings, "seed": self.seed, "prefix": self.prefix, "layout": layout, "unit": self.unit}
 
+    @property
+    def _holders(self) -> NDArray[np.int64]:
+        """Return the user of each record that a canary replaces, int64 [n]."""
+        return np.searchsorted(self.users.user_offsets, self.planting.overlay.records, side="right") - 1
+
+    @property
+    def warning(self) -> str:
+        """Return a sentence on users of whom canaries replace more than half of the records; empty without any."""
+        crowded = int((2 * np.bincount(self._holders, minlength=len(self.users)) > self.users.counts).sum())
+        if not crowded:
+            return ""
+        return (
+            f"Canaries replace more than half of the records of {crowded:,} of {len(self.users):,} users, so the model "
+            "learns little else; lower insertions, count or p_e."
+        )
+
     def records(self, is_instruction: bool = False) -> Iterator[dict[str, Any]]:
         """Yield a row for each record that a canary replaces, in the order of users and their records."""
-        overlay, offsets = self.planting.overlay, self.users.user_offsets
-        holders = np.searchsorted(offsets, overlay.records, side="right") - 1
-        for record, holder, index in zip(overlay.records.tolist(), holders.tolist(), overlay.canaries, strict=True):
+        overlay, offsets, holders = self.planting.overlay, self.users.user_offsets, self._holders.tolist()
+        for record, holder, index in zip(overlay.records.tolist(), holders, overlay.canaries, strict=True):
             canary = self.planting.canaries[index]
             place = {"user": self.users.names[holder], "record": record - int(offsets[holder]), "canary": canary.id}
             yield place | self.text_of(canary, is_instruction)

@@ -425,9 +425,11 @@ def _personal_data(
     as_json: bool,
 ) -> None:
     from flsim.attacks.extraction.personal import personal_data_of, to_text
+    from flsim.attacks.membership.attacked import AttackHParams
     from flsim.results.sweeps import over_runs
 
-    results = over_runs(runs, lambda path: personal_data_of(path, names, records, round, device, elsewhere))
+    hparams = AttackHParams(records, round, device=device, elsewhere=elsewhere)
+    results = over_runs(runs, lambda path: personal_data_of(path, names, hparams))
     _print_by_run(results, to_text, as_json)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flsim.base.errors import InputError, RunFailed
+from flsim.base.progress import say
 from flsim.cli.data import LAYOUT
 from flsim.cli.options import Json
 
@@ -104,6 +105,8 @@ def canaries(
     hparams = validate(CanaryHParams, settings, "--set")
     canary_set = CanarySet.draw(words, holders, hparams, seed, prefix)
     canary_set.write(out, format.value)
+    if canary_set.warning:
+        say(f"warning: {canary_set.warning}")
     copies = canary_set.planting.insertions
     summary = {
         "canaries": len(copies),

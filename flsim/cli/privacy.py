@@ -186,9 +186,7 @@ def _planned(
         lines += (
             report(Ledger((entry,)), delta, capped) if epsilon is None else calibrated(entry, epsilon, delta, capped)
         )
-    if epsilon is not None and all(line.noise_multiplier is None for line in lines):
-        sound = [line for line in lines if line.convention.is_sound]
-        raise InputError(f"--epsilon {epsilon:g}: {(sound or lines)[0].note}")
+    _refuse_nothing(lines, epsilon)
     _warn(delta, users, "user")
     return lines
 
@@ -212,6 +210,7 @@ def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
         infinite = [Line(one, math.inf, note=NO_NOISE) for one in possible_conventions(run.config.sampler)]
         records = run.config.data.max_records if unit == "record" else None
         lines = infinite if needs_custom_code(ledger) else report(ledger, delta, records)
+    _refuse_nothing(lines)
     say(f"{folder}: {rounds:,} {'rounds' if unit == 'user' else 'steps'}, delta {delta:.3g}")
     _warn(delta, ledger.entries[0].population, unit)
     return lines, unit
@@ -239,6 +238,14 @@ def _stored(run: "Run", delta: float | None) -> "tuple[list[Line], int, float]":
         )
     lines = [Line(one, value, note=None if math.isfinite(value) else NO_NOISE) for one, value in spent.items()]
     return lines, round_, stored
+
+
+def _refuse_nothing(lines: "list[Line]", epsilon: float | None = None) -> None:
+    """Raise InputError, with the reason of a sound convention if possible, if no line has the wanted number."""
+    if all((line.epsilon if epsilon is None else line.noise_multiplier) is None for line in lines):
+        sound = [line for line in lines if line.convention.is_sound]
+        what = "no epsilon can be computed" if epsilon is None else f"--epsilon {epsilon:g}"
+        raise InputError(f"{what}: {(sound or lines)[0].note}")
 
 
 def _warn(delta: float, population: int, unit: "Unit") -> None:

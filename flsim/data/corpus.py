@@ -111,6 +111,10 @@ class Split(Unchanging):
         prompts = None if self.prompts is None else np.asarray(self.prompts).take(index)
         return Records(tokens.take(position), offsets, prompts)
 
+    def owners(self, positions: Ints) -> Ints:
+        """Return the user of the record at each position, int64 [n]."""
+        return np.searchsorted(np.asarray(self.user_offsets), positions, side="right") - 1
+
     @property
     def records(self) -> int:
         return len(self.record_offsets) - 1

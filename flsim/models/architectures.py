@@ -23,17 +23,14 @@ from flsim.models.language_model import (
     representative,
 )
 
-# A small causal transformer as a next-word model, from torch's own layers.
-#  Vaswani et al., "Attention Is All You Need" (2017), the decoder without attention to an encoder, with the norm before
-# each part instead of after (Xiong et al., 2020) and GELU (Hendrycks and Gimpel, 2016), as in GPT-2.
-
 
 class TransformerLanguageModel(NextWordModel):
     """One or more layers of causal self-attention with GELU, norms before each part, and tied embeddings.
 
-    The input is sqrt(D) E[w_t] + position t, and a norm follows the last layer. Positions are sinusoids, so sequences
-    can have any length. The state is (tokens,), int64 [B, tokens so far]. Each step reads all tokens again, because
-    records are short.
+    Vaswani et al., "Attention Is All You Need" (2017), the decoder without attention to an encoder. As in GPT-2, the
+    norm is before each part (Xiong et al., 2020), with GELU (Hendrycks and Gimpel, 2016). The input is sqrt(D) E[w_t] +
+    position t, and a norm follows the last layer. Positions are sinusoids, so sequences can have any length. The state
+    is (tokens,), int64 [B, tokens so far]. Each step reads all tokens again, because records are short.
     """
 
     label = "Transformer"
@@ -75,8 +72,7 @@ class TransformerLanguageModel(NextWordModel):
         whole = tokens if state is None else torch.cat([state[0], tokens], dim=1)
         return self.outputs(embedding(whole, self.embedding))[:, -tokens.shape[1] :], (whole,)
 
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        return self.start(torch.cat([state[0], tokens[:, None]], dim=1))
+    step = TrainableModel.step
 
 
 def sinusoids(length: int, size: int) -> Tensor:
@@ -86,18 +82,12 @@ def sinusoids(length: int, size: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :size]
 
 
-# LSTM and GRU next-word models, of one or more layers, from torch's own cells.
-#  LSTM: Hochreiter and Schmidhuber (1997), with forget gates. GRU: Cho et al. (2014). The Secret Sharer (Carlini et
-# al., 2019) compares these cells with others, and one layer with two layers.
-
-
 class RecurrentLanguageModel(NextWordModel):
     """Torch's recurrent cells with tied embeddings.
 
-    r_t = h_t P for h_t of the last layer, or r_t = h_t if H = D.
-
-    The state is (r [B, D], h, c), for a GRU (r, h), with h and c [B, layers x H]. The model is a
-    `flsim.models.language_model.LogitModel`.
+    LSTM: Hochreiter and Schmidhuber (1997), with forget gates. GRU: Cho et al. (2014). The Secret Sharer (Carlini et
+    al., 2019) compares these cells. r_t = h_t P for h_t of the last layer, or r_t = h_t if H = D. The state is (r [B,
+    D], h, c), for a GRU (r, h), with h and c [B, layers x H]. The model is a `flsim.models.language_model.LogitModel`.
     """
 
     cell: ClassVar[type[nn.LSTM | nn.GRU]]
@@ -132,7 +122,6 @@ class RecurrentLanguageModel(NextWordModel):
         return outputs, (outputs[:, -1], *(part.transpose(0, 1).flatten(1) for part in ((new,) if is_gru else new)))
 
     def stepper(self) -> Stepper:
-        """Return a stepper as `flsim.models.language_model.LogitModel` describes it."""
 
         @torch.no_grad()
         def step(state: State, rows: Tensor, tokens: Tensor) -> State:
@@ -155,22 +144,17 @@ class GRULanguageModel(RecurrentLanguageModel):
     capabilities = Capabilities(written_out=True)
 
 
-# A causal convolutional network as a next-word model, from torch's own layers.
-#
-# Causal convolutions whose dilation doubles from layer to layer: van den Oord et al., "WaveNet" (2016), section 2.1.
-# ReLU and residual connections: Bai, Kolter and Koltun, "An Empirical Evaluation of Generic Convolutional and
-# Recurrent Networks for Sequence Modeling" (2018), section 3. The Secret Sharer (Carlini et al., 2019, table 1)
-# compares such networks with recurrent ones, but does not state the width of their filters.
-
 MOST = 2**16  # tokens; each layer doubles the receptive field and pads sequences by half of it
 
 
 class ConvolutionalLanguageModel(NextWordModel):
     """One or more layers of causal dilated convolutions with ReLU, residual connections, and tied embeddings.
 
-    h_1 = relu(f_1 * x), and h_l = h_{l-1} + relu(f_l * h_{l-1}) for l > 1. Filter f_l reads `filter_width` positions t,
-    t - 2^(l-1), t - 2 * 2^(l-1) and so on; positions before the sequence are zero. r_t = h_t P of the last layer, or
-    r_t = h_t if H = D. The state is (tokens,), the tokens that the next output needs, int64 [B, at most `reach_of`].
+    Van den Oord et al., "WaveNet" (2016), section 2.1; ReLU and residual connections: Bai, Kolter and Koltun, "An
+    Empirical Evaluation of Generic Convolutional and Recurrent Networks for Sequence Modeling" (2018), section 3. h_1 =
+    relu(f_1 * x), and h_l = h_{l-1} + relu(f_l * h_{l-1}) for l > 1. Filter f_l reads `filter_width` positions t, t -
+    2^(l-1), t - 2 * 2^(l-1) and so on; positions before the sequence are zero. r_t = h_t P of the last layer, or r_t =
+    h_t if H = D. The state is (tokens,), the tokens that the next output needs, int64 [B, at most `reach_of`].
     """
 
     label = "CNN"
@@ -209,8 +193,7 @@ class ConvolutionalLanguageModel(NextWordModel):
             whole[:, -reach_of(self.hparams) :],
         )
 
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        return self.start(cat([state[0], tokens[:, None]], dim=1))
+    step = TrainableModel.step
 
 
 def reach_of(hparams: ModelSettings) -> int:

@@ -65,16 +65,14 @@ class CIFGLanguageModel(NextWordModel):
     def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Read embeddings x [B, T, D] in place of tokens; state and result are as in `read`."""
         inputs = embedded @ self.input_weight + self.gate_bias  # [B, T, 3H]
-        output, memory = self.empty_state(len(embedded)) if state is None else state
+        if state is None:
+            state = tuple(self.projection.new_zeros(len(embedded), size) for size in reversed(self.projection.shape))
+        output, memory = state
         outputs = []
         for time in range(embedded.shape[1]):
             output, memory = self.cell(inputs[:, time] + output @ self.recurrent_weight, memory)
             outputs.append(output)
         return torch.stack(outputs, dim=1), (output, memory)
-
-    def empty_state(self, rows: int) -> State:
-        units, embedding = self.projection.shape
-        return self.projection.new_zeros(rows, embedding), self.projection.new_zeros(rows, units)
 
     @torch.no_grad()
     def stepper(self) -> Stepper:

@@ -43,13 +43,7 @@ class HuggingFaceModel(TrainableModel):
     """A causal language model of transformers; with `lora`, adapters of peft are trained on a frozen base.
 
     A state holds each layer's keys and values so far, [B, heads, T, size] each. Dropout within the base is off.
-
-    Args:
-        vocabulary_size: V of the corpus.
-        hparams: the model's settings.
-
-    Raises:
-        InputError: a package, a file or a name is missing, or the vocabulary does not fit.
+    InputError if a package, a file or a name is missing, or the vocabulary does not fit.
     """
 
     label = "HF"
@@ -130,10 +124,7 @@ class HuggingFaceModel(TrainableModel):
         return self.logits(self.hidden(tokens)[0])
 
     def hidden(self, tokens: Tensor, state: State | None = None, keeps_state: bool = False) -> tuple[Tensor, State]:
-        """Return what the output layer reads, [B, T, D], after tokens int64 [B, T] and a state, and the new state.
-
-        Without `keeps_state` the new state is empty.
-        """
+        """Return what the output layer reads, [B, T, D], after tokens int64 [B, T] and a state, and the new state."""
         ids = tokens if self._inputs is None else self._inputs[tokens]
         cache = _cache_of(self.config, state) if keeps_state else None
         result = self.network.base_model(input_ids=ids, past_key_values=cache, use_cache=keeps_state)
@@ -168,7 +159,6 @@ class HuggingFaceModel(TrainableModel):
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read sequences as `LanguageModel` describes it, in pieces that bound memory."""
         text = self.config.get_text_config(decoder=True)
         widest = max(4 * text.hidden_size, self.vocabulary_size // tokens.shape[1])
         rows = max(1, FLOATS // (tokens.shape[1] * widest))
@@ -179,7 +169,6 @@ class HuggingFaceModel(TrainableModel):
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read one more token, as `LanguageModel` describes it."""
         hidden, state = self.hidden(tokens[:, None], state, keeps_state=True)
         return state, self.logits(hidden[:, -1]).log_softmax(-1)
 
@@ -236,7 +225,9 @@ def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
             unknown = [name for name in named if name not in known.to_dict() and name not in known.attribute_map]
             if unknown:
                 raise InputError(f"model.config: {kind} has no setting {unknown[0]}; correct its name")
-            config = auto.for_model(kind, **{"vocab_size": vocabulary_size, **named, **_no_special(known)})
+            # ids of the default vocabulary can be outside another one
+            special = [name for name in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(known, name)]
+            config = auto.for_model(kind, **{"vocab_size": vocabulary_size, **named, **dict.fromkeys(special)})
     except (OSError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, InputError):
             raise
@@ -250,11 +241,6 @@ def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
             f"corpus with the tokenizer of the base"
         )
     return config
-
-
-def _no_special(config: Any) -> dict[str, None]:
-    """Return settings without special tokens, because ids of the default vocabulary can be outside another one."""
-    return {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(config, name)}
 
 
 def _is_dropout(name: str) -> bool:
@@ -357,7 +343,6 @@ def _lora_config(lora: LoraHParams) -> Any:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a parameter is a matrix A or B of an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
@@ -371,14 +356,8 @@ def _first_a(seed: int, name: str, value: Tensor) -> Tensor:
 def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tensor | None, Tensor | None]:
     """Return the model's id of each id of the corpus, int64 [V], and which ids of the corpus have no logit, bool [V].
 
-    The ids of the corpus are PAD, words, pieces, OOV, BOS and EOS. Several special ids can have the same row of the
-    model. The logit of the row then belongs to the first of these ids in this order: a word or piece, EOS, BOS, OOV,
-    PAD.
-
-    Args:
-        file: int64 values, little-endian; None if the ids are the same.
-        vocabulary_size: V of the corpus.
-        size: number of ids of the model.
+    `file` has int64 values, little-endian; None if the ids are the same. If several special ids of the corpus have the
+    same row of the model, of `size` ids, its logit belongs to the first of: a word or piece, EOS, BOS, OOV, PAD.
     """
     if file is None:
         return None, None

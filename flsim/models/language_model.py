@@ -46,21 +46,13 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The operations of engines that a model supports; plain PyTorch trains any model.
+    """The operations of engines that a model supports; plain PyTorch trains any model."""
 
-    Attributes:
-        written_out: `flsim.training.cohort.gradient` has its written-out gradient, which is used on CPUs.
-        stacked: the kernels of `flsim.training.cohort.stacked_model` train many users at once, on GPUs.
-        low_precision: those kernels may multiply in TF32 and bfloat16.
-        vectorized: torch.func.vmap supports the model, so gradients of single records are computed together.
-        blocks: `flsim.training.cohort.blocks` trains its adapters, many users at once on one frozen base.
-    """
-
-    written_out: bool = False
-    stacked: bool = False
-    low_precision: bool = False
-    vectorized: bool = False
-    blocks: bool = False
+    written_out: bool = False  # `flsim.training.cohort.gradient` has its written-out gradient, which is used on CPUs
+    stacked: bool = False  # kernels of `flsim.training.cohort.stacked_model` train many users at once, on GPUs
+    low_precision: bool = False  # those kernels may multiply in TF32 and bfloat16
+    vectorized: bool = False  # torch.func.vmap supports the model, so gradients of records are computed together
+    blocks: bool = False  # `flsim.training.cohort.blocks` trains its adapters, many users at once on one frozen base
 
 
 class LanguageModel(Protocol):
@@ -68,11 +60,9 @@ class LanguageModel(Protocol):
 
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
         """Read tokens int64 [N, L >= 1] from an empty state; return the state and the next token's log-probs [N, V]."""
-        ...
 
     def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
         """Read one more token per row, int64 [N]; return the new state and the next token's log-probs [N, V]."""
-        ...
 
 
 @runtime_checkable
@@ -86,7 +76,6 @@ class LogitModel(LanguageModel, Protocol):
 
     def output_layer(self) -> tuple[Tensor, Tensor]:
         """Return E [V, D] and b [V]."""
-        ...
 
     def stepper(self) -> Stepper:
         """Return a function (state, rows, tokens) -> state that reads tokens [M], each after one row of the state.
@@ -94,7 +83,6 @@ class LogitModel(LanguageModel, Protocol):
         The function computes no logits. Create it once for many steps while the model does not change. Adjacent tokens
         with equal `rows`, int64 [M], share work.
         """
-        ...
 
 
 class TrainableModel(nn.Module, ABC):
@@ -150,7 +138,6 @@ class TrainableModel(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the parameters."""
         return representative(self.trainable).device
 
     @property
@@ -206,13 +193,7 @@ class TrainableModel(nn.Module, ABC):
     def logits_at(self, inputs: Tensor, real: Tensor, dropout_mask: Tensor | None = None) -> Tensor:
         """Return logits [n, V] at the n positions of tokens int64 [B, T] at which `real`, bool [B, T], is set.
 
-        Args:
-            inputs: the tokens.
-            real: the positions to compute.
-            dropout_mask: factors of dropout; see `NextWordModel.logits_at`.
-
-        Raises:
-            InputError: `dropout_mask` is set, and the model does not support dropout.
+        Raises InputError if the model does not support the factors of dropout, see `NextWordModel.logits_at`.
         """
         if dropout_mask is not None:
             raise InputError(
@@ -224,17 +205,13 @@ class TrainableModel(nn.Module, ABC):
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read sequences as `LanguageModel` describes it; the state is (tokens,), which each `step` reads again.
-
-        Override both methods for speed.
-        """
+        """Read sequences as `LanguageModel` describes it; the state is (tokens,). Override it and `step` for speed."""
         rows = max(1, FLOATS // (tokens.shape[1] * self.vocabulary_size))
         last = [self(piece)[:, -1] for piece in torch.split(tokens, rows)]
         return (tokens,), torch.cat(last).log_softmax(-1)
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read one more token, as `LanguageModel` describes it."""
         return self.start(torch.cat([state[0], tokens[:, None]], dim=1))
 
 
@@ -282,7 +259,6 @@ class NextWordModel(TrainableModel):
         return self.embedding.detach(), self.output_bias.detach()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits [B, T, V] of the next token after each position of tokens int64 [B, T]."""
         return self.logits(self.outputs(embedding(tokens, self.embedding)))
 
     def logits_at(self, inputs: Tensor, real: Tensor, dropout_mask: Tensor | None = None) -> Tensor:
@@ -293,7 +269,6 @@ class NextWordModel(TrainableModel):
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read sequences as `LanguageModel` describes it, in pieces of bounded memory."""
         rows = max(1, FLOATS // (tokens.shape[1] * 4 * max(self.hparams.units, self.hparams.embedding)))
         pieces = [self.read(piece) for piece in torch.split(tokens, rows)]
         last = torch.cat([outputs[:, -1] for outputs, _ in pieces])
@@ -302,7 +277,6 @@ class NextWordModel(TrainableModel):
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read one more token, as `LanguageModel` describes it."""
         outputs, state = self.read(tokens[:, None], state)
         return state, self.logits(outputs[:, -1]).log_softmax(-1)
 
@@ -331,10 +305,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 def loss_sum(
     model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0, dropout_mask: Tensor | None = None
 ) -> tuple[Tensor, int]:
-    """Return the summed cross-entropy in nats over int64 [B, T] targets that are not `pad`, and their number.
-
-    `dropout_mask` has the factors [2, B, T, D] of `flsim.training.central.records`.
-    """
+    """Return the summed cross-entropy in nats over int64 [B, T] targets that are not `pad`, and their number."""
     real = targets != pad
     return cross_entropy(model.logits_at(inputs, real, dropout_mask), targets[real], reduction="sum"), int(real.sum())
 
@@ -364,21 +335,15 @@ def refusing_changes(name: str, models: Sequence[object], inputs: Mapping[str, T
 
     before = {key: value.clone() for key, value in values().items()}
     yield
-    changed = _first_changed(before, values())
-    if changed:
+    after = values()
+    if changed := next((key for key in {**before, **after} if _differ(before.get(key), after.get(key))), None):
         what = f"the model's {changed.partition('/')[2]}" if "/" in changed else changed
         raise RunFailed(f"{name}: the code changes {what}, which later results need; change a copy made with .clone()")
 
 
-def _first_changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that was added, removed or changed; None if all are equal."""
-    for key in {**before, **after}:
-        if key not in before or key not in after or _differ(before[key], after[key]):
-            return key
-    return None
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
+def _differ(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return True
     # Digests compare NaN as equal, and values on different devices; `torch.equal` is faster, and usually sufficient.
     if one.device == other.device and one.dtype == other.dtype and torch.equal(one, other):
         return False

@@ -41,12 +41,8 @@ class LoraHParams:
 class LoraBlocks(nn.Module):
     """A linear layer with an adapter for each of K users, who have equal numbers of rows in a batch, one after another.
 
-    Attributes:
-        base: the frozen layer, which all users share.
-        scale: alpha / r.
-        name_of_a, name_of_b: the adapter's names among the model's parameters.
-        frozen_a: [1, r, inputs], the A of all users if only B is trained.
-        A, B: the users' adapters, [K, r, inputs], or `frozen_a`, and [K, outputs, r].
+    Users share the frozen `base`; `scale` is alpha / r. A is [K, r, inputs], or `frozen_a` [1, r, inputs] if only B,
+    [K, outputs, r], is trained; `name_of_a` and `name_of_b` are their names among the model's parameters.
     """
 
     A: Tensor

@@ -5,6 +5,7 @@ distributions and the RDP of other events come from dp_accounting. Opacus is a c
 
 [WBK] Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and Analytical Moments Accountant" (2019).
 [M] Mironov, "Renyi Differential Privacy" (2017).
+[MTZ] Mironov, Talwar, Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism" (2019).
 [CKS] Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Proposition 12; and, the same
 formula, Balle et al., "Hypothesis Testing Interpretations and Renyi Differential Privacy" (2020), Theorem 21.
 [G] Ganesh, "Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms" (2024).
@@ -50,10 +51,6 @@ from flsim.privacy.conventions import Convention
 #  dp_accounting computes the same quantities. At fractional orders it adds the absolute values of a series of mixed
 # signs, or drops the order if the series does not converge, and its forward differences cancel if noise is large. Both
 # give valid but unnecessarily large values, mostly at sampling rates of 0.1 and more.
-#
-# [M] Mironov, "Renyi Differential Privacy" (2017). [MTZ] Mironov, Talwar, Zhang, "Renyi Differential Privacy of the
-# Sampled Gaussian Mechanism" (2019). [WBK] Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and
-# Analytical Moments Accountant" (2019).
 
 
 # The orders of dp_accounting; lower orders, for large epsilons; and some orders above 63 that it omits.
@@ -74,9 +71,9 @@ def gaussian(orders: Floats, sigma: float) -> Floats:
 def poisson(orders: Floats, sigma: float, rate: float) -> Floats:
     """Return the RDP if users are drawn independently, for adding or removing one user ([MTZ], section 3).
 
-    The moment A is E[(1 + u)^order] with u = rate (e^((2 x - 1) / (2 sigma^2)) - 1) and x ~ N(0, sigma^2). As the mean
-    of u is 0, A - 1 is the mean of (1 + u)^order - 1 - order u, which is never negative. Its sums and integrals
-    therefore lose no digits, even for small A - 1. Relative errors are below 1e-9.
+    The moment A is E[(1 + u)^order] with u = rate (e^((2 x - 1) / (2 sigma^2)) - 1) and x ~ N(0, sigma^2). A - 1 is the
+    mean of (1 + u)^order - 1 - order u, which is never negative, so sums lose no digits. Relative errors are below
+    1e-9.
     """
     if rate == 0:
         return np.zeros_like(orders)
@@ -89,10 +86,9 @@ def poisson(orders: Floats, sigma: float, rate: float) -> Floats:
 def without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
     """Return the RDP of drawing a cohort of a fixed size, rate cohort / population, for replacing one user's data.
 
-    The result is the smaller of two upper bounds. The first is [WBK], Theorem 27, between integer orders with Corollary
-    10. The second is the RDP without sampling, because outputs are mixtures over cohorts, and Renyi divergence is
-    jointly quasi-convex (van Erven and Harremoes, "Renyi Divergence and Kullback-Leibler Divergence", 2014, Theorem
-    13).
+    It is the smaller of two upper bounds: [WBK], Theorem 27, between integer orders with Corollary 10; and the RDP
+    without sampling, because Renyi divergence is jointly quasi-convex (van Erven and Harremoes, "Renyi Divergence and
+    Kullback-Leibler Divergence", 2014, Theorem 13).
     """
     if rate == 0:
         return np.zeros_like(orders)
@@ -104,11 +100,7 @@ def without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
 
 @dataclass(frozen=True)
 class SkellamDpEvent(DpEvent):  # type: ignore[misc]
-    """Skellam noise on a sum of integers.
-
-    The multiplier is the noise's standard deviation divided by `steps` or more, the L2 norm by which a user moves the
-    sum.
-    """
+    """Skellam noise on a sum of integers; the multiplier is relative to `steps`, the L2 norm of a user's part."""
 
     noise_multiplier: float
     steps: int
@@ -117,18 +109,17 @@ class SkellamDpEvent(DpEvent):  # type: ignore[misc]
 def skellam(orders: Floats, sigma: float, steps: int) -> Floats:
     """Return the RDP of Skellam noise at integer orders, and infinity at others (bound of [AKL], section 3).
 
-    The bound is a D2^2 / (2 mu) + min(((2 a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu)) at order a, with the variance
-    mu = (sigma D2)^2. Of integers, the L1 distance D1 is at most the square of the L2 distance D2.
+    It is a D2^2 / (2 mu) + min(((2 a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu)) at order a, with the variance mu =
+    (sigma D2)^2. Of integers, the L1 distance D1 is at most the square of the L2 distance D2.
     """
     few = np.minimum((2 * orders + 5) / (4 * sigma**4 * steps**2), 3 / (2 * sigma**2))
     return np.where(orders % 1 == 0, gaussian(orders, sigma) + few, math.inf)
 
 
 def mixture(orders: Floats, sigma: float, distances: Floats, probabilities: Floats) -> Floats:
-    """Return the RDP of removing data that move the sum by a random distance, which only sizes tables of losses.
+    """Return the RDP of removing data that move the sum by a random distance, at `ORDERS_OF_MIXTURE`; else infinity.
 
-    It is infinite except at `ORDERS_OF_MIXTURE`. The moment is E[L^order] at x ~ N(0, 1), for the likelihood ratio L of
-    a mixture of normal distributions at distances / sigma, integrated by the trapezoidal rule.
+    The moment is E[L^order] at x ~ N(0, 1), for the likelihood ratio L of a mixture of normal distributions.
     """
     means = distances[:, None] / sigma
     log_weights = np.log(probabilities)[:, None]
@@ -182,8 +173,7 @@ def _log_moments_without_replacement(orders: Floats, sigma: float, rate: float) 
 def _log_differences(drawn: Floats, sigma: float) -> Floats:
     """Return the logarithm of sqrt(B(2 floor(j / 2)) B(2 ceil(j / 2))) for each j, in [WBK]'s notation.
 
-    B(l) is the forward difference at 0 of the moments E[L^k], of even order l. It equals E[(L - 1)^l], the mean of a
-    value that is not negative, for the likelihood ratio L at x ~ N(0, sigma^2).
+    The forward difference B(l) of E[L^k] at 0, of even order l, is E[(L - 1)^l], for the likelihood ratio L.
     """
     even = np.arange(2.0, drawn[-1] + 2, 2)
     reach = TAIL + math.sqrt(even[-1])
@@ -279,7 +269,6 @@ class RenyiDP:
 
 
 def check_delta(delta: float) -> None:
-    """Raise InputError unless 0 < delta < 1."""
     if not 0 < delta < 1:
         raise InputError(f"delta must be above 0 and below 1, found {delta:g}")
 
@@ -309,8 +298,8 @@ def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
 def of_users(event: DpEvent, records: int) -> DpEvent:
     """Return Poisson-sampled rounds over records as rounds over users of `records` records each ([G]).
 
-    If a user is removed, the sum moves by at most the number of sampled records, which is binomial, times the clip
-    norm. The pair of N(0, sigma^2) and the mixture of N(k, sigma^2) over this number k dominates the pairs of sums
+    Without a user, the sum moves by at most the number of sampled records, which is binomial, times the clip norm. The
+    pair of N(0, sigma^2) and the mixture of N(k, sigma^2) over this number k dominates the pairs of sums
     (Choquette-Choo et al., "Privacy Amplification for Matrix Mechanisms", 2023, Corollary 4.7).
     """
     match event:
@@ -409,8 +398,8 @@ def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
 def _of_losses(event: DpEvent, convention: Convention) -> PLDAccountant:
     """Return dp_accounting's accountant of privacy loss distributions, before any round.
 
-    Noise multipliers of events are relative to the distance of neighbours, which is 2S for replace-one. dp_accounting's
-    pair for replace-one doubles this distance again. Without sampling, its pair for a special value does not.
+    Noise multipliers of events are relative to the distance of neighbours, 2S for replace-one, which dp_accounting's
+    pair for replace-one doubles again. Without sampling, its pair for a special value does not.
     """
     interval = OF_USERS if (convention.records or 1) > 1 else 1e-4  # the latter is dp_accounting's
     relation = _relation(convention)

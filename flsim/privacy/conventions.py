@@ -1,8 +1,5 @@
 """The conventions under which an epsilon is stated; epsilons of different conventions are not comparable.
 
-A convention is a sampler, a relation between neighbouring data sets, the distance by which one user moves the clipped
-sum, an accountant, and a conversion to (epsilon, delta).
-
 [M] Mironov, "Renyi Differential Privacy" (2017).
 [CKS] Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Proposition 12.
 [C] Charles et al., "Fine-Tuning Large Language Models with User-Level Differential Privacy" (2024).
@@ -22,23 +19,20 @@ Conversion = Literal["mironov-proposition-3", "tight"]
 
 @dataclass(frozen=True)
 class Convention:
-    """A convention by which an epsilon is computed."""
+    """A convention by which an epsilon is computed.
+
+    Neighbours of "replace-one" differ in one user's data (the number of users is public), of "add-or-remove-one" in the
+    presence of one user. Those of "zero-out" differ in whether one user's updates are zero (cohorts are public).
+    """
 
     sampler: str  # how cohorts are drawn; for a custom sampler, its NAME with its options
-    # what neighbours differ in: one user's data ("replace-one", the number of users is public), the presence of
-    # one user ("add-or-remove-one"), or whether one user's updates are zero ("zero-out", the users of each round
-    # are public)
     relation: Relation
-    # the largest difference of the sum of clipped updates between neighbours; S is the clip norm
-    sensitivity: Sensitivity
+    sensitivity: Sensitivity  # largest difference of the sum of clipped updates between neighbours; S is the clip norm
     accountant: Accountant  # Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV
-    # from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None if the accountant computes the loss
-    # distribution
-    conversion: Conversion | None
-    name: str  # short name
+    conversion: Conversion | None  # from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]
+    name: str
     # for DP-SGD, the most records of a user, each of which is sampled independently: neighbours then differ in a
-    # user, who moves the sum by up to `records` S ([C], section 3); None for neighbours that differ in one of the
-    # units that are sampled
+    # user, who moves the sum by up to `records` S ([C], section 3)
     records: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,38 +60,34 @@ def of_users(records: int) -> Convention:
     return Convention("poisson", "add-or-remove-one", "S", "pld", None, "poisson-user-pld", records)
 
 
-def _of_turns(sampler: str) -> tuple[Convention, ...]:
-    """Return the conventions of a sampler whose privacy follows only from the limit of a user's rounds."""
+SENSITIVITY: dict[Relation, Sensitivity] = {"replace-one": "2S", "add-or-remove-one": "S", "zero-out": "S"}
+
+
+def _sound(sampler: str, relation: Relation, name: str) -> tuple[Convention, Convention]:
+    """Return the conventions of both accountants of dp_accounting, with the sensitivity that covers the relation."""
     return (
-        Convention(sampler, "zero-out", "S", "rdp", "tight", f"{sampler}-zero-out-rdp"),
-        Convention(sampler, "zero-out", "S", "pld", None, f"{sampler}-zero-out-pld"),
-        Convention(sampler, "replace-one", "2S", "rdp", "tight", f"{sampler}-replace-one-rdp"),
-        Convention(sampler, "replace-one", "2S", "pld", None, f"{sampler}-replace-one-pld"),
+        Convention(sampler, relation, SENSITIVITY[relation], "rdp", "tight", f"{name}-rdp"),
+        Convention(sampler, relation, SENSITIVITY[relation], "pld", None, f"{name}-pld"),
     )
 
 
-SENSITIVITY: dict[Relation, Sensitivity] = {"replace-one": "2S", "add-or-remove-one": "S", "zero-out": "S"}
+# samplers whose privacy follows only from the limit of a user's rounds
+TURNS = ("round-robin", "min-separation", "balls-in-bins", "available")
 PAPER = Convention("fixed-size", "replace-one", "S", "rdp", "mironov-proposition-3", "paper")
 CONVENTIONS = (
     PAPER,
     Convention("fixed-size", "replace-one", "S", "rdp", "tight", "paper-tight"),
-    Convention("fixed-size", "replace-one", "2S", "rdp", "tight", "replace-one-rdp"),
-    Convention("fixed-size", "replace-one", "2S", "pld", None, "replace-one-pld"),
-    Convention("poisson", "add-or-remove-one", "S", "rdp", "tight", "poisson-rdp"),
-    Convention("poisson", "add-or-remove-one", "S", "pld", None, "poisson-pld"),
+    *_sound("fixed-size", "replace-one", "replace-one"),
+    *_sound("poisson", "add-or-remove-one", "poisson"),
     Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
     Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
     Convention("truncated-poisson", "add-or-remove-one", "S", "pld", None, "truncated-poisson-pld"),
-    Convention("cyclic-poisson", "add-or-remove-one", "S", "rdp", "tight", "cyclic-poisson-rdp"),
-    Convention("cyclic-poisson", "add-or-remove-one", "S", "pld", None, "cyclic-poisson-pld"),
-    *_of_turns("round-robin"),
-    *_of_turns("min-separation"),
-    *_of_turns("balls-in-bins"),
-    *_of_turns("available"),
+    *_sound("cyclic-poisson", "add-or-remove-one", "cyclic-poisson"),
+    *(one for sampler in TURNS for one in _sound(sampler, "zero-out", f"{sampler}-zero-out")),
+    *(one for sampler in TURNS for one in _sound(sampler, "replace-one", f"{sampler}-replace-one")),
 )
 REFUSED = (  # also used with the accountants, which give the reason
-    Convention("with-replacement", "replace-one", "2S", "rdp", "tight", "with-replacement-rdp"),
-    Convention("with-replacement", "replace-one", "2S", "pld", None, "with-replacement-pld"),
+    *_sound("with-replacement", "replace-one", "with-replacement"),
     Convention("fedbuff", "zero-out", "S", "pld", None, "fedbuff-zero-out-pld"),
 )
 
@@ -105,7 +95,8 @@ REFUSED = (  # also used with the accountants, which give the reason
 def conventions_of(sampler: str) -> tuple[Convention, ...]:
     """Return the conventions for a sampler, or the relation of a custom one; runs report the first sound one."""
     if is_custom(sampler):
-        return _of_own(sampler, sampler_class(sampler).relation)
+        relation = sampler_class(sampler).relation
+        return _sound(short_name(sampler), relation, f"own-{relation}")
     return tuple(one for one in (*CONVENTIONS, *REFUSED) if one.sampler == without_options(sampler))
 
 
@@ -126,12 +117,4 @@ def possible_conventions(sampler: str) -> tuple[Convention, ...]:
     """Return the possible conventions for a sampler, without executing a custom one: those of all relations."""
     if not is_custom(sampler):
         return conventions_of(sampler)
-    return tuple(convention for relation in SENSITIVITY for convention in _of_own(sampler, relation))
-
-
-def _of_own(sampler: str, relation: Relation) -> tuple[Convention, ...]:
-    description = short_name(sampler), relation, SENSITIVITY[relation]
-    return (
-        Convention(*description, "rdp", "tight", f"own-{relation}-rdp"),
-        Convention(*description, "pld", None, f"own-{relation}-pld"),
-    )
+    return tuple(one for relation in SENSITIVITY for one in _sound(short_name(sampler), relation, f"own-{relation}"))

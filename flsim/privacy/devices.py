@@ -87,10 +87,9 @@ class Prefix(Generic[Thing]):
 
 @dataclass(frozen=True)
 class Buffer:
-    """The answers of a step of asynchronous training.
+    """The answers of a step: different users [n], ascending, and the rounds, from 0, whose models they trained [n].
 
-    `users` [n] are different and ascending, and `started` [n] the rounds, from 0, whose models they trained. `pending`
-    are the rounds, ascending, whose models other users still train when the buffer is full.
+    `pending` are the rounds, ascending, whose models others still train.
     """
 
     users: Ints
@@ -110,9 +109,8 @@ def simulated_buffers(
     """Simulate FedBuff, and yield the buffer of each round.
 
     Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022): the server steps as soon as its
-    buffer has K = `size` answers. Whenever users have answered, as many other users begin to train the newest model.
-    They are uniformly random among the users who neither train nor have an answer in the buffer, so that a user is in a
-    buffer at most once. Users whose durations end at the same time answer before others begin.
+    buffer has K = `size` answers. Whenever users have answered, as many uniformly random others, without an answer in
+    the buffer, begin to train the newest model. Users whose durations end at the same time answer before others begin.
     """
     factors = durations.factors(seed, population)
     clock, is_busy = 0.0, np.zeros(population, bool)
@@ -143,11 +141,10 @@ def simulated_buffers(
 
 @dataclass(frozen=True)
 class Days:
-    """Availability of users by the time of day.
+    """Availability of users by the time of day, of at most 0.5 on average.
 
-    User u is available in round r with probability mean (1 + cos(2 pi (r / day - phase_u))), independently. The mean is
-    at most 0.5. The phases are uniform between 0 and `zones`: with 1, equally many users are available at all times;
-    with 0, all users sleep at the same time.
+    User u is available in round r with probability mean (1 + cos(2 pi (r / day - phase_u))), independently. The phases
+    are uniform between 0 and `zones`: with 0, all users sleep at the same time.
     """
 
     mean: float
@@ -166,7 +163,6 @@ class Days:
             raise InputError("availability must be above 0, or no user ever takes part")
 
     def available(self, seed: int, round_: int, population: int) -> Flags:
-        """Return whether each user is available in a round, bool [population]."""
         phases = self.zones * stream(seed, "phases").random(population)
         chances = self.mean * (1 + np.cos(2 * math.pi * (round_ / self.day - phases)))
         return stream(seed, "availability", round_).random(population) < chances
@@ -176,8 +172,8 @@ class Days:
 class Trace:
     """Availability of users from a CSV or Parquet file with a row for each time in which a user is available.
 
-    The columns are "user", a number from 0, "from" and "to": the user is available in rounds from <= round < to, which
-    are counted from 0. The digest is the sha256 of the file, in hexadecimal, by which a change of the file is noticed.
+    The columns are "user", a number from 0, "from" and "to": the user is available in rounds from <= round < to, from
+    0. The digest is the sha256 of the file.
     """
 
     file: str

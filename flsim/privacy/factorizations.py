@@ -1,10 +1,9 @@
 """Factorizations of the matrix of prefix sums, whose factor C correlates noise between rounds: coefficients and costs.
 
-Models are prefix sums of the rounds' noisy updates, that is A (G + C^-1 Z) with A the lower triangular matrix of ones,
-G the sums of clipped updates by round, and Z independent noise. Every C here is lower triangular with ones on its
-diagonal, so that C = I is independent noise. Two numbers describe a factorization of n rounds. The sensitivity is the
-largest distance by which one user moves C G, in units of the clip. The error is the variance of the noise in the last
-prefix sum, in units of the variance of Z.
+Models are prefix sums A (G + C^-1 Z) of noisy updates, with A the lower triangular matrix of ones, G the sums of
+clipped updates by round, and Z independent noise. C is lower triangular with ones on its diagonal. The sensitivity is
+the largest distance by which one user moves C G, in units of the clip; the error is the variance of the noise in the
+last prefix sum, in units of the variance of Z.
 
 [KMRST] Kairouz et al., "Practical and Private (Deep) Learning without Sampling or Shuffling" (2021).
 [CKMRT] Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (2023).
@@ -12,7 +11,7 @@ prefix sum, in units of the variance of Z.
 [KL] Kalinin, Lampert, "Banded Square Root Matrix Factorization for Differentially Private Model Training" (2024).
 """
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 
@@ -23,10 +22,9 @@ DIGITS = 6  # of optimized numbers; further digits differ between versions of sc
 
 
 def square_root_coefficients(rounds: int) -> Floats:
-    """Return the coefficients 1, 1/2, 3/8, 5/16, ... of (1 - x)^(-1/2), float64 [rounds].
+    """Return the coefficients 1, 1/2, 3/8, 5/16, ... of (1 - x)^(-1/2), float64 [rounds]: the square root of A.
 
-    The Toeplitz matrix of them is the square root of A. For one participation no Toeplitz factor has a smaller largest
-    error times sensitivity (Fichtenberger, Henzinger, Upadhyay, 2023).
+    For one participation no Toeplitz factor has a smaller largest error times sensitivity (Fichtenberger et al., 2023).
     """
     steps = np.arange(1.0, rounds)
     return np.cumprod(np.concatenate([[1.0], (2 * steps - 1) / (2 * steps)]))
@@ -65,8 +63,7 @@ def sensitivity_of_toeplitz(coefficients: Floats, participation: Participation) 
     """Return the sensitivity of a Toeplitz C with coefficients of at least 0, float64 [rounds].
 
     It is the norm of the sum of the columns that start at rounds 0, b, 2 b, ... ([KL], Theorem 2, for coefficients that
-    do not increase). Other coefficients are replaced with the smallest such sequence above them, which has no smaller
-    sensitivity.
+    do not increase). Other coefficients are replaced with the smallest such sequence above them.
     """
     above = np.maximum.accumulate(coefficients[::-1])[::-1]
     total = np.zeros(len(above))
@@ -78,9 +75,8 @@ def sensitivity_of_toeplitz(coefficients: Floats, participation: Participation) 
 def sensitivity_of_tree(rounds: int, participation: Participation) -> float:
     """Return an upper bound of the sensitivity of binary trees; exact for one participation ([KMRST], section 4).
 
-    A node of level l sums 2^l rounds, in which a user takes part at most m = ceil(2^l / b) times. The rounds of a
-    level's nodes do not overlap and contain at most k participations. A sum of squares of numbers up to m is largest
-    if as many as possible are m.
+    A node of level l sums 2^l rounds, in which a user takes part at most m = ceil(2^l / b) times. The nodes of a level
+    contain at most k participations. A sum of squares of numbers up to m is largest if as many as possible are m.
     """
     squares, level = 0, 0
     while (size := 1 << level) <= rounds:
@@ -95,11 +91,9 @@ def sensitivity_of_tree(rounds: int, participation: Participation) -> float:
 
 @lru_cache(maxsize=32)
 def optimal_bands(rounds: int, bands: int) -> tuple[float, ...]:
-    """Return the coefficients of a banded Toeplitz C of least error times squared sensitivity; the first is 1.
+    """Return the coefficients of a banded Toeplitz C of least final error times squared sensitivity; the first is 1.
 
-    The error is taken at the end of the rounds. If rounds of a user are at least `bands` apart, the columns of C for
-    these rounds do not overlap. The squared sensitivity is therefore k times the squared norm of the coefficients
-    ([CKMRT], Theorem 2).
+    If rounds of a user are at least `bands` apart, it is k times the squared norm of coefficients ([CKMRT], Theorem 2).
     """
     import scipy  # not at the top, because training needs only torch and numpy
 
@@ -126,8 +120,7 @@ def optimal_bands(rounds: int, bands: int) -> tuple[float, ...]:
 def optimal_blt(rounds: int, buffers: int, times: int, separation: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the scales s and the decays d of a buffered linear Toeplitz C of least error times squared sensitivity.
 
-    C has the coefficients 1, s_1 + s_2 + ..., s_1 d_1 + s_2 d_2 + ..., and so on ([MMHMT], section 3). A user takes
-    part at most `times` times, at rounds at least `separation` apart.
+    C has the coefficients 1, s_1 + s_2 + ..., s_1 d_1 + s_2 d_2 + ..., and so on ([MMHMT], section 3).
     """
     import scipy  # not at the top, because training needs only torch and numpy
 
@@ -152,20 +145,10 @@ def optimal_blt(rounds: int, buffers: int, times: int, separation: int) -> tuple
 
 
 def blt_coefficients(scales: Floats, decays: Floats, rounds: int) -> tuple[Floats, Floats]:
-    """Return the coefficients of a buffered linear Toeplitz C and of C^-1, float64 [rounds] each.
-
-    C(x) = 1 + sum_j s_j x / (1 - d_j x), as a ratio of polynomials.
-    """
+    """Return the coefficients of C(x) = 1 + sum_j s_j x / (1 - d_j x) and of C^-1, float64 [rounds] each."""
     factors = [np.array([1.0, -decay]) for decay in decays]
-    denominator = _product(factors)
+    denominator = reduce(np.convolve, factors, np.ones(1))
     numerator = denominator.copy()
     for index, scale in enumerate(scales):
-        numerator[1:] += scale * _product(factors[:index] + factors[index + 1 :])
+        numerator[1:] += scale * reduce(np.convolve, factors[:index] + factors[index + 1 :], np.ones(1))
     return series(numerator, denominator, rounds), series(denominator, numerator, rounds)
-
-
-def _product(factors: list[Floats]) -> Floats:
-    product = np.ones(1)
-    for factor in factors:
-        product = np.convolve(product, factor)
-    return product

@@ -1,11 +1,8 @@
-"""The ledger of a run, which checkpoints contain, and the epsilon of a ledger.
-
-The ledger records how users were sampled, and how much noise was added to their sum. A convention, which is chosen
-later, turns the ledger into an epsilon.
-"""
+"""The ledger of a run: how users were sampled, and the noise on their sum; a convention turns it into an epsilon."""
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -209,14 +206,7 @@ def affordable_rounds(planned: Callable[[int], Entry], rounds: int, max_epsilon:
             f"privacy.max_epsilon {max_epsilon:g}: one round has epsilon {least:.4g}; raise max_epsilon or "
             "noise_multiplier"
         )
-    within, beyond = 1, rounds
-    while beyond - within > 1:
-        middle = (within + beyond) // 2
-        if spends(middle) <= max_epsilon:
-            within = middle
-        else:
-            beyond = middle
-    return within
+    return bisect_left(range(rounds), True, lo=2, key=lambda number: spends(number) > max_epsilon) - 1
 
 
 # The curve of delta against epsilon that a ledger proves.

@@ -106,7 +106,6 @@ class PrivacyHParams:
         return configured(self, "noise")
 
     def delta_for(self, population: int) -> float:
-        """Return the reported delta, for this number of users."""
         return 1 / (10 * population) if self.delta is None else self.delta
 
     def count_noise_for(self, cohort: int) -> float:
@@ -118,12 +117,9 @@ class PrivacyHParams:
     def update_noise_multiplier(self, cohort: int) -> float:
         """Return z_Delta, the standard deviation of the noise on updates, divided by the clip; z for a fixed clip.
 
-        Andrew et al. (2021), Theorem 1. A user moves the count of users within the clip by 1/2 (see `next_clip`). The
-        count's noise is therefore a Gaussian mechanism of multiplier 2 sigma_b, and inverse squares of multipliers add
-        up.
-
-        Raises:
-            InputError: the noise on the count is already weaker than z.
+        Andrew et al. (2021), Theorem 1. A user moves the count of users within the clip by 1/2 (see `next_clip`), so
+        its noise has multiplier 2 sigma_b, and inverse squares add up. InputError if the count's noise is already
+        weaker than z.
         """
         z = self.noise_multiplier
         if not z or self.target_quantile is None:
@@ -140,8 +136,7 @@ class PrivacyHParams:
 def noisy_mean(total: Params, clip: float, hparams: PrivacyHParams, cohort: int, noise: Params | None = None) -> Params:
     """Return (sum of clipped updates + noise at unit scale x z S) / qN, in float64.
 
-    The denominator is the expected number of users, because with the actual number, the presence of a user would change
-    the weight of all others.
+    With the actual number of users as denominator, the presence of a user would change the weight of all others.
     """
     deviation = hparams.update_noise_multiplier(cohort) * clip
     return {
@@ -154,8 +149,7 @@ def next_clip(
 ) -> float:
     """Return the clip of the next round, C exp(-eta_C (b - gamma)), with b a noisy share of users within the clip C.
 
-    Each user counts 1/2 within the clip and -1/2 beyond, and 1/2 is added to the mean afterwards: adding or removing a
-    user then moves the count by 1/2 and not by 1. Without gamma the clip does not change.
+    Each user counts 1/2 within the clip and -1/2 beyond, so adding or removing a user moves the count by 1/2.
     """
     if hparams.target_quantile is None:
         return clip

@@ -1,16 +1,12 @@
 """Processes of noise on sums, whose state is stored in checkpoints.
 
 `Independent` noise has no memory. `Correlated` noise is C^-1 Z, for independent noise Z of all rounds and a lower
-triangular matrix C with ones on its diagonal (`flsim.privacy.factorizations`): the noise of a round cancels a part of
-the noise of earlier rounds. The sensitivity of C depends on how often a user takes part. Correlated noise is therefore
-refused if the sampler states no limit.
+triangular matrix C (`flsim.privacy.factorizations`): the noise of a round cancels a part of the noise of earlier
+rounds. The sensitivity of C depends on how often a user takes part, so a sampler must state a limit. Noise for secure
+aggregation (`Skellam`) is added to a sum of integers.
 
-The noise is a function of (seed, round), so that a resumed run adds the same noise. Anyone who knows the seed can
-subtract the noise. This is acceptable for a simulation; a deployment must draw noise from a secret, cryptographic
-source. A custom process, ``path/to/file.py:NAME``, is a class like `Independent`.
-
-Noise for secure aggregation is added to a sum of integers (`Skellam`), so it depends on the noise multiplier; `Noise`
-is multiplied by z S.
+The noise is a function of (seed, round). Anyone who knows the seed can subtract it: a deployment must draw noise from a
+secret, cryptographic source. A custom process, ``path/to/file.py:NAME``, is a class like `Independent`.
 """
 
 from abc import ABC, abstractmethod
@@ -23,11 +19,9 @@ import numpy as np
 from flsim.base.errors import InputError, RunFailed, at_least_one
 from flsim.base.extensions import (
     custom_call_errors,
-    declared_label,
     is_custom,
     made,
     name_in_settings,
-    options_as_text,
     options_of,
     resolve_class,
     short_name,
@@ -110,12 +104,10 @@ class Independent(Noise):
     """Gaussian noise that is independent from round to round."""
 
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
-        """Return independent noise, and no state."""
         return self.fresh(round_), state
 
     @staticmethod
     def event(sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":
-        """Return the Gaussian mechanism on a sampled cohort, as often as a user takes part in `rounds` rounds."""
         from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
         limit = sampled.participation(rounds) if isinstance(sampled, Sampling) else None
@@ -124,14 +116,9 @@ class Independent(Noise):
 
 @dataclass(frozen=True)
 class Correlated(Noise):
-    """Noise C^-1 Z, for independent noise Z and a lower triangular C with ones on its diagonal.
+    """Noise C^-1 Z, for independent noise Z and a lower triangular C with ones on its diagonal."""
 
-    Attributes:
-        rounds: number of rounds of the training, for which C is optimized; 0 if C does not depend on it.
-        times, separation: the participation for which C is optimized; 0 if C does not depend on it.
-    """
-
-    rounds: int = 0
+    rounds: int = 0  # length of the training, and participation, for which C is optimized; 0 if C does not depend on it
     times: int = 0
     separation: int = 0
     optimized_for: ClassVar[tuple[str, ...]] = ()
@@ -173,11 +160,9 @@ class Toeplitz(Correlated):
         """Return the first coefficients of C, float64 [rounds], or all if there are fewer; the first is 1."""
 
     def matrix(self, rounds: int) -> "NDArray[np.float64]":
-        """Return C; see `Correlated.matrix`."""
         return factorizations.toeplitz(self.first_coefficients(rounds), rounds)
 
     def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return the exact sensitivity; see `Correlated.sensitivity`."""
         return factorizations.sensitivity_of_toeplitz(self.first_coefficients(rounds), participation)
 
 
@@ -187,23 +172,18 @@ class BandedToeplitz(Toeplitz):
 
     The state is the noise of the last `bands` - 1 rounds. Poisson sampling amplifies privacy: because the
     columns of a user's rounds do not overlap, each of its rounds is a separate mechanism ([CKMRT], Theorem 4).
-
-    Attributes:
-        bands: number of coefficients; at most the separation of a user's rounds. 1 is independent noise.
     """
 
-    bands: int = 0
+    bands: int = 0  # number of coefficients; at most the separation of a user's rounds. 1 is independent noise
     label = "banded"
     settings = ("bands",)
     optimized_for = ("rounds",)
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Return the coefficients of C; the first is 1."""
         return factorizations.optimal_bands(self.rounds, self.bands)
 
     def init(self) -> "dict[str, Params]":
-        """Return zeros for the noise of rounds before the first."""
         return {f"last{number}": _zeros(self.shapes) for number in range(self.bands - 1)}
 
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
@@ -214,11 +194,9 @@ class BandedToeplitz(Toeplitz):
         return noise, state | ({f"last{round_ % (self.bands - 1)}": noise} if self.bands > 1 else {})
 
     def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
-        """Return the coefficients; see `Toeplitz.first_coefficients`."""
         return np.array(self.coefficients[:rounds])
 
     def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return sqrt(k) times the norm of the coefficients; see `Correlated.sensitivity`."""
         if self.bands > participation.separation:
             raise InputError(
                 f"privacy.noise_options: bands must be at most {participation.separation:,}, because a user can take "
@@ -227,7 +205,6 @@ class BandedToeplitz(Toeplitz):
         return float(np.sqrt(participation.times) * np.linalg.norm(self.first_coefficients(rounds)))
 
     def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
-        """Return a mechanism for each of a user's rounds, whose privacy the sampler can amplify."""
         from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
         limit = _limited(sampling, rounds)
@@ -240,12 +217,9 @@ class BufferedToeplitz(Toeplitz):
     """A buffered linear Toeplitz C (BLT) of least error ([MMHMT] in `flsim.privacy.factorizations`, Algorithm 3).
 
     The state is `buffers` tensors per parameter, for any number of rounds.
-
-    Attributes:
-        buffers: number of buffers; 2 to 4 are nearly as good as any number.
     """
 
-    buffers: int = 0
+    buffers: int = 0  # 2 to 4 are nearly as good as any number
     label = "BLT"
     settings = ("buffers",)
     optimized_for = ("rounds", "times", "separation")
@@ -260,7 +234,6 @@ class BufferedToeplitz(Toeplitz):
         return factorizations.optimal_blt(self.rounds, self.buffers, self.times, self.separation)
 
     def init(self) -> "dict[str, Params]":
-        """Return empty buffers."""
         return {f"buffer{number}": _zeros(self.shapes) for number in range(self.buffers)}
 
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
@@ -273,7 +246,6 @@ class BufferedToeplitz(Toeplitz):
         return noise, after
 
     def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
-        """Return the coefficients; see `Toeplitz.first_coefficients`."""
         scales, decays = (np.array(values) for values in self.scales_and_decays)
         return factorizations.blt_coefficients(scales, decays, rounds)[0]
 
@@ -303,8 +275,7 @@ class Tree(Correlated):
         return ((last - (last & -last) < column) & (column <= last)).astype(np.float64)
 
     def sensitivity(self, rounds: int, participation: Participation) -> float:
-        """Return an upper bound; see `Correlated.sensitivity`."""
-        return factorizations.sensitivity_of_tree(rounds, participation)
+        return factorizations.sensitivity_of_tree(rounds, participation)  # an upper bound
 
 
 @dataclass(frozen=True)
@@ -312,12 +283,9 @@ class BandedInverse(Toeplitz):
     """A C whose inverse is banded, with the first coefficients of (1 - x)^(1/2) (BISR; [KL]).
 
     There is no state, because the noise of the last rounds is drawn again.
-
-    Attributes:
-        bands: number of coefficients of C^-1. 1 is independent noise.
     """
 
-    bands: int = 0
+    bands: int = 0  # number of coefficients of C^-1. 1 is independent noise
     label = "banded inverse"
     settings = ("bands",)
 
@@ -327,7 +295,6 @@ class BandedInverse(Toeplitz):
         return self.combined({round_ - distance: float(value) for distance, value in enumerate(inverse)}), state
 
     def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
-        """Return the coefficients; see `Toeplitz.first_coefficients`."""
         inverse = factorizations.inverse_square_root_coefficients(self.bands)
         return factorizations.series(np.ones(1), inverse, rounds)
 
@@ -338,14 +305,10 @@ class Skellam(Process):
 
     Users add the difference of two Poisson variables. Sums of such noise have the same distribution with the sum of
     variances (Agarwal, Kairouz and Liu, 2021, section 3), so the noise of all users is drawn once, on the server.
-
-    Attributes:
-        steps: the clip norm in integer units.
-        bits: number of bits of a value of the sum, at most 31, so that the noise can be drawn.
     """
 
-    steps: int = 0
-    bits: int = 0
+    steps: int = 0  # the clip norm in integer units
+    bits: int = 0  # number of bits of a value of the sum, at most 31, so that the noise can be drawn
     label = "Skellam"
     settings = ("steps", "bits")
 
@@ -380,10 +343,7 @@ class Skellam(Process):
     def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
         """Return a mechanism for each of a user's rounds, without amplification by sampling.
 
-        Each user adds a part of the noise, so cohorts of a random size would have a random amount of noise.
-
-        Raises:
-            InputError: the sampler states no limit of a user's rounds, or cohorts differ in size.
+        Each user adds a part of the noise, so cohorts of a random size are refused, and samplers without a limit.
         """
         from dp_accounting import SelfComposedDpEvent
 
@@ -430,13 +390,7 @@ NOISES: dict[str, type[Process]] = {
 
 
 def noise_class(name: str) -> type[Process]:
-    """Return a built-in process, or the one at ``path/to/file.py:NAME``."""
     return resolve_class(name, NOISES, "noise", Noise, Skellam)
-
-
-def label_of(name: str) -> str:
-    """Return the part of a row's name in tables that names the process, without executing custom code."""
-    return declared_label(name) if is_custom(name) else noise_class(name).label + options_as_text(name)
 
 
 def refuse_options(name: str, options: "Mapping[str, object]") -> None:
@@ -469,13 +423,7 @@ def depends_on_length(name: str) -> bool:
 
 
 def settled(name: str, sampling: Sampling, rounds: int) -> str:
-    """Return the name of a process, with everything that its noise depends on as options.
-
-    Args:
-        name: a key of `NOISES`, or a custom process, with options.
-        sampling: the sampler, for whose participation a matrix is optimized.
-        rounds: number of rounds of the training.
-    """
+    """Return the name of a process, with what its noise depends on, such as the number of rounds, as options."""
     if not depends_on_length(name):
         return name
     limit = _limited(sampling, rounds)
@@ -504,10 +452,7 @@ def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: i
 
 
 def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str, Params]":
-    """Return a process's state before the first round, with slots named as in a state of training.
-
-    Raises InputError if a custom process fails, or its state has other names or shapes than the parameters `like`.
-    """
+    """Return a process's state before the first round, by slot of a training state; InputError for other shapes."""
     shapes, kind = _shapes(like), noise_class(name)
     with custom_call_errors(name, "init()", InputError):
         state = made(name, kind, seed, shapes).init()
@@ -523,11 +468,7 @@ def step(
     round_: int,
     failure: type[InputError] | type[RunFailed] = RunFailed,
 ) -> "tuple[Params, dict[str, Params]]":
-    """Return the noise of a round (from 0) at unit scale, float64 by parameter, and the process's slots after it.
-
-    The noise is not `Skellam`, which depends on the noise multiplier. Other slots of the moments are ignored. A custom
-    process that fails raises the `failure`.
-    """
+    """Return a round's (from 0) noise at unit scale, not `Skellam`, float64 by parameter, and the slots after it."""
     shapes, kind = _shapes(like), cast("type[Noise]", noise_class(name))
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}
     with custom_call_errors(name, "next(state, round_)", failure):
@@ -541,10 +482,7 @@ def step(
 
 
 def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> None:
-    """Raise InputError if a custom process fails, or its noise differs between calls; for the arguments, see `init`.
-
-    A resumed run and `flsim verify` draw the noise of a run again.
-    """
+    """Raise InputError if a custom process fails, or its noise differs between calls; for the arguments, see `init`."""
     import torch
 
     def first() -> "dict[str, Params]":

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError, RunFailed, at_least_one
 from flsim.base.extensions import (
     custom_call_errors,
-    declared_label,
     is_custom,
     made,
     name_in_settings,
-    options_as_text,
     options_of,
     refuse_unknown,
     resolve_class,
@@ -154,11 +152,9 @@ class FixedSize(Sampler):
     unaccounted_with_dropout = True
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return exactly `cohort` users."""
         return np.sort(stream(seed, "cohort", round_).choice(population, self.cohort, replace=False))
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
-        """Return sampling without replacement."""
         from dp_accounting import SampledWithoutReplacementDpEvent
 
         return SampledWithoutReplacementDpEvent(population, self.cohort, mechanism)
@@ -173,26 +169,22 @@ class Poisson(Sampler):
     label = "Poisson"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return about `cohort` users."""
         return np.flatnonzero(stream(seed, "poisson-cohort", round_).random(population) < self.cohort / population)
 
     def sizes(self, population: int) -> tuple[int, int]:
-        """Return 0 and the size of the population."""
         return 0, population
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":
-        """Return Poisson sampling; dropout and a deadline lower its rate."""
         from dp_accounting import PoissonSampledDpEvent
 
-        return PoissonSampledDpEvent(self.cohort / population * self.answer_rate, mechanism)
+        return PoissonSampledDpEvent(self.cohort / population * self.answer_rate, mechanism)  # losses lower the rate
 
 
 @dataclass(frozen=True)
 class TruncatedPoisson(Poisson):
     """Poisson sampling whose larger cohorts are cut to `limit` users, a uniformly random subset.
 
-    The cost is that of Ganesh, "Tight Privacy Audit/Accounting of Truncated Poisson Subsampling"
-    (arXiv:2508.15089), as dp_accounting implements it; only privacy loss distributions are known for it.
+    Ganesh, "Tight Privacy Audit/Accounting of Truncated Poisson Subsampling" (arXiv:2508.15089), as in dp_accounting.
     """
 
     limit: int
@@ -206,21 +198,18 @@ class TruncatedPoisson(Poisson):
             raise InputError(f"limit must be at least the cohort of {self.cohort:,} users, found {self.limit:,}")
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return about `cohort` users, and at most `limit`."""
         drawn = super().draw(seed, round_, population)
         if len(drawn) <= self.limit:
             return drawn
         return np.sort(stream(seed, "truncated-cohort", round_).choice(drawn, self.limit, replace=False))
 
     def sizes(self, population: int) -> tuple[int, int]:
-        """Return 0 and the limit."""
         return 0, min(self.limit, population)
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":
-        """Return truncated Poisson sampling, which is known for Gaussian noise only."""
         from dp_accounting import GaussianDpEvent, TruncatedSubsampledGaussianDpEvent
 
-        if not isinstance(mechanism, GaussianDpEvent):
+        if not isinstance(mechanism, GaussianDpEvent):  # the only mechanism whose cost is known
             return None
         rate = self.cohort / population
         return TruncatedSubsampledGaussianDpEvent(population, rate, self.limit, mechanism.noise_multiplier)
@@ -239,11 +228,9 @@ class WithReplacement(Sampler):
     unaccounted = "a user can be drawn several times in a round, and no accountant of dp_accounting supports this"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return `cohort` users, with repeats."""
         return np.sort(stream(seed, "cohort-with-replacement", round_).integers(population, size=self.cohort))
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
-        """Return sampling with replacement, which no accountant of dp_accounting supports."""
         from dp_accounting import SampledWithReplacementDpEvent
 
         return SampledWithReplacementDpEvent(population, self.cohort, mechanism)
@@ -260,54 +247,44 @@ class RoundRobin(Sampler):
     relation = "zero-out"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return the next `cohort` users of the order."""
         order = stream(seed, "cohort-order").permutation(population)
         return np.sort(order[(round_ * self.cohort + np.arange(self.cohort)) % population])
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":  # noqa: ARG002 (nothing is drawn)
-        """Return the mechanism itself."""
         return mechanism
 
     def participation(self, population: int, rounds: int) -> Participation:
-        """Return a place in the order that recurs after `population` places, which hold population / cohort rounds."""
+        # a place in the order recurs after `population` places, which hold population / cohort rounds
         return Participation(-(-rounds * self.cohort // population), population // self.cohort)
 
 
 class BallsInBins(RoundRobin):
     """Every user is in one uniformly random bin, drawn once; population / cohort bins, rounded, take turns.
 
-    Chua et al., "Balls-and-Bins Sampling for DP-SGD" (2024), whose bins are those of one epoch; the same bins in each
-    epoch are those of Choquette-Choo et al., "Near-Exact Privacy Amplification for Matrix Mechanisms" (2024). Their
-    amplification is estimated by simulation, which is no proof. The cost is therefore that of the limit of a user's
-    rounds, without amplification.
+    Chua et al., "Balls-and-Bins Sampling for DP-SGD" (2024); with the same bins in each epoch, Choquette-Choo et al.,
+    "Near-Exact Privacy Amplification for Matrix Mechanisms" (2024). Their amplification is estimated by simulation,
+    which is no proof, so the cost is that of the limit of a user's rounds.
     """
 
     label = "balls in bins"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return the users in the bin of a round, about `cohort`."""
-        bins = self._bins(population)
+        bins = round(population / self.cohort)
         return np.flatnonzero(stream(seed, "bins").integers(bins, size=population) == round_ % bins)
 
     def sizes(self, population: int) -> tuple[int, int]:
-        """Return 0 and the size of the population."""
         return 0, population
 
     def participation(self, population: int, rounds: int) -> Participation:
-        """Return one round in as many as there are bins."""
-        bins = self._bins(population)
+        bins = round(population / self.cohort)
         return Participation(-(-rounds // bins), bins)
-
-    def _bins(self, population: int) -> int:
-        return round(population / self.cohort)
 
 
 @dataclass(frozen=True)
 class MinSeparation(Sampler):
     """A fixed number of users of one group; the users are in `separation` groups, drawn once, which take turns.
 
-    Round r draws from group r modulo their number, so that any two rounds of a user are at least `separation` apart.
-    Groups differ by at most one user.
+    Any two rounds of a user are therefore at least `separation` apart. Groups differ by at most one user.
     """
 
     separation: int
@@ -319,7 +296,6 @@ class MinSeparation(Sampler):
         at_least_one(separation=self.separation)
 
     def check(self, population: int) -> None:
-        """Raise InputError if the cohort is larger than a group."""
         if self.cohort > (size := population // self.separation):
             raise InputError(
                 f"sampler_options: a separation of {self.separation:,} leaves groups of {size:,} of the "
@@ -332,7 +308,6 @@ class MinSeparation(Sampler):
         return np.asarray(order[round_ % self.separation :: self.separation])
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return exactly `cohort` users of the round's group."""
         group = self.group(seed, round_, population)
         return np.sort(stream(seed, "cohort-of-group", round_).choice(group, self.cohort, replace=False))
 
@@ -341,7 +316,6 @@ class MinSeparation(Sampler):
         return mechanism
 
     def participation(self, population: int, rounds: int) -> Participation:  # noqa: ARG002 (the same for all)
-        """Return every `separation`-th round."""
         return Participation(-(-rounds // self.separation), self.separation)
 
 
@@ -356,17 +330,14 @@ class CyclicPoisson(MinSeparation):
     relation = "add-or-remove-one"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return about `cohort` users of the round's group."""
         group = self.group(seed, round_, population)
         drawn = stream(seed, "poisson-cohort-of-group", round_).random(len(group)) < self._rate(population)
         return np.sort(group[drawn])
 
     def sizes(self, population: int) -> tuple[int, int]:
-        """Return 0 and the size of the largest group."""
         return 0, -(-population // self.separation)
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
-        """Return Poisson sampling of the users of a group."""
         from dp_accounting import PoissonSampledDpEvent
 
         return PoissonSampledDpEvent(self._rate(population) * self.answer_rate, mechanism)
@@ -381,16 +352,12 @@ class Available(MinSeparation):
 
     A user can take part again after `separation` rounds, as if the device had a timer. The cost is that of this limit,
     without amplification, because availability is not random sampling. It must not depend on the text of users.
-
-    Attributes:
-        availability, day, zones: the availability of users by the time of day, see `flsim.privacy.devices.Days`.
-        trace, trace_digest: in place of these, a file, see `flsim.privacy.devices.Trace`.
     """
 
-    availability: float = 0.25
+    availability: float = 0.25  # by the time of day, see `flsim.privacy.devices.Days`
     day: float = 24
     zones: float = 1
-    trace: str = ""
+    trace: str = ""  # in place of these, a file, see `flsim.privacy.devices.Trace`
     trace_digest: str = ""
     label = "available"
 
@@ -404,11 +371,9 @@ class Available(MinSeparation):
         return Trace(self.trace, self.trace_digest) if self.trace else days
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return at most `cohort` available users."""
         return cohorts_of_available(seed, population, self.cohort, self.separation, self._availability)[round_]
 
     def sizes(self, population: int) -> tuple[int, int]:  # noqa: ARG002 (the same for all)
-        """Return 0 and `cohort`."""
         return 0, self.cohort
 
 
@@ -418,9 +383,6 @@ class FedBuff(Sampler):
 
     `concurrency` users train at any time, and each trains the newest model of the time when it began. For the order of
     answers see `flsim.privacy.devices.simulated_buffers`. `flsim.algorithms.fedavg` weighs an answer by its staleness.
-
-    Attributes:
-        concurrency: number of users who train at the same time.
     """
 
     concurrency: int
@@ -443,16 +405,13 @@ class FedBuff(Sampler):
             )
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return the users whose answers are in the buffer of a round."""
         return self._buffer(seed, round_, population).users
 
     def started(self, seed: int, round_: int, population: int, users: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the round in which each user began; see `Sampler.started`."""
         buffer = self._buffer(seed, round_, population)
         return buffer.started[np.searchsorted(buffer.users, users)]
 
     def pending(self, seed: int, round_: int, population: int) -> tuple[int, ...]:
-        """Return the rounds whose models users still train when the buffer of a round is full."""
         return self._buffer(seed, round_, population).pending
 
     @property
@@ -480,18 +439,12 @@ SAMPLERS: dict[str, type[Sampler]] = {
 
 
 def sampler_class(name: str) -> type[Sampler]:
-    """Return a built-in sampler, or the one at ``path/to/file.py:NAME``."""
     return resolve_class(name, SAMPLERS, "sampler", Sampler)  # type: ignore[type-abstract]
 
 
 def sampler_named(name: str, cohort: int) -> Sampler:
     """Return the sampler of a name, with its options; for errors see `sampler_class`."""
     return made(name, sampler_class(name), cohort)
-
-
-def label_of(name: str) -> str:
-    """Return the part of a row's name in tables that names the sampler, without executing custom code."""
-    return declared_label(name) if is_custom(name) else sampler_class(name).label + options_as_text(name)
 
 
 def draw_cohort(
@@ -504,15 +457,17 @@ def draw_cohort(
 ) -> NDArray[np.int64]:
     """Draw the users of a round (from 0), in ascending order: int64 [users]; `size` is expected if cohorts differ.
 
-    Raises InputError if the cohort is larger than the population, or empty, or there is no such sampler; and the
-    `failure` if a custom sampler fails, or draws a cohort whose size is outside `sizes`.
+    InputError for an unfit cohort size; the `failure` if a custom sampler fails, or draws a cohort outside `sizes`.
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
     with custom_call_errors(sampler, "draw(seed, round_, population) and sizes(population)", failure):
         rule = made(sampler, kind, size)
         cohort, (fewest, most) = rule.draw(seed, round_, population), rule.sizes(population)
-    are_users = _are_users(cohort, population, kind.has_repeats)
+    are_users = isinstance(cohort, np.ndarray) and cohort.dtype == np.int64 and cohort.ndim == 1
+    if are_users and len(cohort):
+        are_distinct = (np.diff(cohort) >= (0 if kind.has_repeats else 1)).all()
+        are_users = bool(cohort[0] >= 0 and cohort[-1] < population and are_distinct)
     if is_custom(sampler) and not (are_users and fewest <= len(cohort) <= most):
         numbers = "numbers" if kind.has_repeats else "distinct numbers"
         raise failure(
@@ -523,12 +478,7 @@ def draw_cohort(
 
 
 def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> None:
-    """Raise InputError if a custom sampler fails, or its cohorts differ between calls.
-
-    For the arguments, see `draw_cohort`.
-
-    A resumed run, `flsim verify` and attacks draw the cohorts of a run again.
-    """
+    """Raise InputError if a custom sampler fails, or its cohorts, which are drawn again later, differ between calls."""
     for round_ in range(2):
         one, other = (draw_cohort(seed, round_, population, size, sampler, InputError) for _ in range(2))
         if not np.array_equal(one, other):
@@ -536,13 +486,6 @@ def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> 
                 f"{sampler}: the cohort differs between two calls for round {round_ + 1}; draw users with "
                 "flsim.base.rng.stream"
             )
-
-
-def _are_users(cohort: object, population: int, has_repeats: bool) -> bool:
-    if not isinstance(cohort, np.ndarray) or cohort.dtype != np.int64 or cohort.ndim != 1:
-        return False
-    is_inside = not len(cohort) or (cohort[0] >= 0 and cohort[-1] < population)
-    return bool(is_inside and (np.diff(cohort) >= (0 if has_repeats else 1)).all())
 
 
 def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent") -> "DpEvent":
@@ -571,7 +514,6 @@ class Sampling:
     cohort: int
 
     def __call__(self, mechanism: "DpEvent") -> "DpEvent":
-        """Return the cost of a round that applies `mechanism` to the sum over its users; see `cohort_event`."""
         return cohort_event(self.sampler, self.population, self.cohort, mechanism)
 
     @property
@@ -640,14 +582,7 @@ def check_cohort(population: int, size: int, sampler: str) -> None:
 
 
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:
-    """Return contiguous ranges [first, last) of users, whose sizes differ by at most one.
-
-    A shard is a range of users that a Flower node serves. The corpus is memory-mapped, and a request names its users,
-    so any process can serve any shard. The number of shards is therefore a setting of a run, not of a corpus.
-
-    Raises:
-        InputError: there are more shards than users, or none.
-    """
+    """Return contiguous ranges [first, last) of users, whose sizes differ by at most one; InputError if impossible."""
     if not 1 <= shards <= population:
         raise InputError(f"system.shards must be between 1 and the {population:,} training users, found {shards:,}")
     bounds = [population * shard // shards for shard in range(shards + 1)]

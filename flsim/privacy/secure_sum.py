@@ -1,10 +1,8 @@
 """The sum that secure aggregation reveals: users send integers, and the server sees their noisy sum modulo 2^bits.
 
 Each user clips the update, scales it, and rounds it at random ([KLS], Algorithm 1), and adds a part of the noise
-(`flsim.privacy.noise.Skellam`). A rotation, which only makes wraps rarer, is not part: the number of wrapped values is
-counted instead.
-
-Sums of integers in float64 are exact below 2^53, so the number of shards changes no bit.
+(`flsim.privacy.noise.Skellam`). A rotation, which only makes wraps rarer, is not part. Sums of integers in float64 are
+exact below 2^53, so the number of shards changes no bit.
 
 [KLS] Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
 Aggregation" (2021).
@@ -23,9 +21,9 @@ from flsim.models.language_model import Params
 def largest_norm(steps: int, dimension: int) -> float:
     """Return the norm of scaled updates that random rounding keeps within `steps`, in integer units.
 
-    Rounding is repeated until the norm is at most `steps`. This is the bound of [KLS] on rounding, for beta = e^(-1/2):
-    the attempt succeeds with probability 1 - beta or more if c^2 + d / 4 + c + sqrt(d) / 2 <= steps^2. A norm of c +
-    sqrt(d) is never exceeded. Raises InputError if `steps` is too small for the number of parameters.
+    Rounding is repeated until the norm is at most `steps`, which succeeds with probability 1 - beta or more, for beta =
+    e^(-1/2), if c^2 + d / 4 + c + sqrt(d) / 2 <= steps^2 ([KLS]). A norm of c + sqrt(d) is never exceeded. Raises
+    InputError if `steps` is too small for the number of parameters.
     """
     root = math.sqrt(dimension)
     rest = steps**2 - dimension / 4 - root / 2
@@ -53,11 +51,7 @@ def rounded(update: Params, clip: float, steps: int, seed: int, round_: int, use
 
 
 def released(total: Params, noise: Params, clip: float, steps: int, bits: int) -> tuple[Params, int]:
-    """Return what the server decodes: the sum + noise modulo 2^bits, in units of updates, and the number of wraps.
-
-    The sum is of `rounded` updates, and the noise is of integers; values are from -2^(bits - 1) to 2^(bits - 1) - 1.
-    Wraps are values that exceeded the range.
-    """
+    """Return the sum of `rounded` updates + noise modulo 2^bits, in units of updates, and the number of wraps."""
     decoded, wraps, half = {}, 0, 2.0 ** (bits - 1)
     for name, value in total.items():
         noisy = value + noise[name]

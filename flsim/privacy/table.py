@@ -75,10 +75,9 @@ STAR = "* the paper's own (Thakkar et al., 2020), which takes S under replace-on
 
 @dataclass(frozen=True)
 class Line:
-    """The result under one convention.
+    """The result under one convention: the epsilon so far, or the target with its noise multiplier.
 
-    The epsilon is that so far, or the target; it can be infinite, or None if it cannot be computed. The multiplier is
-    that for the target, if asked. The note is the reason why a value is missing or infinite.
+    The note is the reason why an epsilon is infinite, or a value None because it cannot be computed.
     """
 
     convention: Convention
@@ -145,16 +144,9 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
     result = "noise" if calibration else "epsilon"
     table = [("sampler", "relation", "sens.", "accountant", "conversion", result)]
     for line in lines:
-        convention, value = line.convention, line.noise_multiplier if calibration else line.epsilon
-        star = "*" if convention == PAPER else ""
-        names = (
-            convention.sampler,
-            convention.relation,
-            convention.distance,
-            convention.accountant,
-            convention.conversion or "-",
-        )
-        table.append((*names, (_of_noise if calibration else _brief)(value) + star))
+        one, star = line.convention, "*" * (line.convention == PAPER)
+        names = one.sampler, one.relation, one.distance, one.accountant, one.conversion or "-"
+        table.append((*names, _number(line, calibration) + star))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     text = "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in table)
     starred = STAR if any(line.convention == PAPER for line in lines) else ""
@@ -167,28 +159,24 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
 
 def _to_cite(lines: list[Line], calibration: bool) -> str:
     """Return the rows to cite: for each sampler the first sound convention, which runs also report."""
-    cited = {}
+    cited = dict[object, str]()
     for line in lines:
-        convention, value = line.convention, line.noise_multiplier if calibration else line.epsilon
+        convention, value = line.convention, _number(line, calibration)
         if convention.is_sound and (key := (convention.sampler, convention.records)) not in cited:
             unit = f"users of {convention.records:,} records" if convention.records else None
             names = (unit, convention.sampler, convention.relation, convention.accountant, convention.conversion)
-            text = f"{', '.join(filter(None, names))}: {(_of_noise if calibration else _brief)(value)}"
-            cited[key] = None if value is None else text
+            cited[key] = "" if value == "-" else f"{', '.join(filter(None, names))}: {value}"
     texts = list(filter(None, cited.values()))
     return fill(f"Cite: {'; '.join(texts)}.", 80, subsequent_indent="  ") + "\n" if texts else ""
 
 
-def _of_noise(multiplier: float | None) -> str:
-    """Return a noise multiplier to copy: four significant digits, rounded up, so that its epsilon is reached."""
-    if multiplier is None:
-        return "-"
-    return f"{Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(multiplier):f}"
-
-
-def _brief(value: float | None) -> str:
+def _number(line: Line, calibration: bool) -> str:
+    """Return the epsilon, or a noise multiplier to copy: four digits, rounded up, so that its epsilon is reached."""
+    value = line.noise_multiplier if calibration else line.epsilon
     if value is None:
         return "-"
+    if calibration:
+        return f"{Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(value):f}"
     if value >= 1e5:
         return f"{value:.0e}" if math.isfinite(value) else "inf"
     return f"{value:.0f}" if value >= 1e3 else f"{value:.2f}" if value >= 1 else f"{value:.3g}"

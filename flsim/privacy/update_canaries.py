@@ -1,20 +1,16 @@
 """Canary users, whose updates are random directions, in addition to the users of a federated run.
 
 Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023). Canary user j answers in each of
-its rounds with 10 clip norms times u_j, an independent uniform unit
-vector. The clip of real users' updates shortens this to one clip norm. After training, the cosine
-of u_j and the change of the model shows how visible one user's updates are after clip and noise.
+its rounds with 10 clip norms times u_j, an independent uniform unit vector, which the clip shortens to one clip norm.
+After training, the cosine of u_j and the change of the model shows how visible one user's updates are.
 
-Canary users have separate draws, so no draw for a real user changes. The sampler of the run draws from a virtual copy
-of the population, and canary user j takes part if user j of the copy is drawn. For the privacy of canary users, the sum
-of the real users is a term that they do not change. Therefore every guarantee of the ledger for a user also holds for
-each canary user.
-
-Vectors are recomputed from the seed whenever they are needed, and are never stored.
+The sampler draws from a virtual copy of the population, and canary user j takes part if user j of the copy is drawn. So
+no draw for a real user changes, and every guarantee of the ledger for a user also holds for each canary user. Vectors
+are recomputed from the seed, and never stored.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -88,7 +84,6 @@ class AuditHParams:
 
 
 def toss(seed: int, canary: int) -> bool:
-    """Return the fair coin of a canary user."""
     return bool(stream(seed, "update canary coin", canary).random() < 0.5)
 
 
@@ -113,14 +108,11 @@ def update_of(canary: int, seed: int, clip: float, like: Mapping[str, torch.Tens
 
 def cosines(change: Params, seed: int, canaries: range) -> Floats:
     """Return the cosine of a change of the model and each canary user's vector, float64 [n]; 0 without a change."""
-    return np.fromiter(_cosines({name: value.double() for name, value in change.items()}, seed, canaries), np.float64)
-
-
-def _cosines(change: Params, seed: int, canaries: range) -> Iterator[float]:
+    change = {name: value.double() for name, value in change.items()}
     length = math.sqrt(sum(float(torch.linalg.vector_norm(value)) ** 2 for value in change.values()))
-    for canary in canaries:
+    result = np.zeros(len(canaries))
+    for index, canary in enumerate(canaries if length else ()):
         vector, norm = direction(seed, canary, change)
-        product = sum(
-            float(torch.vdot(change[name].flatten(), block.double().flatten())) for name, block in vector.items()
-        )
-        yield product / (length * norm) if length else 0.0
+        products = (torch.vdot(change[name].flatten(), block.double().flatten()) for name, block in vector.items())
+        result[index] = sum(map(float, products)) / (length * norm)
+    return result

@@ -37,7 +37,11 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
     path = run_folder / FILE
     if not is_run(run_folder):
         runs = [str(folder) for folder in sorted(run_folder.glob("*")) if is_run(folder)]
-        what_to_do = f"name a run in it: {', '.join(runs[:4])}" if runs else "name a folder that `flsim run` wrote"
+        what_to_do = (
+            f"name a run in it: {', '.join(runs[:4])}"
+            if runs
+            else "name a folder that `flsim run` or `flsim evaluate --out` wrote"
+        )
         raise InputError(f"{run_folder}: not a run folder (it has no run.json); {what_to_do}")
     try:
         described = from_json(path.read_text(encoding="utf-8"))

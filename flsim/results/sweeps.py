@@ -6,6 +6,7 @@ runs/NAME/      run folders
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeVar
 
@@ -176,6 +177,11 @@ def expanded(paths: Sequence[Path | str]) -> list[Path]:
     Among several paths, an existing path without a run is excluded with a line on standard error, because a pattern
     such as ``runs/*`` also matches other folders. Other paths remain, so that the reader of runs reports the error.
     """
+    for path in paths:
+        if not isinstance(path, str | PathLike):
+            raise InputError(
+                f"runs: found a {type(path).__name__}, not a path; name each run as an argument, as in *runs"
+            )
     runs, skipped = list[Path](), list[Path]()
     for path in map(Path, paths):
         inside = [path] if is_run(path) or is_sweep(path) else runs_inside(path)

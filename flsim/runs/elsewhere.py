@@ -18,7 +18,7 @@ import numpy as np
 import tomli_w
 import torch
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, RunFailed, in_one_line
 from flsim.base.files import (
     digest,
     file_digest,
@@ -159,10 +159,10 @@ class Measurements:
         status = "completed" if round == last else "running"
         if is_run(self.path):
             newest = max(round, read_run_file(self.path)["round"])
-            self._describe(self.path, newest, last, "running")
+            self.describe(self.path, newest, last, "running")
             write_rows(self.path, round, rows, own)
             _write_model(self.path, round, model)
-            self._describe(self.path, newest, last, status)
+            self.describe(self.path, newest, last, status)
             return
         with new_folder(self.path) as folder:
             (folder / MEASUREMENTS).write_text(tomli_w.dumps(self.settings), encoding="utf-8")
@@ -173,9 +173,9 @@ class Measurements:
                 self.canaries.drawn.write(folder / "planted")
             write_rows(folder, round, rows, own)
             _write_model(folder, round, model)
-            self._describe(folder, round, last, status)
+            self.describe(folder, round, last, status)
 
-    def _describe(self, folder: Path, newest: int, last: int, status: str) -> None:
+    def describe(self, folder: Path, newest: int, last: int, status: str, reason: str | None = None) -> None:
         """Write run.json."""
         without_seed = {name: value for name, value in self.settings.items() if name != "seed"}
         facts = {
@@ -186,7 +186,7 @@ class Measurements:
             "partition": None,
             "label": self.label,
             "status": status,
-            "reason": None,
+            "reason": reason,
             "round": newest,
             "rounds": max(newest, last),
             "seed": self.seed,
@@ -280,15 +280,21 @@ def measure(
         folder.refuse_other()
         remove_abandoned(folder.path)
     run = model.spec if folder is None else folder.identity
-    rows = []
-    for round_, weights in model.checkpoints:
-        loaded = model.load(weights, canaries)
-        where = model.spec if weights is None else str(weights)
-        planted, on = canaries.planting.canaries, torch.device(device)
-        of_round = audit(loaded, planted, canaries.layout, hparams, seed, where, on, test, run, round_)
-        if folder is not None:
-            folder.add(round_, of_round, model.record(weights, loaded), model.checkpoints[-1][0])
-        rows += of_round
+    rows, last = [], model.checkpoints[-1][0]
+    try:
+        for round_, weights in model.checkpoints:
+            loaded = model.load(weights, canaries)
+            where = model.spec if weights is None else str(weights)
+            planted, on = canaries.planting.canaries, torch.device(device)
+            of_round = audit(loaded, planted, canaries.layout, hparams, seed, where, on, test, run, round_)
+            if folder is not None:
+                folder.add(round_, of_round, model.record(weights, loaded), last)
+            rows += of_round
+    except (InputError, RunFailed) as error:
+        if folder is not None and rows:
+            newest = read_run_file(folder.path)["round"]
+            folder.describe(folder.path, newest, last, "failed", in_one_line(error))
+        raise
     return rows
 
 

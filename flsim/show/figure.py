@@ -6,7 +6,7 @@ fits light and dark pages. Sizes of panels are CSS pixels at the width of a phon
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from io import StringIO
@@ -18,9 +18,11 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.files import is_device, named_file
@@ -111,6 +113,23 @@ def write_figure(draw: Callable[[], Figure], path: Path) -> None:
 def plain(text: str) -> str:
     """Return a text that matplotlib prints literally, because a pair of dollar signs would be mathematics."""
     return text.replace("$", r"\$")
+
+
+def subplots(
+    width: float, height: float, rows: int, columns: int, gap: float = 0.05, **options: Any
+) -> tuple[Figure, NDArray[Any]]:
+    """Return a figure of a size in inches, outside the state of pyplot, and its axes [rows, columns]."""
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(wspace=gap, hspace=gap))
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def legend_below(figure: Figure, axes: Iterable[Axes], columns: int, title: str = "") -> None:
+    """Name the labelled lines of axes, each once, below a figure."""
+    lines = {str(line.get_label()): line for one in axes for line in one.get_lines()}
+    lines = {label: line for label, line in lines.items() if label[0] != "_"}
+    look: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 9}
+    figure.legend(lines.values(), list(lines), title=title or None, title_fontsize=9, **look)
 
 
 def page_style() -> AbstractContextManager[None]:

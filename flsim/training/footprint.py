@@ -1,10 +1,7 @@
-"""The memory and the operations that training a Hugging Face model needs, by arithmetic on shapes and settings.
-
-A model of `flsim.models.architectures.without_values` is enough.
-"""
+"""The memory and operations of training a Hugging Face model, by arithmetic on shapes and settings."""
 
 from dataclasses import dataclass
-from typing import TypeGuard, cast
+from typing import cast
 
 import torch
 
@@ -39,16 +36,11 @@ class Footprint:
 
     @property
     def memory(self) -> int:
-        """Return the bytes of the process."""
         return self.base + self.at_once * self.user
 
     @property
     def operations(self) -> int:
-        """Return the floating-point operations of a token (Kaplan et al., 2020, section 2.1).
-
-        A weight needs two operations forward, and two for the gradient of its layer's input. A trained weight needs two
-        more. Products of keys and values are not counted.
-        """
+        """Return the floating-point operations of a token, without attention (Kaplan et al., 2020, section 2.1)."""
         return 4 * self.weights + 2 * self.trained
 
 
@@ -69,9 +61,7 @@ def footprint_of(
 ) -> Footprint:
     """Return the footprint of a process that trains a model of architecture "hf", whose weights are not made.
 
-    `gpu` is the bytes of the process's share of a GPU, None for a CPU; `gradients` is the number of single records
-    whose gradients are in memory together, None for one gradient; `at_once` is the number of users in a block, None to
-    choose it.
+    `gpu` is the process's bytes of a GPU, None for a CPU; `gradients` the number of records with separate gradients.
     """
     network = cast(HuggingFaceModel, without_values(layout.vocabulary_size, model))
     trained = sum(value.numel() for value in network.trainable.values())
@@ -85,9 +75,7 @@ def footprint_of(
 def users_at_once(model: TrainableModel, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
     """Return the number of users that train fastest at once; 1 if blocks cannot train the model, or are not faster.
 
-    On a CPU the number depends only on the settings, so every process and every resume groups users in the same way.
-    The estimate uses half of the longest record as the length of a record. On a GPU the number also depends on the
-    memory of the GPU.
+    On a CPU it depends only on the settings, so that a resumed run has the same groups.
     """
     gpu = None
     if model.device.type == "cuda":
@@ -97,7 +85,8 @@ def users_at_once(model: TrainableModel, hparams: LocalHParams, layout: Layout, 
 
 def users_within(model: TrainableModel, hparams: LocalHParams, layout: Layout, gpu: float | None) -> int:
     """Return the number of users that train fastest at once within the bytes of a GPU, or on a CPU if `gpu` is None."""
-    if not _has_blocks(model, hparams):
+    lora, optimizer = model.hparams.lora, optimizer_named(configured(hparams, "optimizer"))
+    if not isinstance(model, HuggingFaceModel) or lora is None or lora.dropout or not optimizer.direction:
         return 1
     if gpu is None:
         positions = hparams.batch_size * max(1, layout.record_words // 2)
@@ -107,13 +96,7 @@ def users_within(model: TrainableModel, hparams: LocalHParams, layout: Layout, g
     return max(1, min(int(free // bytes_of_user(model, hparams, layout)), MOST_ON_GPU))
 
 
-def _has_blocks(model: TrainableModel, hparams: LocalHParams) -> TypeGuard[HuggingFaceModel]:
-    lora, optimizer = model.hparams.lora, optimizer_named(configured(hparams, "optimizer"))
-    return isinstance(model, HuggingFaceModel) and lora is not None and not lora.dropout and bool(optimizer.direction)
-
-
 def bytes_of_base(model: HuggingFaceModel) -> int:
-    """Return the bytes of the frozen weights."""
     return _width(model) * sum(value.numel() for value in model.parameters() if not value.requires_grad)
 
 
@@ -122,12 +105,10 @@ def bytes_of_user(
 ) -> int:
     """Return an estimate of the memory of a step over a batch of the longest records: weights, activations and logits.
 
-    A layer saves about 20 values of the hidden size for each position in the type of the base, and 10 in float32, which
-    are norms and the inputs of adapters; attention saves no matrices, and no layer is computed again. The loss needs
-    four values of the vocabulary's size in float32. Trained weights are in float32: the weights, those of the start,
+    A layer saves about 20 values of the hidden size for each position in the type of the base, and 10 in float32. The
+    loss needs four values of the vocabulary's size. Trained weights are in float32: the weights, those of the start,
     the gradient and the optimizer's moments, before and after a step; and two sums of updates in float64. Of
-    `gradients` single records in memory together (None: one gradient of the batch), there are two while they are
-    stacked.
+    `gradients` single records (None: one gradient of the batch), there are two while they are stacked.
     """
     text = model.config.get_text_config(decoder=True)
     trained = sum(value.numel() for value in model.trainable.values())

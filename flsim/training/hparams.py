@@ -29,28 +29,19 @@ from flsim.training.optimizers import OPTIMIZERS, optimizer_named
 Schedule = Callable[[int, int], float]
 
 
-def constant(_at: int, _total: int) -> float:
-    """Return the factor 1 at every step."""
-    return 1.0
-
-
-def linear(at: int, total: int) -> float:
-    """Return 1 - t / T, which decreases linearly, and would be 0 one step after the last."""
-    return 1 - at / total
-
-
-def cosine(at: int, total: int) -> float:
-    """Return (1 + cos(pi t / T)) / 2, half a cosine (Loshchilov and Hutter, 2017, equation 5, without restarts)."""
-    return (1 + math.cos(math.pi * (at / total))) / 2
-
-
 def steps(at: int, total: int, milestones: tuple[float, ...] = (), factor: float = 0.1) -> float:
     """Return `factor` to the power of passed milestones, counts or fractions of `total`, like torch's MultiStepLR."""
     return factor ** sum(at >= (round(one * total) if one < 1 else one) for one in milestones)
 
 
 SAMPLES = 1_000  # number of learning rates from which their sum is estimated
-SCHEDULES: dict[str, Schedule] = {"constant": constant, "linear": linear, "cosine": cosine, "steps": steps}
+SCHEDULES: dict[str, Schedule] = {
+    "constant": lambda _at, _total: 1.0,
+    "linear": lambda at, total: 1 - at / total,  # would be 0 one step after the last
+    # half a cosine (Loshchilov and Hutter, 2017, equation 5, without restarts)
+    "cosine": lambda at, total: (1 + math.cos(math.pi * (at / total))) / 2,
+    "steps": steps,
+}
 
 
 def label_of_steps(milestones: tuple[float, ...], factor: float, whose: str = "rate") -> str:
@@ -85,10 +76,9 @@ def rate_at(
     milestones: tuple[float, ...] = (),
     factor: float = 0.1,
 ) -> float:
-    """Return the learning rate of a step or round `at`, from 0: `rate` times the factor of the schedule.
+    """Return the learning rate of a step or round `at`, from 0: `rate` times the factor of the schedule after `warmup`.
 
-    The schedule covers the steps after the linear `warmup`, of `total`; milestones count from the beginning. InputError
-    if a custom schedule failed, or returned a factor that is negative or not finite.
+    Milestones count from the beginning. InputError if a custom schedule failed, or its factor is negative or infinite.
     """
     if at < warmup:
         return rate * (at + 1) / warmup

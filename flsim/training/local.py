@@ -1,6 +1,6 @@
 """The common parts of all training engines: training mode, the order of records, the clip of gradients, threads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -53,7 +53,6 @@ def epoch_orders(records: int, hparams: LocalHParams, rng: np.random.Generator) 
 
 
 def local_batches(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Iterator[Batch]:
-    """Yield the user's batches in the order of training."""
     for order in epoch_orders(len(records), hparams, rng):
         for first in range(0, len(order), hparams.batch_size):
             yield batch(records, order[first : first + hparams.batch_size], layout)
@@ -64,6 +63,15 @@ def bound_norm(gradients: Sequence[Tensor], bound: float) -> tuple[Tensor, ...]:
     # torch's clip_grad_norm_ is not used, because it adds 1e-6 to the norm.
     norm = torch.nn.utils.get_total_norm(gradients)
     return tuple(gradient * (bound / norm).clamp(max=1) for gradient in gradients)
+
+
+def take_step(
+    optimizer: torch.optim.Optimizer, weights: Iterable[Tensor], gradients: Sequence[Tensor], bound: float | None
+) -> None:
+    """Take a step of torch's optimizer of these weights along their gradients, after a clip of the norm if bounded."""
+    for weight, gradient in zip(weights, gradients if bound is None else bound_norm(gradients, bound), strict=True):
+        weight.grad = gradient
+    optimizer.step()
 
 
 @torch.no_grad()

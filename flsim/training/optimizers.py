@@ -15,7 +15,6 @@ from torch import Tensor
 from flsim.base.errors import InputError
 from flsim.base.extensions import (
     custom_code_errors,
-    declared_label,
     is_custom,
     options_as_text,
     options_of,
@@ -151,11 +150,6 @@ def _own(name: str, make: object) -> Optimizer:
         return made
 
     return Optimizer(parts(name)[1] + options_as_text(name), over)
-
-
-def label_of(name: str) -> str:
-    """Return an optimizer's name in a table, without executing custom code."""
-    return declared_label(name) if is_custom(name) else OPTIMIZERS[name].label
 
 
 def refuse_low_precision(name: str, precision: str) -> None:

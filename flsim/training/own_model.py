@@ -29,14 +29,20 @@ NOT_DETERMINISTIC = (
 def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = True) -> None:
     """Try a custom network on a few tokens and on the longest record; for a built-in network, check only the size.
 
-    Raises InputError if the network does not fit this machine's memory, cannot be created, or violates
-    `TrainableModel`. The message names the fault; an error of custom code has its file and line. A resumed run, not
-    `is_new`, already has its first weights.
+    Raises InputError, with the file and line of custom code, if the network exceeds the memory or violates
+    `TrainableModel`. A resumed run, not `is_new`, already has its first weights.
     """
     if not is_custom(model.architecture):
         refuse_too_large(model, layout)
         if model.architecture == "hf":
-            _try_base(model, layout, seed)
+            network = build(layout.vocabulary_size, model).initialize(seed)
+            longest = getattr(network.config, "max_position_embeddings", None)
+            if longest is not None and layout.record_words > longest:
+                raise InputError(
+                    f"{model.label}: reads {longest:,} tokens at most, and records of the corpus have up to "
+                    f"{layout.record_words:,}; import the corpus with --words-per-record {longest}"
+                )
+            _refuse_logits(model.label, network, layout)
         return
     try:
         with custom_code_errors(InputError):
@@ -71,11 +77,31 @@ def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:
     for parameter, value in one.trainable.items():
         if value.dtype != torch.float32 or "/" in parameter:
             raise InputError(f"{model.label}: parameter {parameter} must be float32, and have no / in its name")
-    _refuse_chance(model.label, one, other, untouched)
+    if digest_of(one.trainable) != digest_of(other.trainable):
+        raise InputError(
+            f"{model.label}: the values of initialize differ between two calls; draw them with flsim.base.rng.stream"
+        )
+    if not one.frozen_digest == other.frozen_digest == untouched:
+        raise InputError(
+            f"{model.label}: its buffers or frozen parameters differ between two constructions; the constructor must "
+            "make them from its arguments only, e.g. with flsim.base.rng.stream"
+        )
     _refuse_logits(model.label, one, layout)
-    _refuse_short(model.label, one, layout)
+    words = layout.record_words
+    record = torch.tensor([[layout.bos] + [layout.first_word] * (words - 1)])
+    try:
+        with torch.no_grad(), custom_code_errors(InputError):
+            one(record)
+    except InputError as error:
+        raise InputError(
+            f"{in_one_line(error)} ({model.label} was tried on {words:,} tokens, the longest record of the corpus)"
+        ) from error
     with training_mode(one, seed):
-        _refuse_gradient(model.label, one, layout)
+        tokens, parameters = _tokens(layout), one.trainable
+        loss, _ = loss_sum(one, tokens[:, :-1], tokens[:, 1:], layout.pad)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    if unused := [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]:
+        raise InputError(f"{model.label}: the loss does not depend on parameter {unused[0]}; freeze or remove it")
     _refuse_unseeded(model.label, one, layout, seed)
     if one.frozen_digest != untouched:
         raise InputError(f"{model.label}: reading changes its buffers or frozen parameters, which must not change")
@@ -88,10 +114,7 @@ def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
 
 
 def settled(model: ModelHParams, corpus: Corpus) -> ModelHParams:
-    """Return the settings of a base model with what its files and the corpus decide; others unchanged.
-
-    Raises InputError if the base has another tokenizer than the corpus.
-    """
+    """Return a base model's settings with what its files and the corpus decide; InputError for another tokenizer."""
     if model.architecture != "hf":
         return model
     tokens = corpus.path / TABLE
@@ -105,22 +128,10 @@ def settled(model: ModelHParams, corpus: Corpus) -> ModelHParams:
     return replace(model, path=str(base), digest=files_digest(model.path))
 
 
-def _try_base(model: ModelHParams, layout: Layout, seed: int) -> None:
-    network = build(layout.vocabulary_size, model).initialize(seed)
-    longest = getattr(network.config, "max_position_embeddings", None)
-    if longest is not None and layout.record_words > longest:
-        raise InputError(
-            f"{model.label}: reads {longest:,} tokens at most, and records of the corpus have up to "
-            f"{layout.record_words:,}; import the corpus with --words-per-record {longest}"
-        )
-    _refuse_logits(model.label, network, layout)
-
-
 def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -> None:
     """Raise InputError if the inherited `initialize` would replace weights that the constructor sets.
 
-    A matrix that is the same in two models was loaded, or set to zeros like the matrices B of LoRA. If all matrices are
-    zeros, then the constructor leaves them to `initialize`, as the built-in networks do.
+    A matrix that is equal in two models was loaded, or set; only if all are zeros, `initialize` should draw them.
     """
     matrices = {key: value for key, value in one.trainable.items() if value.dim() > 1}
     is_set = [key for key, value in matrices.items() if torch.equal(value, other.trainable[key])]
@@ -132,18 +143,6 @@ def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -
         f"{name}: the inherited initialize would replace {is_set[0]}{more}, which the constructor "
         f"sets to the same values each time; override initialize, e.g. return self"
     )
-
-
-def _refuse_chance(name: str, one: TrainableModel, other: TrainableModel, untouched: str) -> None:
-    if digest_of(one.trainable) != digest_of(other.trainable):
-        raise InputError(
-            f"{name}: the values of initialize differ between two calls; draw them with flsim.base.rng.stream"
-        )
-    if not one.frozen_digest == other.frozen_digest == untouched:
-        raise InputError(
-            f"{name}: its buffers or frozen parameters differ between two constructions; the constructor must "
-            "make them from its arguments only, e.g. with flsim.base.rng.stream"
-        )
 
 
 @torch.no_grad()
@@ -168,27 +167,11 @@ def _refuse_logits(name: str, model: TrainableModel, layout: Layout) -> None:
         raise InputError(f"{name}: start and step give different log-probabilities from forward for the same tokens")
 
 
-@torch.no_grad()
-def _refuse_short(name: str, model: TrainableModel, layout: Layout) -> None:
-    words = layout.record_words
-    record = torch.tensor([[layout.bos] + [layout.first_word] * (words - 1)])
-    try:
-        with custom_code_errors(InputError):
-            model(record)
-    except InputError as error:
-        raise InputError(
-            f"{in_one_line(error)} ({name} was tried on {words:,} tokens, the longest record of the corpus)"
-        ) from error
-
-
 def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int) -> None:
-    """Raise InputError for random numbers outside training, or from generators that are not shared.
-
-    Trained parameters get random values first, because zeros, such as LoRA's B, hide random numbers.
-    """
+    """Raise InputError for random numbers outside training, or from generators that are not shared."""
     tokens = _tokens(layout)
     with torch.no_grad():
-        for parameter, value in model.trainable.items():
+        for parameter, value in model.trainable.items():  # zeros, such as LoRA's B, hide random numbers
             value.add_(torch.from_numpy(stream(seed, "trial", parameter).normal(0, 0.01, value.shape)).to(value))
         if not torch.equal(model(tokens), model(tokens)):
             raise InputError(NOT_DETERMINISTIC.format(name))
@@ -201,15 +184,6 @@ def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int
             f"{name}: the logits of forward differ between two calls in training mode with the same seeds; use "
             "only torch's default generator, Python's random or np.random"
         )
-
-
-def _refuse_gradient(name: str, model: TrainableModel, layout: Layout) -> None:
-    tokens, parameters = _tokens(layout), model.trainable
-    loss, _ = loss_sum(model, tokens[:, :-1], tokens[:, 1:], layout.pad)
-    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is None:
-            raise InputError(f"{name}: the loss does not depend on parameter {parameter}; freeze or remove it")
 
 
 def _tokens(layout: Layout) -> Tensor:

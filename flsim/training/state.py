@@ -51,9 +51,14 @@ def by_slot(tensors: Params) -> Moments:
     """Return tensors by slot and parameter, from keys of `flat`."""
     slots: Moments = {}
     for key, value in tensors.items():
-        slot, _, name = key.partition("/")
+        slot, _, name = key.rpartition("/")
         slots.setdefault(slot, {})[name] = value
     return slots
+
+
+def transposed(by_name: Mapping[str, Params]) -> Moments:
+    """Return tensors by slot and parameter, from tensors by parameter and slot."""
+    return by_slot({f"{slot}/{name}": value for name, slots in by_name.items() for slot, value in slots.items()})
 
 
 # The check of the training loss that finds diverged models whose values are all finite.
@@ -83,11 +88,6 @@ class Training(Protocol):
 
     def first_state(self) -> State:
         """Return the state before the first round."""
-        ...
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = ...) -> Iterator[State]:
-        """Train in this process from a state, unchanged, to a round or step, and yield the last state and wanted ones.
-
-        Raises Diverged, with the round, if values are not finite, or a loss is implausibly large.
-        """
-        ...
+        """Train in this process to a round or step, and yield the last state and wanted ones; raises Diverged."""

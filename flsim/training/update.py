@@ -68,8 +68,7 @@ class Counts:
     ) -> tuple["Counts", float]:
         """Return the counts of one user, and the factor of its update in a sum: its weight, or that of the clip.
 
-        `norm` is that of the update before the clip to S = `clip`; if it is not finite, the factor is 0. The weight
-        without clip is `examples` by default.
+        The `norm` is that before the clip; if it is not finite, the factor is 0. The weight is `examples` by default.
         """
         counts = cls(users=1, loss=loss, tokens=tokens, examples=examples, left_out=left_out)
         if not math.isfinite(norm):
@@ -82,10 +81,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class UpdateSum:
-    """A sum over users of weight x (local model - global model), with counts; sums merge, and `zero` is the identity.
-
-    If updates are clipped, `delta` sums the clipped updates and every user's weight is 1.
-    """
+    """A sum over users of weight x (local model - global model), or of clipped updates, with counts; sums merge."""
 
     delta: Params  # the sum, in float64, so the order and grouping of users change it by only about 1e-15 of its size
     counts: Counts = field(default_factory=Counts)  # the counts of the same users
@@ -106,10 +102,7 @@ class UpdateSum:
         left_out: int = 0,
         weight: float | None = None,
     ) -> "UpdateSum":
-        """Return one user's part of a sum: weighted by its examples, or clipped and of weight 1; see `Counts.of_user`.
-
-        An update (float64) that is not finite is counted and left out of `delta`, because no clip would correct it.
-        """
+        """Return one user's part of a sum, see `Counts.of_user`; an update that is not finite is only counted."""
         counts, factor = Counts.of_user(
             global_norm(update), examples, loss, tokens, clip=clip, left_out=left_out, weight=weight
         )

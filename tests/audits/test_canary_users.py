@@ -44,10 +44,11 @@ def test_the_estimate_is_near_the_truth_of_a_gaussian_mechanism(noise: float) ->
     measured = cosines(total, 0, range(400))
     users = CanaryUsers(measured[:200], np.ones(200, np.bool_), measured[200:], False, 2_000, 1e-5)
     truth = epsilon_of_gaussian(1 / noise, 1e-5)
-    assert users.estimate == pytest.approx(truth, rel=0.3)
-    assert users.estimate_of_others is not None
+    assert users.estimate(users.members) == pytest.approx(truth, rel=0.3)
+    chance = users.estimate(users.others)
+    assert chance is not None
     if noise == 1.0:
-        assert users.estimate_of_others < 0.5 * truth
+        assert chance < 0.5 * truth
 
 
 def test_the_bound_is_below_the_ledgers_epsilon(

@@ -5,7 +5,7 @@ import pytest
 import scipy
 from scipy.special import ndtri
 
-from flsim.attacks.audit import coins, thresholds, trade_off
+from flsim.attacks.audit import coins, ranks, trade_off
 from flsim.base.statistics import roc
 
 
@@ -63,4 +63,4 @@ def test_one_run_bounds_of_normal_scores(shift: float, one_run: float, f_dp: flo
 
 def test_thresholds_are_those_of_tensorflow_privacy() -> None:
     """tensorflow/privacy at 03035d5, research/audit_2020/audit_test.py: 500 of 500 and 0 of 500 at 99%."""
-    assert thresholds.epsilon_of_threshold(500, 500, 0, 500, significance=0.01) == pytest.approx(4.541915810224092)
+    assert ranks.epsilon_of_threshold(500, 500, 0, 500, significance=0.01) == pytest.approx(4.541915810224092)

@@ -11,7 +11,7 @@ import scipy
 from helpers import enumerated
 from scipy.stats import beta, binom, norm
 
-from flsim.attacks.audit import canary_users, guesses, ranks, thresholds, trade_off
+from flsim.attacks.audit import canary_users, guesses, ranks, trade_off
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc, auroc_interval, roc, share_interval
 
@@ -156,16 +156,16 @@ def test_bounds_of_one_threshold_are_ratios_of_exact_bounds(detected: int, alarm
     tpr_low, fpr_high = beta.ppf(tail, detected, 51 - detected), beta.isf(tail, alarms + 1, 60 - alarms)
     tnr_low, fnr_high = beta.ppf(tail, 60 - alarms, alarms + 1), beta.isf(tail, 51 - detected, detected)
     expected = max(0.0, math.log((tpr_low - delta) / fpr_high), math.log((tnr_low - delta) / fnr_high))
-    found = thresholds.epsilon_of_threshold(detected, 50, alarms, 60, delta, 2 * tail)
+    found = ranks.epsilon_of_threshold(detected, 50, alarms, 60, delta, 2 * tail)
     assert found == pytest.approx(expected, rel=1e-9)
-    assert thresholds.epsilon_of_threshold(detected, 50, alarms, 60, delta) == thresholds.epsilon_of_threshold(
+    assert ranks.epsilon_of_threshold(detected, 50, alarms, 60, delta) == ranks.epsilon_of_threshold(
         detected, 50, alarms, 60, delta, 0.05
     )
 
 
 def test_a_threshold_that_finds_nothing_proves_nothing() -> None:
-    assert thresholds.epsilon_of_threshold(0, 50, 60, 60, 0.01) == 0
-    assert thresholds.epsilon_of_threshold(1, 50, 0, 60, 0.5) == 0
+    assert ranks.epsilon_of_threshold(0, 50, 60, 60, 0.01) == 0
+    assert ranks.epsilon_of_threshold(1, 50, 0, 60, 0.5) == 0
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.2255, 4.0])
@@ -234,12 +234,14 @@ def test_canary_users_have_two_sides() -> None:
     users = canary_users.CanaryUsers(cosines, present, np.array([0.05]), True, 60, 0.01)
     assert users.members.tolist() == [0.1, 0.2, 0.3]
     assert users.others.tolist() == [-0.1, 0.0, 0.05]
-    assert users.estimate == pytest.approx(canary_users.epsilon_of_cosines(0.2, 0.1, 60, 0.01))
+    assert users.estimate(users.members) == pytest.approx(canary_users.epsilon_of_cosines(0.2, 0.1, 60, 0.01))
     deviation = math.sqrt((0.1**2 + 0.0**2 + 0.05**2 - 3 * (0.05 / 3) ** 2) / 2)
-    assert users.estimate_of_others == pytest.approx(canary_users.epsilon_of_cosines(-0.05 / 3, deviation, 60, 0.01))
+    assert users.estimate(users.others) == pytest.approx(
+        canary_users.epsilon_of_cosines(-0.05 / 3, deviation, 60, 0.01)
+    )
     few = canary_users.CanaryUsers(cosines[:3], np.array([True, False, False]), np.array([]), True, 60, 0.01)
-    assert few.estimate is None
-    assert few.estimate_of_others is not None
+    assert few.estimate(few.members) is None
+    assert few.estimate(few.others) is not None
 
 
 def test_normal_cosines_reach_beyond_1_on_both_sides() -> None:
@@ -251,7 +253,7 @@ def test_normal_cosines_reach_beyond_1_on_both_sides() -> None:
         cosines = sign * np.array([0.4, 0.5, 0.6])
         for delta, is_too_small in ((1e-3, False), (1e-4, True)):
             users = canary_users.CanaryUsers(cosines, np.ones(3, bool), np.array([0.0, 0.1]), True, 60, delta)
-            assert users.is_too_small == is_too_small
-            assert (users.estimate is None) == is_too_small
+            assert users.is_too_small(users.members) == is_too_small
+            assert (users.estimate(users.members) is None) == is_too_small
         with pytest.raises(InputError, match=r"has probability 2\.9e-07 beyond 1, and at most 1e-07 is allowed"):
             canary_users.epsilon_of_cosines(sign * 0.5, 0.1, 60, 1e-4)

@@ -147,3 +147,10 @@ def test_correlated_noise_of_a_sampler_with_options(flsim: Flsim) -> None:
     assert (code, err) == (2, "flsim: cohort must be between 1 and the 1,000 users, found 0\n")
     code, _, err = flsim("runs/dp", "--noise", "tree", *sampler[2:])
     assert (code, "--noise, --sampler-option: runs/dp stores these values" in err) == (2, True)
+
+
+def test_a_plan_whose_epsilon_nobody_can_compute_is_an_error(flsim: Flsim) -> None:
+    plan = "--users 100 --cohort 10 --rounds 5 --noise-multiplier 1 --delta 1e-5 --sampler with-replacement"
+    code, out, err = flsim(*plan.split())
+    assert (code, out) == (2, "")
+    assert "no epsilon can be computed: " in err.splitlines()[-1]

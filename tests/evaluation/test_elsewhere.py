@@ -393,6 +393,42 @@ def test_a_folder_takes_more_rounds_and_nothing_else(copied: Run, flsim: Flsim, 
     assert before == {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}
 
 
+def test_a_later_checkpoint_that_fails_ends_the_measurements(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
+    """The first round stays; the folder is failed, not running, and completes once the checkpoint is correct."""
+    newest = max((tmp_path / "weights").iterdir())
+    right = newest.read_bytes()
+    torch.save({"model": {"embedding": torch.zeros(2)}}, newest)
+    code, _, err = measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")
+    assert code == 2
+    described = read_run_file(tmp_path / "theirs")
+    assert (described["status"], described["reason"] in err) == ("failed", True)
+    newest.write_bytes(right)
+    assert measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")[0] == 0
+    assert read_run_file(tmp_path / "theirs")["status"] == "completed"
+
+
+@pytest.mark.parametrize(("records", "is_crowded"), [(8, False), (7, True)])
+def test_a_user_with_mostly_canaries_is_a_warning(tmp_path: Path, flsim: Flsim, records: int, is_crowded: bool) -> None:
+    """Four copies are half of eight records, and more than half of seven; the audit has the sentence as a note."""
+    (tmp_path / "words.txt").write_text("".join(f"word{index}\n" for index in range(50)))
+    where = ("--vocabulary", tmp_path / "words.txt", "--users", "1", "--records", str(records), "--out", tmp_path / "p")
+    code, _, err = flsim("data", "canaries", *where, "--set", "insertions=[4]", "--set", "count=1")
+    assert code == 0, err
+    assert ("more than half of the records of 1 of 1 users" in err) == is_crowded
+    assert bool(CanarySet.read(tmp_path / "p").warning) == is_crowded
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_missing_column_names_those_of_the_file(tmp_path: Path, kind: str) -> None:
+    table, path = pd.DataFrame({"client": ["a"], "post": ["b"]}), tmp_path / f"data.{kind}"
+    if kind == "parquet":
+        table.to_parquet(path)
+    else:
+        path.write_text(table.to_csv(index=False) if kind == "csv" else table.to_json(orient="records", lines=True))
+    with pytest.raises(InputError, match=r"columns user cannot be read \(found columns client, post\)"):
+        OtherUsers.in_file(path)
+
+
 def test_a_summary_that_could_detect_nothing_is_refused(theirs: Path, drawn: CanarySet, flsim: Flsim) -> None:
     """Rank 1 of R references has p = 1 / (R + 1), and Holm multiplies it by the number of canaries: R >= 20 m - 1."""
     references = int(rows(theirs).query("metric == 'references'")["value"].iloc[0])

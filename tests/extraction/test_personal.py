@@ -21,6 +21,7 @@ from flsim.attacks.extraction.personal import (
     personal_data_of,
     to_text,
 )
+from flsim.attacks.membership.attacked import AttackHParams
 from flsim.base.errors import InputError
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
@@ -169,7 +170,7 @@ def test_a_run_on_text_with_personal_data(experiment: Experiment, flsim: Flsim) 
     assert rows["mail address", "across"]["control_strings"] > 0
     assert rows["telephone number", "across"]["strings"] <= 3
     assert "prompts of training users" in printed["notes"][-1]
-    result = personal_data_of(run, None, 5, None, "cpu", api.Elsewhere())
+    result = personal_data_of(run, None, AttackHParams(5))
     pd.testing.assert_frame_equal(api.extract_personal_data(run, records=5), result.frame)
     text = to_text("run", result)
     assert "5 prompts of training users and 5 of held-out users were continued." in text

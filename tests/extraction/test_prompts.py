@@ -7,8 +7,7 @@ import pytest
 import torch
 from membership.before_model import LAYOUT, drawn, untrained
 
-from flsim.attacks.extraction.extract import is_elicited, near_verbatim, one_word_continuations
-from flsim.attacks.extraction.similarity import bleu, edit_distances
+from flsim.attacks.extraction.extract import bleu, edit_distances, is_elicited, near_verbatim, one_word_continuations
 from flsim.data.records import Records
 from flsim.measures.memorization.beam_search import beam_search
 from flsim.measures.memorization.template import Template

@@ -1,11 +1,4 @@
-"""`flsim audit`: evidence from canaries about the privacy of a training, and the claims of its ledger, as rows.
-
-Each row has a kind:
-
-    bound       holds with the stated confidence, whatever the training and the attacker
-    estimate    depends on an assumption that is stated, such as a Gaussian mechanism
-    heuristic   treats canaries of one model as independent, which they are not
-"""
+"""`flsim audit`: evidence from canaries about the privacy of a training, and the claims of its ledger, as rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,12 +9,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flsim.attacks.audit import coins, guesses, ranks, thresholds
+from flsim.attacks.audit import coins, guesses, ranks
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.ranks import Detection, detection_at
 from flsim.attacks.audit.subject import Subject, subject_of, subject_with
 from flsim.attacks.audit.testing import LedgerTest, Verdict
-from flsim.attacks.audit.trade_off import LeastProbability, epsilon_of_gaussian
+from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.attacks.result import Result, text_of
 from flsim.base.errors import InputError
 from flsim.canaries.planting import counts_of
@@ -144,20 +137,15 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
 
         tpr              share of canaries of rank <= threshold, at a false-positive rate of threshold / (R + 1);
                          "allowed" is the largest that the claim leaves to an attacker
-        epsilon          lower bound under pure DP, replace-one, of one unit
-        trade-off        whether the ledger's curve is refuted; "needed": the least hits that do,
-                         missing if none do; "refutable": see `flsim.attacks.audit.testing.Verdict`
+        epsilon          lower bound under pure DP, replace-one, of one unit; with "coins", at the claim's delta (or 0)
+        trade-off        whether the ledger's curve is refuted, by ranks or coins; see `Verdict`
         epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
-        epsilon, coins   lower bound at the claim's delta (or 0) from guesses of coins, replace-one, of one unit
-        trade-off, coins     whether guesses of coins refute the curve of the ledger
         epsilon, canary users          estimate at the run's delta from the cosines of canary users, of one user
         epsilon, canary users left out    the same estimate from canary users that took no part: the level of chance
-        epsilon, canary users by coins, and trade-off    as for coins of canaries, one user's updates in or out
         participation, noise    whether the rounds refute the sampler or the noise that the ledger states
         epsilon, controls    planted canaries against never-planted ones, at one threshold
 
-    ``detected`` counts canaries found, or right guesses, among ``trials``. The largest rank that counts as found is
-    fixed before ranks are known. Raises InputError for a threshold above R.
+    ``detected`` counts canaries found, or right guesses, among ``trials``. Raises InputError for a threshold above R.
     """
     has_ranks = len(subject.ranks) > 0
     fixed = guesses.default_threshold(subject.references) if threshold is None else threshold
@@ -211,7 +199,10 @@ def audit_simulation(
     measured = SCHEMA.empty_table().to_pandas() if rows is None else rows
     if rows is not None and not (rows["round"] == state.round).all():
         raise InputError(f"rows: some rows are not of round {state.round}, that of the state; evaluate this state")
-    _refuse_other_canaries(measured, planted)
+    named, known = set(measured["canary"]) - {""}, {canary.id for canary in planted.canaries}
+    if named and named != known:
+        names = ", ".join(sorted(named ^ known)[:3])
+        raise InputError(f"rows: these canaries are not in `planted`, such as {names}; evaluate with `planted`")
     results = RunResults(
         name="simulation",
         label=type(algorithm).__name__,
@@ -234,12 +225,8 @@ def audit_simulation(
         state.round,
         state,
         delta,
-        unit=config.unit,
-        sampler=config.sampler,
-        privacy=config.privacy,
+        config,
         protected=len(users) if config.unit == "user" else int(users.user_offsets[-1]),
-        canary_users=config.canary_users,
-        seed=seed,
         canaries=planted.canaries,
         users=lambda: users,
         first=lambda: (start or training.first_state()).params,
@@ -259,8 +246,8 @@ def _refuse_other_roster(planted: Planted) -> None:
         "is_planted": [canary.is_planted for canary in canaries],
         "coin": [canary.coin for canary in canaries],
     }
-    stated = {name: _values(roster[name]) if name in roster else [None] * len(roster) for name in planting}
-    wrong = [name for name, values in planting.items() if stated[name] != values]
+    stated = roster.reindex(columns=list(planting)).astype(object)
+    wrong = [name for name, values in planting.items() if [*map(_plain, stated[name])] != values]
     if [phrase.tolist() for phrase in users.phrases] != planting["tokens"]:
         wrong.append("users")
     if not wrong:
@@ -274,16 +261,9 @@ def _refuse_other_roster(planted: Planted) -> None:
         )
 
 
-def _values(column: "pd.Series[Any]") -> list[object]:
-    """Return the values of a column of a roster, in the types of a canary."""
-    return [list(value) if np.ndim(value) else None if pd.isna(value) else value for value in column]
-
-
-def _refuse_other_canaries(rows: pd.DataFrame, planted: Planted) -> None:
-    named, known = set(rows["canary"]) - {""}, {canary.id for canary in planted.canaries}
-    if named and named != known:
-        names = ", ".join(sorted(named ^ known)[:3])
-        raise InputError(f"rows: these canaries are not in `planted`, such as {names}; evaluate with `planted`")
+def _plain(value: Any) -> object:
+    """Return a value of a roster in the type of a canary."""
+    return list(value) if np.ndim(value) else None if pd.isna(value) else value
 
 
 def ceiling(groups: Sequence[int], references: int) -> float:
@@ -314,12 +294,9 @@ def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
 
 @dataclass(frozen=True)
 class Pooled:
-    """The combined bounds from the canaries of several runs of one setting.
+    """The combined bounds from the canaries of several runs of one setting, each of which is in one run.
 
-    Each run has its own canaries, references and randomness. If training is epsilon-DP in every run, the arguments of
-    `flsim.attacks.audit.guesses` and `flsim.attacks.audit.coins` hold for all canaries in sequence, because each is in
-    one run. `low` is of one unit, replace-one, at delta 0; without noise, `claim`, `allowed` (the largest true-positive
-    rate of an attacker) and `verdict` are None.
+    `low` is of one unit, replace-one, at delta 0; `allowed` is the largest true-positive rate of an attacker.
     """
 
     runs: int
@@ -352,7 +329,7 @@ def _of_each_kind(canaries: int) -> int:
 
 
 def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
-    least = _least(subject)
+    least = None if subject.claim is None else subject.claim.least_of_group(int(subject.groups.max()))
     for detection in ranks.detections_by_level(subject.ranks, subject.references).values():
         yield {
             "method": "tpr",
@@ -401,7 +378,7 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
         }
     if len(subject.control_ranks):
         alarms = int((subject.control_ranks <= threshold).sum())
-        controls = thresholds.epsilon_of_threshold(hits, canaries, alarms, len(subject.control_ranks))
+        controls = ranks.epsilon_of_threshold(hits, canaries, alarms, len(subject.control_ranks))
         yield common | {
             "method": "epsilon, controls",
             "kind": "heuristic",
@@ -435,10 +412,10 @@ def of_canary_users(subject: Subject) -> Iterator[dict[str, Any]]:
         "n_out": len(users.others),
         "delta": users.delta,
     }
-    if (estimate := users.estimate) is not None:
+    if (estimate := users.estimate(users.members)) is not None:
         allowed = None if claim is None else claim.epsilon
         yield common | {"method": "epsilon, canary users", "estimate": estimate, "allowed": allowed}
-    if (chance := users.estimate_of_others) is not None:
+    if (chance := users.estimate(users.others)) is not None:
         yield common | {"method": "epsilon, canary users left out", "estimate": chance}
     if users.has_coins:
         # Under either relation of a ledger a user can be replaced by a user that sends nothing, or be removed.
@@ -492,12 +469,7 @@ def _of_guesses(
         yield common | {"method": f"trade-off, {name}", "allowed": None} | asdict(verdict)
 
 
-def _least(subject: Subject) -> LeastProbability | None:
-    return None if subject.claim is None else subject.claim.least_of_group(int(subject.groups.max()))
-
-
 def to_text(subject: Subject, audited: Result) -> str:
-    """Return the audit of one run as text."""
     results, frame = subject.results, audited.frame
     rates, others = frame[frame["method"] == "tpr"], frame[frame["method"] != "tpr"]
     refuted = others["refuted"].map({True: "refuted", False: "not refuted"})
@@ -572,7 +544,9 @@ def _missing(subject: Subject, methods: set[str]) -> Iterator[str]:
         yield "a bound from guesses of coins of at least 10 canaries (canaries.coins)"
     if subject.unit == "user" and "epsilon, canary users" not in methods:
         users = subject.canary_users
-        what = "a model with more parameters" if users and users.is_too_small else "audit.update_canaries"
+        what = (
+            "a model with more parameters" if users and users.is_too_small(users.members) else "audit.update_canaries"
+        )
         yield f"an estimate from canary users ({what})"
     if subject.claim is None and not subject.note:
         yield 'a test of the ledger (privacy.mechanism "dp")'

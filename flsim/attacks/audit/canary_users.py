@@ -1,11 +1,9 @@
 """Canary users of a training, whose updates are random: the cosines after training, and the epsilon that they estimate.
 
 Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023). The cosine of the change of the
-model and a vector that took no part is that of a uniform direction: for d parameters, its density is proportional to (1
-- t^2)^((d - 3) / 2). Cosines of vectors that took part are assumed to be normal. The epsilon of distinguishing the two
-distributions is an estimate of that of the training. The estimate assumes that the mean and the deviation of the
-cosines show all noise, and can exceed the true epsilon. There is no estimate if the normal distribution extends beyond
-1, as in small models with large cosines.
+model and a vector that took no part has, for d parameters, a density proportional to (1 - t^2)^((d - 3) / 2). Cosines
+of vectors that took part are assumed to be normal. The epsilon of distinguishing the two distributions is an estimate,
+which can exceed the true epsilon. There is none if the normal distribution extends beyond 1, as in small models.
 """
 
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
+from flsim.attacks.audit.trade_off import root
 from flsim.base.arrays import Flags, Floats
 from flsim.base.errors import InputError
 from flsim.models.language_model import Params
@@ -26,8 +25,7 @@ class CanaryUsers:
     """The canary users of a training after a round.
 
     `cosines` [K] are of each canary user's vector and the change of the model, and `present` [K] marks those who took
-    part. `unseen` [K] are cosines of other vectors, which nobody sent, and empty if coins exclude users. The estimate
-    is at `delta`.
+    part. `unseen` [K] are cosines of vectors that nobody sent, and empty if coins exclude users.
     """
 
     cosines: Floats
@@ -39,7 +37,6 @@ class CanaryUsers:
 
     @property
     def members(self) -> Floats:
-        """Return the cosines of canary users that took part."""
         return self.cosines[self.present]
 
     @property
@@ -47,28 +44,15 @@ class CanaryUsers:
         """Return the cosines of canary users that did not take part: excluded by coins, or unseen."""
         return np.concatenate([self.cosines[~self.present], self.unseen])
 
-    @property
-    def estimate(self) -> float | None:
-        """Return the estimate of epsilon at `delta`; None if fewer than two took part, or if `is_too_small`."""
-        return self._estimate_of(self.members)
-
-    @property
-    def estimate_of_others(self) -> float | None:
-        """Return the estimate from canary users that took no part, which is the level of chance."""
-        return self._estimate_of(self.others)
-
-    @property
-    def is_too_small(self) -> bool:
-        """Return whether the model has too few parameters for an estimate: the normal distribution extends beyond 1."""
-        return len(self.members) > 1 and not self._is_normal(self.members)
-
-    def _is_normal(self, values: Floats) -> bool:
-        return _beyond(float(values.mean()), float(values.std(ddof=1))) <= BEYOND * self.delta
-
-    def _estimate_of(self, values: Floats) -> float | None:
-        if len(values) < 2 or not self._is_normal(values):
+    def estimate(self, values: Floats) -> float | None:
+        """Return the epsilon of members, or of others, at `delta`; None for fewer than two, or if `is_too_small`."""
+        if len(values) < 2 or self.is_too_small(values):
             return None
         return epsilon_of_cosines(float(values.mean()), float(values.std(ddof=1)), self.dimension, self.delta)
+
+    def is_too_small(self, values: Floats) -> bool:
+        """Return whether the model has too few parameters for an estimate: the normal distribution extends beyond 1."""
+        return len(values) > 1 and _beyond(float(values.mean()), float(values.std(ddof=1))) > BEYOND * self.delta
 
 
 def canary_users_of(settings: AuditHParams, seed: int, first: Params, last: Params, delta: float) -> CanaryUsers | None:
@@ -85,10 +69,9 @@ def canary_users_of(settings: AuditHParams, seed: int, first: Params, last: Para
 def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: float) -> float:
     """Return the epsilon, at a delta, of distinguishing normal cosines from those of a uniform direction.
 
-    It is the smallest epsilon with P[S] <= e^epsilon Q[S] + delta for all sets S and both orders of the two
-    distributions. The deviation and delta are above 0, the dimension above 3. Raises InputError if the normal
-    distribution has too much probability beyond 1 for this delta: the uniform direction has none, so the smallest
-    epsilon would belong to impossible cosines, or be infinite.
+    It is the smallest epsilon with P[S] <= e^epsilon Q[S] + delta for all sets S and both orders of the distributions.
+    Raises InputError if the normal distribution has too much probability beyond 1 for this delta: the uniform direction
+    has none, so the smallest epsilon would belong to impossible cosines, or be infinite.
 
     >>> round(epsilon_of_cosines(2000**-0.5, 2000**-0.5, 2000, 0.01), 3)
     2.318
@@ -100,24 +83,11 @@ def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: flo
             f"{delta:.3g}; use more than {dimension:,} parameters or a larger delta"
         )
     laws = _laws(mean, deviation, dimension)
-
-    def needed(epsilon: float) -> float:
-        return _delta(laws, epsilon) - delta
-
-    if needed(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while needed(high) > 0:
-        high *= 2
-    return float(scipy.optimize.brentq(needed, 0.0, high, xtol=1e-9))
+    return root(lambda epsilon: _delta(laws, epsilon) - delta, 1e-9)
 
 
 def delta_of_cosines(mean: float, deviation: float, dimension: int, epsilon: float) -> float:
-    """Return delta at an epsilon of distinguishing the distributions of `epsilon_of_cosines`.
-
-    >>> round(delta_of_cosines(2000**-0.5, 2000**-0.5, 2000, 2.317789), 4)
-    0.01
-    """
+    """Return delta at an epsilon of distinguishing the distributions of `epsilon_of_cosines`."""
     return _delta(_laws(mean, deviation, dimension), epsilon)
 
 

@@ -30,10 +30,9 @@ class Claim:
     def of_rows(
         cls, results: RunResults, round_: int, sampler: str, unit: Unit, delta: float | None = None
     ) -> "Claim | None":
-        """Return the claim that an evaluation stored, if any, without executing a custom sampler or noise.
+        """Return the claim, the point that an evaluation stored, if any, without executing a custom sampler or noise.
 
-        The curve is the stored point: an attacker can do what (epsilon, delta)-DP allows. Raises InputError if `delta`
-        is below the stored delta, the only delta with a known epsilon.
+        Raises InputError if `delta` is below the stored delta, the only one with a known epsilon.
         """
         spent, stored = stored_epsilons(results, round_, sampler, unit)
         convention = next((one for one in spent if one.is_sound), None)

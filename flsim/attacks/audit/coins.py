@@ -45,8 +45,8 @@ def epsilon_of_coins(
 ) -> float:
     """Return the lower bound on epsilon of one user at its delta that the right guesses prove, by [S], or 0.
 
-    A canary of g users has g epsilon and delta (e^(g epsilon) - 1) / (e^epsilon - 1) (Vadhan, 2017, Lemma 2.2); `users`
-    is the largest g.
+    A canary of g <= `users` users has g epsilon and delta (e^(g epsilon) - 1) / (e^epsilon - 1) (Vadhan, 2017, Lemma
+    2.2).
     """
 
     def probability(epsilon: float) -> float:
@@ -70,10 +70,10 @@ def of_set(least: LeastProbability, share: float) -> LeastProbability:
     """Return the smallest probability that a set of share f misses the value, as a function of that of a hit.
 
     It is T(x) / f - x. Proof: let A be the event that the value u is in the set, and that this number of other values
-    are in their sets, and P_u(A) its probability if u is the value. Draw another value v from the same distribution.
-    Because T is convex, the mean of P_v(A) over u and v is at least T(x), where x is the mean of P_u(A), a hit. But u
-    is independent of the set under P_v, so the same mean is at most f times the probability of the other hits only.
-    That probability is x for a hit of this value plus the required probability of a miss. The rest is [M] Theorem 3.2.
+    are in their sets, and P_u(A) its probability if u is the value. Draw another value v from the same distribution. T
+    is convex, so the mean of P_v(A) over u and v is at least T(x), where x is the mean of P_u(A), a hit. But u is
+    independent of the set under P_v, so the same mean is at most f times the probability of the other hits only, which
+    is x plus the required probability of a miss. The rest is [M] Theorem 3.2.
     """
     return lambda right: least(right) / share - right
 

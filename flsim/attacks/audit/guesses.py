@@ -1,21 +1,18 @@
 """Lower bounds on epsilon from guesses of canaries: each canary is a random phrase among many phrases.
 
-For each of m canaries, an attacker with the model names a set of phrases, which contains the canary or not. Before
-training a set has the share f of all phrases. Given the model, and all other canaries, the canary is in it with
-probability at most
+For each of m canaries, an attacker with the model names a set of phrases. Before training a set has the share f of all
+phrases. Given the model, and all other canaries, the canary is in it with probability at most
 
     q(epsilon, f) = f e^epsilon / (f e^epsilon + 1 - f)
 
-if training is epsilon-DP for the records of the canary (replace-one): the odds of two phrases change by at most
-e^epsilon, and also those of two sets. If canaries are taken in sequence, the number of hits is dominated by the sum of
-m independent coins with these probabilities. This is the argument of Steinke, Nasr and Jagielski, "Privacy Auditing
-with One (1) Training Run" (2023), Theorem 5.2, with sets instead of bits. A canary of g users has g epsilon instead of
-epsilon.
+if training is epsilon-DP for the records of the canary (replace-one): the odds of two phrases, and of two sets, change
+by at most e^epsilon. If canaries are taken in sequence, the number of hits is dominated by the sum of m independent
+coins with these probabilities: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (2023),
+Theorem 5.2, with sets instead of bits. A canary of g users has g epsilon.
 
 The set contains all phrases that are more likely than the t-th most likely of R random references, and the canary hits
-if its rank is at most t. The share of that set is random: given the model, Beta(t, R - t + 1), because the references
-are drawn independently of training. All canaries use the same references, so their shares are not independent.
-Therefore f is bounded for all m together (Bonferroni), which uses a part of the significance.
+if its rank is at most t. Given the model, the share of the set is Beta(t, R - t + 1). All canaries use the same
+references, so f is bounded for all m together (Bonferroni), which uses a part of the significance.
 """
 
 import math
@@ -38,17 +35,11 @@ def share_of_references(threshold: int, references: int, canaries: int, signific
 
 def hit_probability(epsilon: float, share: float) -> float:
     """Return q(epsilon, f), the largest probability under epsilon-DP; f before any training."""
-    if share >= 1:
-        return 1.0
-    return float(scipy.special.expit(epsilon + math.log(share) - math.log1p(-share)))
+    return 1.0 if share >= 1 else float(scipy.special.expit(epsilon + math.log(share) - math.log1p(-share)))
 
 
 def epsilon_of_hits(hits: int, share: float, groups: Sequence[int], significance: float = SIGNIFICANCE) -> float:
-    """Return the lower bound on epsilon of one user that this number of hits proves under pure DP, or 0.
-
-    Any training with a smaller epsilon has this number of hits with probability at most `significance`; `groups` are
-    the numbers of users that share each canary [m].
-    """
+    """Return the lower bound on epsilon of a user that hits prove under pure DP, for canaries of `groups` users [m]."""
     sizes = np.asarray(groups, dtype=np.float64)
 
     def probability(epsilon: float) -> float:
@@ -64,11 +55,7 @@ def epsilon_of_hits(hits: int, share: float, groups: Sequence[int], significance
 def epsilon_of_ranks(
     hits: int, threshold: int, references: int, groups: Sequence[int], significance: float = SIGNIFICANCE
 ) -> float:
-    """Return the lower bound on epsilon of one user from ranks among shared references, in two stages.
-
-    A hit is a rank of at most `threshold`, which is fixed before ranks are known; `OF_SHARES` of the significance is
-    for the shares.
-    """
+    """Return the lower bound on epsilon of one user from ranks of at most `threshold` among shared references."""
     share = share_of_references(threshold, references, len(groups))
     return epsilon_of_hits(hits, share, groups, significance - OF_SHARES)
 

@@ -1,8 +1,7 @@
 """Exact tests from ranks: a canary among R references from the same distribution, independent of training.
 
-For a canary that was not trained on, all ranks from 1 to R + 1 are equally likely. Therefore rank <= t is a test of
-whether the canary was trained on. Its false-positive rate is t / (R + 1) exactly, without a shadow model and without
-text that was not trained on.
+For a canary that was not trained on, all ranks from 1 to R + 1 are equally likely. Therefore the test rank <= t has the
+false-positive rate t / (R + 1) exactly, without a shadow model and without text that was not trained on.
 """
 
 import math
@@ -13,7 +12,7 @@ import numpy as np
 import scipy
 
 from flsim.base.arrays import Floats
-from flsim.base.statistics import share_interval
+from flsim.base.statistics import lower_bound, share_interval, upper_bound
 
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # false-positive rates
 
@@ -33,8 +32,7 @@ def p_values(ranks: Floats, references: int) -> Floats:
 class Detection:
     """The canaries that a test finds at ranks up to `threshold`.
 
-    `fpr` is the mean false-positive rate over references, with its 95% interval for the references that were drawn; the
-    interval of `tpr`, the share of canaries found, treats them as independent.
+    `fpr` is the mean over references, with its 95% interval; the interval of `tpr` treats canaries as independent.
     """
 
     threshold: int
@@ -74,3 +72,24 @@ def detections_by_level(ranks: Floats, references: int, levels: Sequence[float] 
     """Return the detections at each false-positive rate; rates below 1 / (R + 1) are omitted."""
     thresholds = {level: math.floor(level * (references + 1)) for level in levels}
     return {level: detection_at(ranks, references, threshold) for level, threshold in thresholds.items() if threshold}
+
+
+def epsilon_of_threshold(
+    detected: int, members: int, alarms: int, others: int, delta: float = 0.0, significance: float = 0.05
+) -> float:
+    """Return ln((TPR - delta) / FPR) at the ends of exact intervals, or its counterpart for misses (0 if negative).
+
+    See Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (2020), section 4. For many
+    canaries of one model, it is a heuristic. `detected` of the members and `alarms` of the others are above a threshold
+    fixed before scores were known; `significance` is that of both intervals together.
+    """
+    tail = significance / 2
+    bounds = [0.0]
+    for hits, trials, errors, rest in (
+        (detected, members, alarms, others),
+        (others - alarms, others, members - detected, members),
+    ):
+        gain = lower_bound(hits, trials, tail) - delta
+        if gain > 0:
+            bounds.append(math.log(gain / upper_bound(errors, rest, tail)))
+    return max(bounds)

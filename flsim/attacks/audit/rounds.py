@@ -1,12 +1,9 @@
 """Tests of rounds: participation and noise, compared with the ledger.
 
 Cohorts and noise are functions of (seed, round), so an audit recomputes them. This detects faults that models do not
-show: repeated cohorts, a user who counts several times, or repeated noise.
-
-The distribution of participation counts follows from the sampler in the ledger. The p-value of a sum of squared
-deviations is that of the gamma distribution with the exact mean and variance. If a sampler limits how often a user
-takes part, one user who takes part more often refutes the ledger. The audit multiplies correlated noise by the matrix C
-of the ledger; the product is independent if the noise has this matrix.
+show: repeated cohorts, a user who counts several times, or repeated noise. The p-value of a sum of squared deviations
+is that of the gamma distribution with the exact mean and variance. Correlated noise, multiplied by the matrix C of the
+ledger, is independent.
 """
 
 import math
@@ -21,7 +18,7 @@ from flsim.base.extensions import is_custom, made
 from flsim.models.language_model import Params
 from flsim.privacy import noise
 from flsim.privacy.ledger import Entry, Ledger
-from flsim.privacy.sampling import Participation, Sampling, draw_cohort
+from flsim.privacy.sampling import Sampling, draw_cohort
 
 DRAWS = 10**8  # users times rounds that an audit recomputes, in about a second
 NOISE_ROUNDS = 20  # rounds whose noise is recomputed
@@ -40,12 +37,10 @@ class RoundTest:
 def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest | None:
     """Test who took part in each round against the distribution of the sampler in the ledger.
 
-    Two sums of squared deviations are tested: of the users' numbers of rounds, and of the sizes of cohorts, with
-    Bonferroni's correction. A user who is drawn twice in one round refutes the claim immediately, and so does a cohort
-    whose size differs from a fixed size. None if settings changed between rounds, a custom sampler must not be
-    executed, or the sampler's event is not sampling.
+    Sums of squared deviations of users' numbers of rounds, and of sizes of cohorts, are tested with Bonferroni's
+    correction. None if settings changed, custom code must not be executed, or the sampler's event is not sampling.
     """
-    first = _only(ledger)
+    first = ledger.entries[0] if len(ledger.entries) == 1 else None
     if first is None or (is_custom(first.sampler) and not executes_code):
         return None
     sampling = Sampling(first.sampler, first.population, first.cohort)
@@ -66,7 +61,8 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
             last[occurrences > 0] = round_
     if limit is not None:
         is_kept = most <= 1 and int(times.max()) <= limit.times and least_gap >= min(limit.separation, rounds)
-        return RoundTest(rounds, 1.0 if is_kept else 0.0, _in_words(limit))
+        apart = f", at least {limit.separation:,} rounds apart" if limit.separation > 1 else ""
+        return RoundTest(rounds, float(is_kept), f"at most {limit.times:,} rounds of a user{apart}")
     is_fixed = rate == "fixed-size"
     stated = "sampling without replacement" if is_fixed else "Poisson sampling"
     if most > 1 or (is_fixed and (sizes != first.cohort).any()):
@@ -77,32 +73,43 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
             _of_squares(sizes, first.population, rate, rounds),
         ]
     else:
-        p_values = [_of_users(times, first, rounds)]
+        # The squares of one round sum to a constant, and products of two rounds are overlaps, which are hypergeometric.
+        users, share = first.population, first.cohort / first.population
+        mean = rounds * first.cohort * (1 - share)
+        overlap = first.cohort * share * (1 - share) * (users - first.cohort) / max(1, users - 1)
+        squares = float(((times - rounds * first.cohort / users) ** 2).sum())
+        p_values = [_gamma(squares, mean, 2 * rounds * (rounds - 1) * overlap)]
     return RoundTest(rounds, min(1.0, len(p_values) * min(p_values)), stated)
 
 
 def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -> RoundTest | None:
     """Test the size of the noise of rounds, and its independence of the noise of the previous round.
 
-    The squares of standard normal noise have a chi-squared sum. Given a vector, its product with an independent vector
-    of such noise is normal, with the length of the given vector as its deviation. Skellam noise is divided by its
-    standard deviation; the sum of its squares has the gamma distribution with the exact mean and variance, nearly.
-    None without noise, or if the ledger does not have independent noise with one multiplier.
+    Squares of standard normal noise have a chi-squared sum (of Skellam noise nearly a gamma sum), and its product with
+    an independent vector is normal. None without noise, or if the ledger does not have independent noise with one
+    multiplier.
     """
-    first = _only(ledger)
+    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+
+    first = ledger.entries[0] if len(ledger.entries) == 1 else None
     if first is None or not first.noise_multiplier or (is_custom(first.noise) and not executes_code):
         return None
     rounds = min(ledger.rounds, NOISE_ROUNDS)
     if skellam := noise.skellam_of(first.noise, seed, like):
-        p_value = _of_noise(_integer_rounds(skellam, first, rounds), skellam.deviation(first.noise_multiplier) ** -2)
-        return RoundTest(rounds, p_value, "independent Skellam noise")
+        z, deviation = first.noise_multiplier, skellam.deviation(first.noise_multiplier)
+        standard = (_flat(skellam.integers(z, round_)) / deviation for round_ in range(rounds))
+        return RoundTest(rounds, _of_noise(standard, deviation**-2), "independent Skellam noise")
     kind = noise.noise_class(first.noise)
     if issubclass(kind, noise.Correlated):
         values = [flat[:CORRELATED_VALUES] for flat in _rounds(first, seed, like, rounds)]
         whitened = made(first.noise, kind, seed, {}).matrix(rounds) @ np.stack(values)
         return RoundTest(rounds, _of_noise(iter(whitened)), "correlated standard normal noise")
-    if is_custom(first.noise) and not _is_stated_independent(first, ledger.rounds):
-        return None
+    if is_custom(first.noise):
+        sampling = Sampling(first.sampler, first.population, first.cohort)
+        limit, mechanism = sampling.participation(ledger.rounds), sampling(GaussianDpEvent(first.noise_multiplier))
+        event = noise.noise_event(first.noise, sampling, first.noise_multiplier, ledger.rounds)
+        if event != SelfComposedDpEvent(mechanism, limit.times if limit else ledger.rounds):
+            return None
     return RoundTest(rounds, _of_noise(_rounds(first, seed, like, rounds)), "independent standard normal noise")
 
 
@@ -112,12 +119,6 @@ def _rounds(entry: Entry, seed: int, like: Params, rounds: int) -> Iterator[Floa
     for round_ in range(rounds):
         values, slots = noise.step(entry.noise, seed, like, slots, round_)
         yield _flat(values)
-
-
-def _integer_rounds(skellam: noise.Skellam, entry: Entry, rounds: int) -> Iterator[Floats]:
-    """Yield the Skellam noise of each round as a vector, divided by its stated standard deviation."""
-    for round_ in range(rounds):
-        yield _flat(skellam.integers(entry.noise_multiplier, round_)) / skellam.deviation(entry.noise_multiplier)
 
 
 def _flat(values: Params) -> Floats:
@@ -137,11 +138,6 @@ def _of_noise(rounds: Iterator[Floats], excess: float = 0.0) -> float:
     return min(1.0, 2 * min(of_size, of_pairs))
 
 
-def _only(ledger: Ledger) -> Entry | None:
-    """Return the entry of all rounds; None if settings changed between rounds."""
-    return ledger.entries[0] if len(ledger.entries) == 1 else None
-
-
 def _stated_rate(sampling: Sampling) -> float | str | None:
     """Return the rate of Poisson sampling in a sampler's event, or "fixed-size"; None if it is another event."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
@@ -154,29 +150,6 @@ def _stated_rate(sampling: Sampling) -> float | str | None:
         case PoissonSampledDpEvent(sampling_probability=rate, event=part) if part == mechanism:
             return float(rate)
     return None
-
-
-def _in_words(limit: Participation) -> str:
-    apart = f", at least {limit.separation:,} rounds apart" if limit.separation > 1 else ""
-    return f"at most {limit.times:,} rounds of a user{apart}"
-
-
-def _is_stated_independent(entry: Entry, rounds: int) -> bool:
-    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
-
-    sampling = Sampling(entry.sampler, entry.population, entry.cohort)
-    limit, mechanism = sampling.participation(rounds), sampling(GaussianDpEvent(entry.noise_multiplier))
-    event = noise.noise_event(entry.noise, sampling, entry.noise_multiplier, rounds)
-    return bool(event == SelfComposedDpEvent(mechanism, rounds if limit is None else limit.times))
-
-
-def _of_users(times: Ints, entry: Entry, rounds: int) -> float:
-    """Return the p-value of the users' numbers of rounds, if cohorts have a fixed size."""
-    users, cohort = entry.population, entry.cohort
-    # The squares of one round sum to a constant, and products of two rounds are overlaps, which are hypergeometric.
-    mean = rounds * cohort * (1 - cohort / users)
-    overlap = cohort * (cohort / users) * (1 - cohort / users) * (users - cohort) / max(1, users - 1)
-    return _gamma(float(((times - rounds * cohort / users) ** 2).sum()), mean, 2 * rounds * (rounds - 1) * overlap)
 
 
 def _of_squares(counts: Ints, trials: int, rate: float, number: int) -> float:

@@ -18,9 +18,8 @@ from flsim.canaries.spec import Canary
 from flsim.models.architectures import build
 from flsim.models.language_model import Params
 from flsim.privacy.ledger import Unit
-from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.store import RunResults, read_run
+from flsim.runs.config.base import Config
 from flsim.runs.elsewhere import canaries_of
 from flsim.runs.folder import Run
 from flsim.training.state import State
@@ -37,20 +36,18 @@ class Coins:
 
 @dataclass(frozen=True)
 class Subject:
-    """A run at an evaluated round."""
-
     results: RunResults
     round: int
     unit: Unit  # the unit that the ledger protects, and that the bounds are about
-    ranks: Floats  # float64 [canaries], ranks of the planted canaries among `references` random phrases
-    groups: Ints  # int64 [canaries], number of units that share each canary, at least 1
+    ranks: Floats  # [canaries], ranks of the planted canaries among `references` random phrases
+    groups: Ints  # [canaries], number of units that share each canary, at least 1
     is_exact: bool  # whether `groups` are exact; otherwise they are numbers of copies, which are at least as large
     references: int  # R; 0 if no canary was ranked
-    control_ranks: Floats  # float64 [controls], ranks of canaries that were never planted
+    control_ranks: Floats  # [controls], ranks of canaries that were never planted
     coins: Coins | None
     claim: Claim | None  # None for a run without noise, or if the claim does not cover holders of canaries
     canary_users: CanaryUsers | None = None
-    note: str = ""  # the users whom an epsilon of the run does not cover; empty if it covers all users
+    note: str = ""  # a sentence on the users whom an epsilon does not cover, or whose records are mostly canaries
     participation: RoundTest | None = None
     noise: RoundTest | None = None
 
@@ -60,13 +57,9 @@ def subject_with(
     round_: int,
     state: State | None,
     delta: float | None,
+    config: Config,
     *,
-    unit: Unit,
-    sampler: str,
-    privacy: PrivacyHParams,
     protected: int,
-    canary_users: AuditHParams,
-    seed: int,
     canaries: Sequence[Canary],
     users: Callable[[], Population],
     first: Callable[[], Params],
@@ -75,15 +68,10 @@ def subject_with(
 ) -> Subject:
     """Return the subject of an audit of a training.
 
-    Args:
-        state: the state after the round; None if canary users and a ledger do not need it.
-        delta: delta of the claim and of estimates; the reported delta if not given.
-        protected: number of units that the ledger protects.
-        canaries: the canaries, in the order in which an overlay numbers them.
-        users: returns the training users; it raises InputError if their corpus is not there.
-        first: returns the model's parameters before training.
-        executes_code: whether a custom sampler and noise can be executed to account for the ledger. Otherwise the claim
-            is read from the rows.
+    `state` is that after the round; None if canary users and a ledger do not need it. `delta` is of the claim and of
+    estimates; by default the reported one. The ledger protects `protected` units. `canaries` are in the order of the
+    overlay. `users` returns the training users, or raises InputError without their corpus, and `first` the parameters
+    before training. Unless `executes_code`, the claim of a custom sampler or noise is read from the rows.
     """
     ranks, references = results.of_planted("rank", round_), results.references(round_)
     # Natural text ranks high among random words in any model. Guesses of its coins are still valid.
@@ -92,30 +80,30 @@ def subject_with(
         ranks, references = pd.Series(dtype="float64"), 0
     controls = None if is_natural else results.of_controls("rank", round_)
     none = np.empty(0, np.int64), True
-    groups, is_exact = _groups(results, unit, users, canaries) if len(ranks) else none
+    groups, is_exact = _groups(results, config.unit, users, canaries) if len(ranks) else none
     moved, claim, cohorts, noise = None, None, None, None
     if state is not None:
-        reported = privacy.delta_for(protected) if delta is None else delta
-        if privacy.mechanism == "dp" and not note:
+        reported = config.privacy.delta_for(protected) if delta is None else delta
+        if config.privacy.mechanism == "dp" and not note:
             if needs_custom_code(state.ledger) and not executes_code:
-                claim = Claim.of_rows(results, round_, sampler, unit, delta)
+                claim = Claim.of_rows(results, round_, config.sampler, config.unit, delta)
             else:
-                claim = Claim.of_ledger(state.ledger, sampler, reported)
-        if canary_users.update_canaries:
-            moved = canary_users_of(canary_users, seed, first(), state.params, reported)
-        if claim is not None and unit == "user":
-            cohorts = participation(state.ledger, seed, executes_code)
-            noise = independence(state.ledger, seed, state.params, executes_code)
+                claim = Claim.of_ledger(state.ledger, config.sampler, reported)
+        if config.canary_users.update_canaries:
+            moved = canary_users_of(config.canary_users, config.seed, first(), state.params, reported)
+        if claim is not None and config.unit == "user":
+            cohorts = participation(state.ledger, config.seed, executes_code)
+            noise = independence(state.ledger, config.seed, state.params, executes_code)
     return Subject(
         results,
         round_,
-        unit,
+        config.unit,
         np.asarray(ranks, dtype=np.float64),
         groups,
         is_exact,
         int(references),
         np.asarray([] if controls is None else controls, dtype=np.float64),
-        _coins(unit, results, round_),
+        _coins(config.unit, results, round_),
         claim,
         moved,
         note,
@@ -128,8 +116,8 @@ def subject_with(
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
     """Read the data of a run for an audit, without executing code of the run.
 
-    Canaries and canary users can be missing. Raises InputError if `path` is no run, was not evaluated at this point, or
-    lacks the checkpoint that a claim and canary users need; or if the run has canary users and a custom model.
+    InputError for another folder, without this evaluation or a needed checkpoint, or for canary users of a custom
+    model.
     """
     results = read_run(path)
     if results.is_elsewhere:
@@ -142,12 +130,8 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         at,
         _state(run, at) if needs_state else None,
         delta,
-        unit=config.unit,
-        sampler=config.sampler,
-        privacy=config.privacy,
+        config,
         protected=run.population,
-        canary_users=config.canary_users,
-        seed=config.seed,
         canaries=run.canaries,
         users=lambda: run.users,
         first=lambda: _first_params(run),
@@ -166,20 +150,21 @@ def _of_measurements(path: Path, results: RunResults, round_: int) -> Subject:
     """Return the subject of a model trained elsewhere, which has no ledger; InputError if its canaries have no law."""
     if results.settings.get("canaries.source") not in ("words", "template"):
         raise InputError(f"run {results.name}: has nothing that proves anything. {NO_LAW}")
-    planted, unit = results.planted, canaries_of(path).unit
+    planted, canaries = results.planted, canaries_of(path)
     ranks, controls = results.of_planted("rank", round_), results.of_controls("rank", round_)
-    shared = planted["sharers" if unit == "user" else "insertions"]
+    shared = planted["sharers" if canaries.unit == "user" else "insertions"]
     return Subject(
         results,
         round_,
-        unit,
+        canaries.unit,
         np.asarray([] if ranks is None else ranks, dtype=np.float64),
         np.asarray([] if ranks is None else shared, dtype=np.int64).clip(1),
         is_exact=True,
         references=int(results.references(round_) or 0),
         control_ranks=np.asarray([] if controls is None else controls, dtype=np.float64),
-        coins=_coins(unit, results, round_),
+        coins=_coins(canaries.unit, results, round_),
         claim=None,
+        note=canaries.warning,
     )
 
 

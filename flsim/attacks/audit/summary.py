@@ -1,13 +1,10 @@
 """`flsim audit --summary`: one screen about a model for a reader who decides, such as a data protection officer.
 
-It describes what was tested, what was found, what follows, and what does not follow. A canary's rank among R random
-phrases has the p-value rank / (R + 1), because a phrase that training never saw has each rank with the same
-probability. All canaries are tested at once: the p-values are corrected with the method of Holm (1979), which is valid
-for any dependence between canaries.
+A canary's rank among R random phrases has the p-value rank / (R + 1). All canaries are tested at once with the method
+of Holm (1979), which is valid for any dependence between canaries.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,14 +21,14 @@ from flsim.show.table import Column, markdown, note
 WRITTEN = next(flag for flag in flags(QUANTITIES.values()) if flag.is_standard and not flag.is_ranked)
 LEVEL = 0.05  # probability of a wrong detection among all canaries
 MOST_LINES = 6  # of a table by copies; more numbers of copies are grouped by powers of two
+FIRST = "Copies in training"
 UNKNOWN = ""  # in place of a number that was not measured
 
 
 def detected_canaries(subject: Subject) -> pd.DataFrame:
     """Return ``copies``, ``p_value`` (corrected), ``detected`` and ``extracted`` of each canary of the roster.
 
-    Controls and canaries that a coin left out have 0 copies; ``extracted`` is NaN without a beam search. Raises
-    InputError if no canary was ranked, or there are too few references to detect rank 1.
+    ``extracted`` is NaN without a beam search. InputError if no canary was ranked, or rank 1 could not be detected.
     """
     results = subject.results
     ranks = results.of_canaries("rank", subject.round)
@@ -85,29 +82,24 @@ def _tested(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
 
 
 def _by_copies(canaries: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
-    numbers = canaries["copies"].to_numpy()
-    if len(np.unique(numbers)) > MOST_LINES:
-        lowest = np.where(numbers > 0, 2 ** np.floor(np.log2(numbers.clip(1))), 0).astype(np.int64)
-    else:
-        lowest = numbers
-    rows: list[dict[str, Any]] = []
+    lowest, rows = canaries["copies"].to_numpy(), list[dict[str, str]]()
+    if len(np.unique(lowest)) > MOST_LINES:
+        lowest = np.where(lowest > 0, 2 ** np.floor(np.log2(lowest.clip(1))), 0).astype(np.int64)
     for _, group in canaries.groupby(lowest):
         ends = sorted({int(group["copies"].min()), int(group["copies"].max())})
-        hits, count = int(group["detected"].sum()), len(group)
+        hits, count, extracted = int(group["detected"].sum()), len(group), group["extracted"]
         low, high = share_interval(hits, count)
-        extracted = group["extracted"]
         rows.append(
             {
-                "name": "none (controls)" if ends == [0] else "-".join(map(str, ends)),
-                "phrases": str(count),
-                "detected": str(hits),
+                FIRST: "none (controls)" if ends == [0] else "-".join(map(str, ends)),
+                "Phrases": str(count),
+                "Detected": str(hits),
                 "95%": f"{100 * low:.0f}-{100 * high:.0f}%",
-                "extracted": UNKNOWN if extracted.isna().any() else str(int(extracted.sum())),
+                "Extracted": UNKNOWN if extracted.isna().any() else str(int(extracted.sum())),
             }
         )
-    names = Column("Copies in training", [row["name"] for row in rows], is_number=False)
-    heads = {"Phrases": "phrases", "Detected": "detected", "95%": "95%", "Extracted": "extracted"}
-    return [names], [[Column(head, [row[key] for row in rows]) for head, key in heads.items()]]
+    names, *columns = (Column(head, [row[head] for row in rows], is_number=head != FIRST) for head in rows[0])
+    return [names], [columns]
 
 
 def _found(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
@@ -130,7 +122,8 @@ def _follows(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
     else:
         yield "Memorization is not proven: no phrase is detected."
     if len(extracted):
-        yield f"Extraction is possible: the model writes {len(extracted)} phrases, such as one of {_least(extracted)}."
+        least = copies(int(extracted["copies"].min()))
+        yield f"Extraction is possible: the model writes {len(extracted)} phrases, such as one of {least}."
     for row in audit_subject(subject).frame.to_dict("records"):
         if row["kind"] == "bound" and pd.notna(row["low"]) and row["low"] > 0:
             how = {"epsilon": "ranks", "epsilon, coins": "guesses of coins"}.get(row["method"])
@@ -142,10 +135,6 @@ def _follows(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
     alarms = int(canaries.loc[canaries["copies"] == 0, "detected"].sum())
     if alarms:
         yield f"Something is wrong: {alarms} controls are detected. Was their text in the training data after all?"
-
-
-def _least(canaries: pd.DataFrame) -> str:
-    return copies(int(canaries["copies"].min()))
 
 
 def _open(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:

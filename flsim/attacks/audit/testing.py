@@ -1,8 +1,4 @@
-"""A test of a ledger by guesses: verdict, guesses that refute it, largest refutable epsilon.
-
-A verdict "not refuted" is informative only if some outcome refutes the ledger. Few guesses cannot refute a ledger with
-a large epsilon, even if all are right.
-"""
+"""A test of a ledger by guesses: verdict, guesses that refute it, largest refutable epsilon."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -19,12 +15,14 @@ from flsim.attacks.audit.trade_off import Allowed, LeastProbability, epsilon_of_
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a test on a ledger."""
+    """The verdict of a test on a ledger.
+
+    `needed` is the smallest number of right guesses that refutes the ledger; None if no outcome does. `refutable` is
+    the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism or this ledger.
+    """
 
     refuted: bool
-    needed: int | None  # smallest number of right guesses that refutes the ledger; None if no outcome of the test does
-    # the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism or this
-    # ledger. If no outcome refutes the ledger, its epsilon is larger or equal
+    needed: int | None
     refutable: float
 
     @property
@@ -42,10 +40,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class LedgerTest:
-    """A test of a ledger by guesses, whose number is fixed before scores are known.
+    """A test of a ledger by guesses, whose number is fixed before scores are known; other canaries have no guess.
 
-    `canaries` includes those without a guess, `neighbours` counts neighbouring steps of the ledger between two values
-    of a canary, and `wrong` maps T of one canary to the smallest probability of a wrong guess.
+    A canary spans `neighbours` steps of the ledger; `wrong` maps its T to the smallest probability of a wrong guess.
     """
 
     canaries: int
@@ -72,7 +69,6 @@ class LedgerTest:
         return bisect_left(range(self.guesses), True, key=lambda right: self.refutes(curve, right))
 
     def verdict(self, claim: Claim, right: int) -> "Verdict":
-        """Return the verdict of this number of right guesses on a ledger."""
         refuted, needed, largest = self.refutes(claim.curve, right), self.needed(claim.curve), self.largest(claim.delta)
         # The curve of a ledger determines the verdict, and differs from that of a Gaussian mechanism with its epsilon.
         refutable = min(largest, claim.epsilon) if needed is None else max(largest, claim.epsilon)

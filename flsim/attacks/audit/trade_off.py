@@ -31,7 +31,6 @@ class Allowed:
 
     @classmethod
     def point(cls, epsilon: float, delta: float) -> "Allowed":
-        """Return the claim of one (epsilon, delta)."""
         return cls(np.array([epsilon]), np.array([delta]))
 
     def tpr(self, fpr: float) -> float:
@@ -42,7 +41,6 @@ class Allowed:
         return float(min(1.0, np.minimum(few, many).min()))
 
     def least_probability(self, x: float) -> float:
-        """Return T(x) = f(1 - x)."""
         return max(0.0, 1.0 - self.tpr(1.0 - x))
 
 
@@ -68,12 +66,17 @@ def of_group(least: LeastProbability, users: int) -> LeastProbability:
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:
     """Return epsilon of mu-GDP at a delta (Balle and Wang, 2018, Theorem 8; Dong, Roth and Su, 2022, Corollary 1)."""
-    if delta_of_gaussian(mu, 0.0) <= delta:
+    return root(lambda epsilon: delta_of_gaussian(mu, epsilon) - delta, 1e-10)
+
+
+def root(excess: Callable[[float], float], xtol: float) -> float:
+    """Return the first argument, from 0 on, at which a decreasing function is at most 0."""
+    if excess(0.0) <= 0:
         return 0.0
     high = 1.0
-    while delta_of_gaussian(mu, high) > delta:
+    while excess(high) > 0:
         high *= 2
-    return float(scipy.optimize.brentq(lambda epsilon: delta_of_gaussian(mu, epsilon) - delta, 0.0, high, xtol=1e-10))
+    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=xtol))
 
 
 def delta_of_gaussian(mu: float, epsilon: float) -> float:

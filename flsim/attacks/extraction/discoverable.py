@@ -15,9 +15,9 @@ from math import inf
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.settings import Natural, Positive, Probability, settings
 from flsim.data.records import Records, batch, batches_by_length
 from flsim.data.vocabulary import Layout
@@ -25,16 +25,12 @@ from flsim.measures.memorization.score import floats_at_once, nats
 from flsim.measures.memorization.template import cheapest
 from flsim.models.language_model import TrainableModel
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-
 
 @settings
 class Scheme:
     """A sampling scheme: from the model's distribution to the sampling distribution, by steps in the fields' order.
 
-    Log-probs are divided by the temperature; of the `top_k` most likely tokens (0 for all; ties to the lower id), those
-    with the share `top_p` of probability are used (nucleus sampling).
+    Log-probs are divided by the temperature; of the `top_k` most likely tokens (0 for all), the share `top_p` is used.
     """
 
     temperature: Positive = 1.0
@@ -47,12 +43,10 @@ def discover(
 ) -> tuple[Flags, Floats]:
     """Return whether greedy decoding continues prefixes with suffixes [N], and log p_z of the suffixes [N], nats.
 
-    The N strings have more than `prefix` words, each at the beginning of a sequence. All tokens can be drawn, including
-    tokens that are not words; log p_z is -inf if the scheme never draws a word of the suffix. Raises Diverged if a
-    log-probability is not finite.
+    Tokens that are not words can be drawn too; log p_z can be -inf. Raises Diverged if a log-probability is not finite.
     """
     is_greedy, log_probs = np.ones(len(strings), np.bool_), np.zeros(len(strings))
-    words: NDArray[np.int64] = np.diff(strings.offsets)
+    words: Ints = np.diff(strings.offsets)
     for rows in batches_by_length(strings, layout, floats_at_once(model.device) // layout.vocabulary_size):
         read = batch(strings, rows, layout)
         place = np.arange(read.inputs.shape[1])
@@ -68,10 +62,7 @@ def discover(
 
 
 def next_words(logits: Tensor, words: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Return whether words [N] are the most likely by logits [N, V], and their log-probabilities by a scheme, float64.
-
-    For ties, the lower id is first.
-    """
+    """Return whether words [N] are the most likely by logits [N, V], ties to the lower id, and their log-probs [N]."""
     costs, columns = cheapest(nats(logits.log_softmax(-1)) / scheme.temperature, scheme.top_k or logits.shape[1])
     if scheme.top_p < 1:
         shares = (-costs).softmax(-1)

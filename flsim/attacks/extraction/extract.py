@@ -1,23 +1,24 @@
 """`flsim extract`: extraction of strings from the models of runs, compared with strings outside training."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import exp, prod
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.attacks.extraction.discoverable import Scheme, discover, least_tries
 from flsim.attacks.extraction.rates import KEY, P, eidetic_of, rates_of
-from flsim.attacks.extraction.similarity import bleu, edit_distances
 from flsim.attacks.extraction.strings import Places, Strings, canary_strings, record_strings, records_of
 from flsim.attacks.membership.attacked import ElsewhereHParams, attacked_model
 from flsim.attacks.membership.elsewhere import sides_of
 from flsim.attacks.result import Result, over_seeds
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError, as_list
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.machine import refuse_missing_device
@@ -41,15 +42,11 @@ from flsim.runs.folder import Run
 from flsim.show.table import json_rows
 from flsim.training.local import threads as threads_of_torch
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-
 # Extraction with other prompts than the beginning of a string, and near-verbatim extraction.
 #  Schwarzschild et al., "Rethinking LLM Memorization through the Lens of Adversarial Compression" (2024), search for
 # the shortest prompt with which greedy decoding generates a string. All prompts of one word can be tried.
 
-Flags = NDArray[np.bool_]
+ORDER = 4  # length of the longest n-grams in BLEU
 WRONG = 1  # number of words that can differ in a near-verbatim suffix
 
 
@@ -63,17 +60,15 @@ def one_word_continuations(model: LanguageModel, length: int, layout: Layout, de
 def greedy(model: LanguageModel, prompts: Tensor, length: int) -> Tensor:
     """Return the output of greedy decoding after prompts int64 [N, L], int64 [N, length], in batches that fit."""
     state, log_probs = model.start(prompts[:1])
-    rows = rows_at_once(log_probs, state)
-    return torch.cat([_greedy(model, part, length) for part in torch.split(prompts, rows)])
-
-
-def _greedy(model: LanguageModel, prompts: Tensor, length: int) -> Tensor:
-    state, log_probs = model.start(prompts)
-    written = [nats(log_probs).argmin(-1)]
-    while len(written) < length:
-        state, log_probs = model.step(state, written[-1])
-        written.append(nats(log_probs).argmin(-1))
-    return torch.stack(written, dim=1)
+    parts = []
+    for part in torch.split(prompts, rows_at_once(log_probs, state)):
+        state, log_probs = model.start(part)
+        written = [nats(log_probs).argmin(-1)]
+        while len(written) < length:
+            state, log_probs = model.step(state, written[-1])
+            written.append(nats(log_probs).argmin(-1))
+        parts.append(torch.stack(written, dim=1))
+    return torch.cat(parts)
 
 
 def is_elicited(continuations: Ints, strings: Records, prefix: int) -> Flags:
@@ -83,14 +78,42 @@ def is_elicited(continuations: Ints, strings: Records, prefix: int) -> Flags:
     return np.array([suffix in written[len(suffix)] for suffix in suffixes], np.bool_)
 
 
+def edit_distances(written: Ints, wanted: Ints) -> Ints:
+    """Return the edit distances (Levenshtein, 1966) of texts [..., L] and [..., M] of tokens, int64 [...]."""
+    before = list(range(wanted.shape[-1] + 1))  # distances of each beginning of `wanted` from that of `written`
+    for length in range(1, written.shape[-1] + 1):
+        after = [length]
+        for index, deleted in enumerate(before[1:]):
+            is_other = written[..., length - 1] != wanted[..., index]
+            after.append(np.minimum(np.minimum(deleted, after[index]) + 1, before[index] + is_other))
+        before = after
+    return np.asarray(before[-1])
+
+
+def bleu(written: Sequence[int], wanted: Sequence[int]) -> float:
+    """Return the BLEU score of one text, in [0, 1], with one reference (Papineni et al., 2002, section 2.3).
+
+    The score has n-grams of up to `ORDER` tokens, or of all tokens of a shorter text, with equal weights, and no
+    smoothing.
+
+    >>> round(bleu([1, 2, 3, 4, 9], [1, 2, 3, 4, 5]), 3)
+    0.669
+    """
+    orders = range(1, min(ORDER, len(written)) + 1)
+    grams = [
+        [Counter(zip(*(text[at:] for at in range(n)), strict=False)) for text in (written, wanted)] for n in orders
+    ]
+    matches = [(own & reference).total() for own, reference in grams]
+    precisions = [count / (len(written) - n + 1) for n, count in zip(orders, matches, strict=True)]
+    return exp(min(0, 1 - len(wanted) / len(written))) * prod(precisions) ** (1 / len(orders))
+
+
 def near_verbatim(
     model: LanguageModel, strings: Records, prefix: int, width: int, layout: Layout, device: torch.device
 ) -> tuple[Flags, Ints, Floats]:
     """Return how near a beam search, with 1 beam greedy among tokens of text, continues each prefix to the suffix.
 
-    Of the most similar continuation: whether at most `WRONG` words differ (Hamming distance), bool [N], where a suffix
-    of one word must be exact; the edit distance, int64 [N]; and BLEU, float64 [N]. Raises Diverged if a log-probability
-    is not finite.
+    Whether at most `WRONG` words differ (of one word, none), bool [N]; edit distance, int64 [N]; BLEU, float64 [N].
     """
     lengths: Ints = np.diff(strings.offsets) - prefix
     is_near, edits, scores = np.zeros(len(strings), np.bool_), lengths.copy(), np.zeros(len(strings))
@@ -116,11 +139,7 @@ RECORDS = 2**16  # words that are searched at once
 
 
 class NGrams:
-    """An index that finds all strings, of any length, in a text at once.
-
-    It is a trie: a node for each beginning of a string, and from node to node an edge for each word, whose key is node
-    x `WIDTH` + word. Strings are not hashed, so counts are exact.
-    """
+    """An index that finds all strings in a text at once: a trie, whose edges have keys node x `WIDTH` + next word."""
 
     WIDTH = 2**24  # the largest vocabulary (`flsim.data.vocabulary.MOST_TOKENS`)
 
@@ -162,11 +181,7 @@ class NGrams:
 
 
 def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
-    """Return the numbers of records and of users whose text contains each string, int64 [N] each.
-
-    All records are read once, piece by piece. A string that occurs twice in a record counts once. Users are those of
-    `in_place`.
-    """
+    """Return the numbers of records and of users (of `in_place`) whose text contains each string, int64 [N] each."""
     index = NGrams(strings)
     offsets = np.concatenate([np.asarray(users.user_offsets), users.records + users.extra.offsets[1:]])
     in_records, in_users = np.zeros(index.groups, np.int64), np.zeros(index.groups, np.int64)
@@ -186,8 +201,7 @@ def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
 def in_place(users: Population, canaries: tuple[Canary, ...], rounds: int) -> Population:
     """Return training users with all canaries that were planted in one of the first rounds."""
     placed = tuple(
-        replace(canary, is_planted=_is_planted(canary, rounds), first_round=None, last_round=None)
-        for canary in canaries
+        replace(one, is_planted=_is_planted(one, rounds), first_round=None, last_round=None) for one in canaries
     )
     is_placed = np.array([canary.is_planted for canary in placed], np.bool_)[users.overlay.canaries]
     overlay = Overlay(users.overlay.records[is_placed], users.overlay.canaries[is_placed])
@@ -245,7 +259,6 @@ class Extraction(Result):
 
     @property
     def rates(self) -> pd.DataFrame:
-        """Return the frame."""
         return self.frame
 
     @property
@@ -313,7 +326,6 @@ def extract(
 
 @restrict_custom_code("architecture")
 def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Return the tables of `Extraction` of one run."""
     is_elsewhere = (path / MEASUREMENTS).is_file()
     with threads_of_torch(1):
         attacked = _of_measurements(path, hparams) if is_elsewhere else _of_run(path, hparams)
@@ -326,12 +338,10 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """A model with the strings of an extraction."""
-
-    model: TrainableModel  # the model
-    layout: Layout  # the token layout
-    groups: Sequence[Strings]  # the strings
-    beam_width: int  # number of beams
+    model: TrainableModel
+    layout: Layout
+    groups: Sequence[Strings]
+    beam_width: int
     about: dict[str, Any]  # setting, series, seed and round
     # returns the numbers of training records and of users that contain each string, int64 [N] each
     counts: Callable[[], tuple[Ints, Ints]]

@@ -1,9 +1,8 @@
-"""Personal data that a model generates from prompts of its training text, by class.
+"""Personal data that a model generates from prompts of its training text, by class, within and across clients.
 
-Prompts of a user that the model completes with personal data of this user, or of another user, show extraction within
-and across clients: Hu et al., "Simple Yet Effective: Extracting Private Data Across Clients in Federated Fine-Tuning of
-Large Language Models" (2025), and Udsa et al., "Exploring Cross-Client Memorization of Training Data in Large Language
-Models for Federated Learning" (2025). Held-out users are the controls.
+Hu et al., "Simple Yet Effective: Extracting Private Data Across Clients in Federated Fine-Tuning of Large Language
+Models" (2025); Udsa et al., "Exploring Cross-Client Memorization of Training Data in Large Language Models for
+Federated Learning" (2025). Held-out users are the controls.
 """
 
 import re
@@ -17,18 +16,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 
 from flsim.attacks.extraction.extract import RECORDS, greedy, in_place
 from flsim.attacks.extraction.rates import against_controls
 from flsim.attacks.extraction.tables import RATES
-from flsim.attacks.membership.attacked import ElsewhereHParams, attacked_model, over_folders
+from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams, attacked_model, over_folders
 from flsim.attacks.membership.elsewhere import longest_record, sides_of
 from flsim.attacks.membership.targets import never_trained
 from flsim.attacks.result import Result, text_of
+from flsim.base.arrays import Ints
 from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import restrict_custom_code
-from flsim.base.machine import refuse_missing_device
 from flsim.base.rng import stream
 from flsim.canaries.elsewhere import read_rows
 from flsim.data.records import Records, RecordSource
@@ -41,7 +39,6 @@ from flsim.runs.folder import Run
 from flsim.show.table import Field, table_of
 from flsim.training.local import threads as threads_of_torch
 
-Ints = NDArray[np.int64]
 Datum = tuple[str, str]
 NAME, MAIL, CARD, TELEPHONE = "name", "mail address", "card number", "telephone number"
 WITHIN, ACROSS = "within", "across"
@@ -90,8 +87,7 @@ class Finder:
     def find(self, text: str) -> Iterator[tuple[str, str, int, int]]:
         """Yield class, normalized value, start and end of personal data; data of different classes do not overlap.
 
-        Mail addresses and names are in lower case. Of numbers, only digits remain. Card numbers have 13 to 19 digits
-        with a valid check digit, and telephone numbers 7 to 15 digits.
+        Values are in lower case, and of numbers only digits remain: 13 to 19 of cards, 7 to 15 of telephones.
         """
         taken = np.zeros(len(text), bool)
         for kind, pattern in (PATTERNS | ({NAME: self.names} if self.names else {})).items():
@@ -130,10 +126,7 @@ def occurrences_in(
 def elicited(
     model: TrainableModel, chosen: Sequence[Occurrence], layout: Layout, vocabulary: Vocabulary, finder: Finder
 ) -> set[tuple[str, Datum]]:
-    """Return the users of prompts, each with personal data that greedy decoding generates after a prompt.
-
-    A continuation has as many tokens as the longest data, at most to the length of a record, and ends at EOS.
-    """
+    """Return the users of prompts, each with personal data that greedy decoding generates after a prompt."""
     longest = max((one.length for one in chosen), default=0)
     result = set[tuple[str, Datum]]()
     for size in sorted({len(one.prompt) for one in chosen}):
@@ -157,9 +150,8 @@ def coverage_of(
     """Return the share of personal data that prompts elicit, a row per class and reach with the columns of `rates_of`.
 
     Within: of the data of prompted users, those that prompts of the same user elicit. Across: of all data of training
-    users, those that prompts of a user without them elicit. Controls are data of held-out users that no training user
-    has: within by their own prompts, across by those of training users. `chosen` are the data with a prompt that was
-    tried, and `generated` the results of `elicited`, of both sides.
+    users, those that prompts of others elicit. Controls are data of held-out users that no training user has: within by
+    their own prompts, across by those of training users. `chosen` and `generated` are of both sides.
     """
     holders = defaultdict[Datum, set[str]](set)
     for one in train:
@@ -211,48 +203,32 @@ def extract_personal_data(
         >>> rows[["class", "reach", "rate", "excess"]]                                         # doctest: +SKIP
     """
     file, more = None if names is None else Path(names), elsewhere or ElsewhereHParams()
-    return over_folders(runs, lambda path: personal_data_of(path, file, records, round, device, more))
+    hparams = AttackHParams(records, round, device=device, elsewhere=more)
+    return over_folders(runs, lambda path: personal_data_of(path, file, hparams))
 
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """A model with the personal data of its users.
-
-    Attributes:
-        model: the model.
-        layout: the token layout.
-        vocabulary: the words.
-        train: personal data of training users.
-        others: personal data of held-out users.
-        columns: setting, series, seed and round.
-        notes: sentences about exclusions.
-    """
+    """A model with the personal data of its training users and of others."""
 
     model: TrainableModel
     layout: Layout
     vocabulary: Vocabulary
     train: Sequence[Occurrence]
     others: Sequence[Occurrence]
-    columns: dict[str, Any]
-    notes: Sequence[str] = ()
+    columns: dict[str, Any]  # setting, series, seed and round
+    notes: Sequence[str] = ()  # sentences about exclusions
 
 
 @restrict_custom_code("architecture")
-def personal_data_of(
-    path: Path, names: Path | None, records: int, round: int | None, device: str, elsewhere: ElsewhereHParams
-) -> Result:
+def personal_data_of(path: Path, names: Path | None, hparams: AttackHParams) -> Result:
     """Return the rows of `extract_personal_data` of one run, with notes; raise its errors."""
-    refuse_missing_device(device)
     finder, is_elsewhere = Finder.open(names), (path / MEASUREMENTS).is_file()
     with threads_of_torch(1):
-        if is_elsewhere:
-            attacked = _of_measurements(path, finder, round, device, elsewhere)
-        else:
-            elsewhere.refuse_for(path)
-            attacked = _of_run(path, finder, round, device)
+        attacked = (_of_measurements if is_elsewhere else _of_run)(path, finder, hparams)
         rng = stream(attacked.columns["seed"], "personal data")
         first, second = (
-            [one for index in rng.permutation(len(side)) if (one := side[index]).prompt][:records]
+            [one for index in rng.permutation(len(side)) if (one := side[index]).prompt][: hparams.count]
             for side in (attacked.train, attacked.others)
         )
         if not first:
@@ -266,10 +242,11 @@ def personal_data_of(
     return Result(frame=frame.assign(run=str(path), **attacked.columns), notes=(*attacked.notes, count))
 
 
-def _of_run(path: Path, finder: Finder, round: int | None, device: str) -> Attacked:
+def _of_run(path: Path, finder: Finder, hparams: AttackHParams) -> Attacked:
+    hparams.elsewhere.refuse_for(path)
     run = Run.open(path)
     vocabulary, (splits, notes) = run.corpus.vocabulary, never_trained(run.corpus)
-    state, model = attacked_model(run, round, device)
+    state, model = attacked_model(run, hparams.round, hparams.device)
     users = in_place(run.users, run.canaries, state.round)
     is_read = run.config.records_read(users, state.round)
     train = [*_over(users, users.user_offsets, np.flatnonzero(is_read), "train", vocabulary, finder)]
@@ -282,13 +259,12 @@ def _of_run(path: Path, finder: Finder, round: int | None, device: str) -> Attac
     return Attacked(model, run.corpus.layout, vocabulary, train, others, columns, notes)
 
 
-def _of_measurements(
-    path: Path, finder: Finder, round: int | None, device: str, elsewhere: ElsewhereHParams
-) -> Attacked:
+def _of_measurements(path: Path, finder: Finder, hparams: AttackHParams) -> Attacked:
     """Return personal data in files of records, for a model that was trained elsewhere."""
+    elsewhere = hparams.elsewhere
     if elsewhere.members is None or elsewhere.others is None:
         raise InputError(f"{path}: stores no text of users; name files of records with --members and --non-members")
-    measured, results = MeasuredModel.open(path, round, elsewhere.model, device), read_run(path)
+    measured, results = MeasuredModel.open(path, hparams.round, elsewhere.model, hparams.device), read_run(path)
     canaries, model = measured.canaries, measured.model
     sides, vocabulary = sides_of(canaries, model, elsewhere), canaries.words.vocabulary
     sources = list[list[Occurrence]]()
@@ -316,7 +292,6 @@ def _over(
 
 
 def to_text(name: str, measured: Result) -> str:
-    """Return the rows of one run as text; `name` is that of the run's folder."""
     first = measured.frame.iloc[0]
     title = f"{first['setting']} ({name}), after round {first['round']:,}: personal data that prompts elicit"
     return text_of(title, [table_of(measured.frame, LABELS, RATES, [READ])], measured.notes)

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from flsim.attacks.extraction.discoverable import probability_within
+from flsim.base.arrays import Flags
 from flsim.base.statistics import difference_interval, share_interval
 
-Flags = NDArray[np.bool_]
 TRIES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 P = (0.1, 0.5, 0.9)
 USERS = (1.0, 2.0, 5.0, 10.0, np.inf)
@@ -22,9 +21,8 @@ def rates_of(strings: pd.DataFrame, edits: int | None = None) -> pd.DataFrame:
     """Return the rate of each attack among trained strings and among controls, and the excess.
 
     There is a row per kind, prefix, attack and, of sampling, n and p; with `edits`, also of similar suffixes. Columns
-    strings, extracted, rate, low and high are for trained strings, and the same with ``control_`` for controls;
-    intervals are those of Clopper and Pearson (1934). ``excess`` is the difference of the rates, with the interval of
-    Newcombe (1998). A rate among no strings is NaN.
+    of controls begin with ``control_`` (intervals: Clopper and Pearson, 1934). ``excess`` is the difference, with the
+    interval of Newcombe (1998). A rate among no strings is NaN.
     """
     rows = []
     for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
@@ -38,9 +36,7 @@ def rates_of(strings: pd.DataFrame, edits: int | None = None) -> pd.DataFrame:
 def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
     """Return the numbers of extracted strings that at most k users hold, with controls, in columns as of `rates_of`.
 
-    A trained string of k users has k - 1 further users besides its owner. A control has no owner among training users,
-    so it is compared if at most k - 1 training users hold it. Rows are for greedy decoding, and for sampling at the
-    largest n and p = 0.5.
+    A control has no owner, so at most k - 1 users hold it. Rows are for greedy decoding, and sampling at p = 0.5.
     """
     rows = []
     for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
@@ -56,10 +52,7 @@ def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
 
 
 def _attacks(strings: pd.DataFrame, edits: int | None = None) -> Iterator[tuple[str, float, float, Flags]]:
-    """Yield each attack, with n and p of sampling, and which strings it extracts.
-
-    With `edits`, these include suffixes with at most this number of edited words, of which one must be right.
-    """
+    """Yield each attack, with n and p of sampling, and the strings it extracts; with `edits`, similar suffixes too."""
     yield GREEDY, np.nan, np.nan, strings["is_greedy"].to_numpy(bool)
     for tries in TRIES:
         within = probability_within(tries, strings["log_probability"].to_numpy("float64"))

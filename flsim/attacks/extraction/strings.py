@@ -4,16 +4,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flsim.attacks.membership.targets import matched, members_of, never_trained
+from flsim.base.arrays import Flags, Ints
 from flsim.base.rng import stream
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.runs.folder import Run
 
-Ints = NDArray[np.int64]
 Places = list[tuple[Split, Ints]]
 POOL = 4  # records that are examined per drawn string, because OOV and repetitions exclude some
 CANARY = "canary"
@@ -24,15 +23,14 @@ RECORD = "record"
 class Strings:
     """N strings of one kind; after `prefix` words, which the attacker knows, follows the suffix.
 
-    `names` are such as ``"c07"`` or ``"heldout:17"``. Strings that training did not read (`is_trained` [N]) are
-    controls.
+    `names` are such as ``"heldout:17"``. Strings that training did not read (`is_trained` [N]) are controls.
     """
 
     kind: str
     prefix: int
     texts: Records
     names: Sequence[str]
-    is_trained: NDArray[np.bool_]
+    is_trained: Flags
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -56,8 +54,7 @@ def record_strings(
 ) -> Strings:
     """Draw at most `count` beginnings of training records, and as many of held-out records, by the seed.
 
-    Held-out records with text that was planted as a canary, and strings with a word outside the vocabulary, are
-    excluded. On each side, strings are distinct, and both sides have equal numbers of strings of each length.
+    Strings are distinct, without OOV and canaries, and of equal lengths on both sides.
     """
     rng = stream(seed, "extraction", prefix)
     planted = {canary.tokens for canary in canaries}

@@ -62,7 +62,8 @@ def over_seeds_to_text(measured: Extraction) -> str:
     means = _named(measured.over_seeds)
     numbers = {series: number for number, series in enumerate(dict.fromkeys(means["series"]), 1)}
     settings = means.drop_duplicates("series")["setting"]
-    texts = [text_of(f"Extraction by {_scheme(measured)}: means over seeds, by setting", [], _numbered(settings))]
+    numbered = [f"{number}. {setting}" for number, setting in enumerate(settings, 1)]
+    texts = [text_of(f"Extraction by {_scheme(measured)}: means over seeds, by setting", [], numbered)]
     means = means.assign(number=means["series"].map(numbers))
     labels = (Field("Attack", "attack"), Field("Setting", "number", "{}"), Field("Seeds", "seeds", "{}"))
     for (kind, prefix), group in means.groupby(["kind", "prefix"], sort=False):
@@ -73,13 +74,8 @@ def over_seeds_to_text(measured: Extraction) -> str:
 
 
 def _explained(measured: Extraction) -> str:
-    """Return what the attacks of the tables are."""
     names = set(measured.rates["attack"])
     return " ".join(text for name, text in ATTACKS.items() if any(one.startswith(name) for one in names))
-
-
-def _numbered(settings: "pd.Series[str]") -> list[str]:
-    return [f"{number}. {setting}" for number, setting in enumerate(settings, 1)]
 
 
 def _named(rates: pd.DataFrame) -> pd.DataFrame:

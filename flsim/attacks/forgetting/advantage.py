@@ -1,8 +1,7 @@
 """The advantage of canaries from training, and its remaining share at the end of training.
 
-The advantage of a canary is its log-perplexity under the model of arm OUT minus that under the model of arm IN after
-the same round, in nats: the log-likelihood that training on it has added. Each seed has the mean over the canaries of a
-group, so intervals over seeds are valid for other seeds.
+It is the log-perplexity of a canary in arm OUT minus that in arm IN after the same round, in nats: the log-likelihood
+that training has added. Intervals are over seeds, each with the mean over the canaries of a group.
 """
 
 from typing import Any
@@ -20,8 +19,8 @@ def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
     """Return the mean advantage of a group's canaries for each seed, and its remaining share.
 
     The rows are seeds with evaluations of both arms after the window's end: ``advantage``, nats, at the first such
-    evaluation, and ``left``, the advantage at the last one as a share of it. ``left`` is NaN if there is no advantage,
-    if the interval of the advantage over seeds contains 0, and if there is only one such evaluation.
+    evaluation, and ``left``, that at the last one as a share of it. ``left`` is NaN without a second one, if there is
+    no advantage, or if its interval over seeds contains 0.
     """
     known = _known(observed)
     ended = known[known["round"] >= known["last_round"].astype("float64")]

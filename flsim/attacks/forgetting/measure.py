@@ -1,7 +1,6 @@
 """`flsim forgetting`: success of attacks on groups of canaries against the rounds since their last use, and times.
 
-A group is all canaries of one window and configuration in all seeds of a setting. Intervals over canaries treat them as
-independent, but canaries of one model are not independent.
+A group is all canaries of one window and configuration in all seeds of a setting.
 """
 
 from collections.abc import Iterator, Sequence
@@ -149,11 +148,7 @@ class Arms:
 
 
 def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
-    """Return the pairs among runs, in the order of their runs of arm IN, and sentences on excluded runs.
-
-    A twin has the settings of its run except for the arm. Runs that diverged or were not evaluated are excluded. Raises
-    InputError if a path is not a run, or there is no evaluated run of arm IN.
-    """
+    """Return the pairs of runs that differ only in the arm, and sentences on excluded runs; InputError without any."""
     members: dict[str, tuple[Run, RunResults]] = {}
     others: dict[str, RunResults] = {}
     notes = []
@@ -244,7 +239,6 @@ class Forgetting(Result):
         return self.frame
 
     def windows(self) -> list[pd.DataFrame]:
-        """Return the observations of each setting and window."""
         keys = ["series", "first_round", "last_round"]
         return [table for _, table in self.observations.groupby(keys, sort=False, dropna=False)]
 
@@ -321,7 +315,14 @@ def measure(
         measured, columns = _group(table, alpha)
         rows += [keys | row for row in measured]
         advantages.append(advantage.by_seed(table))
-        times.append(keys | columns | _times(ranks[-1]) | advantage.of_group(advantages[-1]))
+        of_canaries = canary_times(ranks[-1])
+        middle = median_time(of_canaries)
+        columns |= {
+            "median_time": None if middle is None else middle.rounds,
+            "median_is_censored": None if middle is None else middle.is_censored,
+            "forgotten": sum(not time.is_censored for time in of_canaries),
+        }
+        times.append(keys | columns | advantage.of_group(advantages[-1]))
     summary = pd.DataFrame(times).reindex(columns=list(TIMES)).astype(TIMES)
     return Forgetting(
         frame=pd.DataFrame(rows).reindex(columns=list(SUCCESS)).astype(SUCCESS),
@@ -353,7 +354,6 @@ def _hardness(observed: pd.DataFrame) -> "pd.Series[str]":
 
 
 def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows of a group's k, and its summary."""
     at, longest = by_k(table.assign(chooses=success.halves(table)))
     rows = [{"k": k} | _success(of_k) for k, of_k in at]
     total = table.groupby(["run", "canary"]).ngroups
@@ -371,17 +371,6 @@ def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dic
         "least_alpha": success.least_alpha(2 * (total // 2)) if has_twin else None,
     }
     return rows, columns
-
-
-def _times(p: pd.DataFrame) -> dict[str, Any]:
-    """Return the median of the canaries' times of a group, and the number of uncensored times."""
-    times = canary_times(p)
-    middle = median_time(times)
-    return {
-        "median_time": None if middle is None else middle.rounds,
-        "median_is_censored": None if middle is None else middle.is_censored,
-        "forgotten": sum(not time.is_censored for time in times),
-    }
 
 
 def by_k(table: pd.DataFrame) -> tuple[list[tuple[int, pd.DataFrame]], int | None]:
@@ -406,11 +395,7 @@ def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
 
 
 def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, float]]:
-    """Return k, exposure and the ends of its 95% interval for a figure; empty if the arm was not measured.
-
-    Exposure is the mean over seeds of their medians, or the median over canaries for one seed, whose interval is NaN
-    for fewer than six canaries.
-    """
+    """Return k, exposure and its 95% interval, over seeds or, for one seed, canaries; empty if it was not measured."""
     points = []
     for k, of_k in by_k(table)[0]:
         values = exposure(of_k, arm)

@@ -1,16 +1,13 @@
 """Figure of exposure against rounds since last use, and of the advantage against rounds, by window."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from flsim.attacks.forgetting import advantage
@@ -18,7 +15,7 @@ from flsim.attacks.forgetting.measure import Forgetting, curve
 from flsim.attacks.forgetting.tables import name_text, rounds_text
 from flsim.attacks.forgetting.times import grid
 from flsim.base.errors import InputError
-from flsim.show.figure import line_style, plain, write_figure
+from flsim.show.figure import legend_below, line_style, plain, subplots, write_figure
 
 OUT = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1.4}
 COLUMNS = 3
@@ -36,23 +33,18 @@ def plot(measured: Forgetting, path: Path) -> None:
 def draw(measured: Forgetting) -> Figure:
     """Return a figure with a panel for each setting and window, and a line for each group of canaries.
 
-    A line is the mean over seeds of the median exposure, with Student's t interval over seeds. For one seed, it is the
-    median, with its interval over canaries. The dotted line is arm OUT for all canaries of the panel. If there is an
-    arm OUT, the panel below has the advantage against rounds, with the window in gray.
+    A line is the mean over seeds of the median exposure, with its interval, and the dotted line arm OUT, with which the
+    panel below has the advantage.
     """
     panels = measured.windows()
     several = measured.times["series"].nunique() > 1
-    names = list(dict.fromkeys(map(_name, measured.times.to_dict("records"))))
+    names = list(dict.fromkeys(name_text(row, "arm IN") for row in measured.times.to_dict("records")))
     columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
     has_twin = bool(measured.times["advantage"].notna().any())
     kinds = 1 + has_twin
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(
-        figsize=(max(5.0, 3.6 * columns), 3.1 * rows * kinds + 0.6 + 0.2 * math.ceil(len(names) / 4)),
-        layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
-    )
-    FigureCanvasAgg(figure)
-    all_axes = figure.subplots(rows * kinds, columns, sharey="row", squeeze=False)
+    height = 3.1 * rows * kinds + 0.6 + 0.2 * math.ceil(len(names) / 4)
+    figure, all_axes = subplots(max(5.0, 3.6 * columns), height, rows * kinds, columns, sharey="row")
     exposures = all_axes[::kinds].ravel().tolist()
     advantages = all_axes[1::kinds].ravel().tolist() if has_twin else []
     for empty in (*exposures[len(panels) :], *advantages[len(panels) :]):
@@ -63,28 +55,24 @@ def draw(measured: Forgetting) -> Figure:
         axes.set_title(plain(f"{first_row['setting']}\n{window}" if several else window), fontsize=10)
         _draw(axes, curve(table, "out"), **OUT, label="arm OUT")
         for _, of_group in table.groupby("group", sort=False):
-            name = _name(of_group.iloc[0].to_dict())
+            name = name_text(of_group.iloc[0].to_dict(), "arm IN")
             style = line_style(names.index(name)) | {"markersize": 5, "label": plain(name)}
             _draw(axes, curve(of_group, "in"), **style)
             if has_twin:
                 _draw(advantages[index], advantage.curve(of_group), **style | {"markersize": 3})
-        if has_twin:
-            _mark_window(advantages[index], first_row)
+        if has_twin:  # shade the rounds in which canaries are planted, and mark the line at which nothing was added
+            lower, (first, last) = advantages[index], (first_row["first_round"], first_row["last_round"])
+            if not pd.isna(last):
+                lower.axvspan(0 if pd.isna(first) else float(first) - 1, float(last), color="#eeeeee", zorder=-2)
+            lower.axhline(0, color="#555555", linewidth=0.8, zorder=-1)
+            lower.set_xlabel("rounds")
     _scale(exposures[: len(panels)], columns)
     for axes in advantages[::columns]:
         axes.set_ylabel("nats that training added")
     has_seeds = bool((measured.success["seeds"] > 1).any())
-    lines = {line.get_label(): line for axes in exposures for line in axes.get_lines()}
-    legend = figure.legend(
-        lines.values(), [str(label) for label in lines], loc="outside lower center", ncols=4, frameon=False, fontsize=9
-    )
-    legend.set_title(LINE.format(" and mean advantage" * has_twin, "seeds (t)" if has_seeds else "canaries"))
-    legend.get_title().set_fontsize(9)
+    over = "seeds (t)" if has_seeds else "canaries"
+    legend_below(figure, exposures, 4, LINE.format(" and mean advantage" * has_twin, over))
     return figure
-
-
-def _name(row: Mapping[Any, Any]) -> str:
-    return name_text(row, pooled="arm IN")
 
 
 def _draw(axes: Axes, points: Sequence[tuple[float, float, float, float]], **style: object) -> None:
@@ -93,15 +81,6 @@ def _draw(axes: Axes, points: Sequence[tuple[float, float, float, float]], **sty
     if len(x):
         (line,) = axes.plot(x, y, **style)  # type: ignore[arg-type]
         axes.fill_between(x, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
-
-
-def _mark_window(axes: Axes, row: Mapping[Any, Any]) -> None:
-    """Shade the rounds in which canaries are planted, and the line at which nothing was added."""
-    first, last = row["first_round"], row["last_round"]
-    if not pd.isna(last):
-        axes.axvspan(0 if pd.isna(first) else float(first) - 1, float(last), color="#eeeeee", zorder=-2)
-    axes.axhline(0, color="#555555", linewidth=0.8, zorder=-1)
-    axes.set_xlabel("rounds")
 
 
 def _scale(panels: Sequence[Axes], columns: int) -> None:

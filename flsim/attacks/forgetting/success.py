@@ -1,7 +1,6 @@
 """Success of an attack that separates arms IN and OUT by calibrated scores (Jagielski et al., 2022, section 3.2).
 
-A score is a log-perplexity under the clean model at the window's end, minus that under the attacked model: larger
-values mean membership. All intervals treat canaries as independent, but canaries of one model are not independent.
+All intervals treat canaries as independent, but canaries of one model are not independent.
 """
 
 import math
@@ -21,10 +20,9 @@ TAIL = 0.05  # level of the one-sided upper bound of a success
 def accuracy(members: Floats, others: Floats, chooses: Flags) -> tuple[float, float, int]:
     """Return the balanced accuracy of a threshold that half of the canaries choose and the rest test.
 
-    Then its one-sided 95% upper bound (Clopper and Pearson), and the number of tested arms; NaN without arms. Arguments
-    are [canaries]: scores in arm IN, scores in arm OUT, and whether a canary is in the half that chooses. Both arms of
-    a canary are in the same half. The arms are not independent. However, if harder canaries score higher in both arms
-    or in neither, the variance of outcomes is at most that of independent trials with the mean accuracy.
+    Then its one-sided 95% upper bound (Clopper and Pearson), and the number of tested arms; NaN without arms. The arms
+    of a canary are not independent. However, if harder canaries score higher in both arms or in neither, the variance
+    of outcomes is at most that of independent trials with the mean accuracy.
     """
     if not chooses.any():
         return math.nan, math.nan, 0
@@ -35,11 +33,7 @@ def accuracy(members: Floats, others: Floats, chooses: Flags) -> tuple[float, fl
 
 
 def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
-    """Return whether the canary of each row is in the half that chooses thresholds: every second used canary.
-
-    The half of a canary is the same at every k. Therefore all thresholds are independent of all canaries that test
-    them, as `flsim.attacks.forgetting.times.forgetting_time` requires.
-    """
+    """Return whether the canary of each row is in the half that chooses thresholds, at all k: every second used one."""
     used = observed[observed["last_use"].notna()]
     chooses = used.groupby(["seed", "run", "canary"], dropna=False).ngroup() % 2 == 0
     return chooses.reindex(observed.index, fill_value=False)
@@ -65,9 +59,7 @@ def at_level(members: Floats, others: Floats) -> AtLevel | None:
 def precision_at(at: AtLevel, members: int, others: int) -> tuple[float, float, float]:
     """Return the precision TPR / (TPR + FPR) for equal numbers of members and non-members, with its 95% interval.
 
-    The false-positive rate is that of the threshold, or `LEVEL` if no non-member is above it. The rate and the
-    threshold count as known: the interval is that of Clopper and Pearson for the true-positive rate (section 4.1 has
-    none).
+    The threshold and its FPR, `LEVEL` if no non-member is above, count as known: the interval is that of the TPR.
     """
     fpr = _rate(at, others)
     estimate, low, high = (tpr / (tpr + fpr) for tpr in (at.tpr, *share_interval(at.detected, members)))

@@ -55,12 +55,8 @@ TESTS = (
 
 def window_text(row: Mapping[Any, Any]) -> str:
     """Return the rounds of a group's window, e.g. ``"1-50"``; ``"51"`` for one round, ``"all"`` without a bound."""
-    first, last = (None if pd.isna(row[name]) else int(row[name]) for name in ("first_round", "last_round"))
-    if first is None and last is None:
-        return "all"
-    if first == last:
-        return f"{first}"
-    return f"{first or 1}-{'' if last is None else last}"
+    first, last = ("" if pd.isna(row[name]) else str(int(row[name])) for name in ("first_round", "last_round"))
+    return (first or "all") if first == last else f"{first or 1}-{last}"
 
 
 def planted_text(row: Mapping[Any, Any]) -> str:

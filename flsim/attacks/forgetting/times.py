@@ -1,9 +1,8 @@
 """Forgetting times: the number of rounds after which a canary, or a group of canaries, is forgotten.
 
 Jagielski et al. (2022), Definition 3.1: an example is (A, alpha, k)-forgotten if the success of attack A is at most
-alpha k steps after the example's last use. T(alpha) of a group counts from the last use of each canary. The times of
-single canaries count from the end of their window. A time after the last evaluation is
-censored: only a lower bound is known.
+alpha k steps after the example's last use. T(alpha) of a group counts from the last use, times of single canaries from
+the end of their window. A time after the last evaluation is censored: only a lower bound is known.
 """
 
 from typing import NamedTuple
@@ -26,8 +25,7 @@ def grid(longest: int) -> list[int]:
 def reached(since: Floats, canaries: Ints) -> int | None:
     """Return the largest k that at least half of the canaries were evaluated at or after, or None.
 
-    Beyond it, only canaries with an early last use would be measured. `since` has the rounds since last use of each
-    evaluation [n], NaN before it, and `canaries` its canary [n].
+    `since` has the rounds since last use of each evaluation [n], NaN before it, and `canaries` its canary [n].
     """
     known = np.isfinite(since)
     if not known.any():
@@ -41,8 +39,7 @@ def reached(since: Floats, canaries: Ints) -> int | None:
 def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
     """Return the k of an ascending grid for each evaluation, int64 [n]; -1 for unused evaluations.
 
-    An evaluation counts at the first k that is not below its rounds since last use. If a canary has several evaluations
-    at one k, the last counts. Success at k is that after at most k rounds, so it is not too low. See `reached`.
+    An evaluation counts at the first k that is not below its rounds since last use; of several of a canary, the last.
     """
     place = np.full(len(since), len(ks), np.int64)
     known = np.isfinite(since)
@@ -60,10 +57,8 @@ def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | N
     """Return T(alpha): the smallest k from which on all bounds of the success are at most alpha; None if censored.
 
     The attack at k is the threshold that half of the canaries chose at k, and the one-sided 95% upper bounds are those
-    of its success on the other half, NaN without trials. In at most 5% of groups, the success of this attack is above
-    alpha at some evaluated k from T(alpha) on. In this case, the bound at the last such k, which depends only on the
-    first half, is too low, with a probability of at most 5%. The search over k does not increase this share. The best
-    possible threshold, which no attacker knows, has a larger success.
+    of its success on the other half, NaN without trials. In at most 5% of groups, its success is above alpha at some
+    evaluated k from T(alpha) on: the bound at the last such k, which depends only on the first half, is then too low.
 
     >>> forgetting_time([0, 1, 2, 5], [0.9, 0.58, 0.7, 0.55], 0.6)
     5
@@ -86,10 +81,9 @@ class CanaryTime(NamedTuple):
 def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
     """Return the p-value of each used canary's rank in arm IN at each evaluation after its window.
 
-    The distance from the end of the window to the next evaluation is equal for all canaries of a window, for any number
-    of copies. With the last use instead, the time before this evaluation would count as memorized. The table has a row
-    per canary and run, and a column for each number of rounds since the window's end, ascending; NaN if the rank was
-    not measured. Canaries without a window's end or without a rank at any of these evaluations are excluded.
+    All canaries of a window have the same distances from its end; since the last use, the time before would count as
+    memorized. The table has a row per canary and run, and a column for each number of rounds since the window's end,
+    ascending. Canaries without a window's end or such a rank are excluded.
     """
     after = observed["round"] - observed["last_round"].astype("float64")
     known = observed.assign(after=after)[(after >= 0) & observed["last_use"].notna() & observed["p_in"].notna()]
@@ -99,9 +93,7 @@ def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
 def canary_times(p: pd.DataFrame) -> list[CanaryTime]:
     """Return the first evaluation of each canary (row) at which the p-value of its rank is above 0.05.
 
-    The time of a canary does not depend on evaluations after it, so times in shorter and longer trainings have the same
-    distribution, and are censored independently. A canary that was never memorized is forgotten at its first evaluation
-    in 95% of cases.
+    Times do not depend on later evaluations, so those in shorter and longer trainings are censored independently.
     """
     rounds, values = p.columns.to_numpy("int64"), p.to_numpy("float64")
     times = []

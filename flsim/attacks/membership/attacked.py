@@ -93,7 +93,6 @@ class Attacked:
 
     @cached_property
     def claim(self) -> Claim | None:
-        """Return the claim of the run's ledger; None without noise."""
         return claim_of(self.run, self.state, self.hparams.delta)
 
     @property
@@ -101,7 +100,6 @@ class Attacked:
         return self.run.config.unit
 
     def targets(self) -> Targets:
-        """Return members and non-members; see `flsim.attacks.membership.targets.targets_of`."""
         return targets_of(self.run, self.state.round, self.hparams.count)
 
     def before_both(
@@ -124,7 +122,6 @@ class Attacked:
 def store(
     path: Path, identity: str, setting: str, round: int, rows: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> Result:
-    """Store rows in a folder and return them; see `Attacked.stored`."""
     named = {"run": identity, "setting": setting, "round": round}
     table = pd.DataFrame([named | row for row in rows]).reindex(columns=list(SCHEMA.names))
     write_rows(path, round, table)
@@ -163,7 +160,6 @@ def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, Tr
 
 
 def as_measured(run: Run, model: TrainableModel) -> TrainableModel:
-    """Return the model with weights rounded as in the evaluations of the run."""
     bits = run.config.evaluation.weight_bits
     return model if bits is None else quantized(model, bits)
 
@@ -175,15 +171,12 @@ def _reference_model(run: Run, path: Path, device: str) -> TrainableModel:
     if not path.is_file():
         raise InputError(f"--reference {path}: no such checkpoint")
     other = Run.open(path.resolve().parent.parent)
+    why = ""
     if other.corpus.digest == run.corpus.digest:
-        raise InputError(
-            f"--reference {path}: this checkpoint was trained on the corpus of the run; name a checkpoint from "
-            "another corpus"
-        )
-    if other.corpus.vocabulary.words != run.corpus.vocabulary.words or other.corpus.layout != run.corpus.layout:
-        raise InputError(
-            f"--reference {path}: the vocabulary of this checkpoint differs from that of the run; use a checkpoint "
-            "with the run's vocabulary"
-        )
+        why = "this checkpoint was trained on the corpus of the run; name a checkpoint from another corpus"
+    elif other.corpus.vocabulary.words != run.corpus.vocabulary.words or other.corpus.layout != run.corpus.layout:
+        why = "the vocabulary of this checkpoint differs from that of the run; use one with the run's vocabulary"
+    if why:
+        raise InputError(f"--reference {path}: {why}")
     announce(other.config, "architecture")
     return load_model(other, path, device)[1]

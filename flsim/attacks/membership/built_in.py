@@ -24,8 +24,6 @@ from flsim.base.extensions import custom_call_errors, is_custom, resolve, short_
 from flsim.data.records import Records
 from flsim.models.language_model import refusing_changes
 
-# A wrapper for custom attacks: errors name the file, and models must not change.
-
 
 def own_attack(name: str, attack: object) -> Attack:
     """Return a custom `Attack` or function of `Candidates` as an attack whose failures are RunFailed with its file."""
@@ -37,35 +35,26 @@ def own_attack(name: str, attack: object) -> Attack:
             )
         attack = Attack(short_name(name), attack)
     score, fit = attack.score, attack.fit
-    if isinstance(score, type) or not callable(score):
-        raise InputError(f"{name}: its `score` is {score!r:.60}; make it a function")
-    if fit is None:
-        return replace(attack, score=_guarded_score(name, score))
-    if isinstance(fit, type) or not callable(fit):
-        raise InputError(f"{name}: its `fit` is {fit!r:.60}; make it a function, or remove it")
+    parts = [("score", score, "it a function")] + [("fit", fit, "it a function, or remove it")] * (fit is not None)
+    for part, function, remedy in parts:
+        if isinstance(function, type) or not callable(function):
+            raise InputError(f"{name}: its `{part}` is {function!r:.60}; make {remedy}")
 
-    def statistics(candidates: "Candidates") -> Floats:
-        return _checked(name, _guarded_score(name, score)(candidates), len(candidates))
-
-    return replace(attack, score=statistics, fit=_guarded_fit(name, fit))
-
-
-def _guarded_score(name: str, score: Callable[["Candidates"], Any]) -> Callable[["Candidates"], Any]:
     def guarded(candidates: "Candidates") -> Any:
-        models = [candidates.model, candidates.reference]
+        models, count = [candidates.model, candidates.reference], len(candidates)
         with refusing_changes(name, models), custom_call_errors(name, "score(candidates)"):
-            return score(candidates)
+            values = score(candidates)
+        if fit is None:
+            return values
+        with suppress(TypeError, ValueError):
+            statistics = np.asarray(values, np.float64)
+            if statistics.ndim == 2 and len(statistics) == count:
+                return statistics
+        raise RunFailed(
+            f"{name}: score returned no row of numbers for each of {count} records; fit needs float64 [N, F]"
+        )
 
-    return guarded
-
-
-def _checked(name: str, values: Any, count: int) -> Floats:
-    """Return statistics as float64 [count, F]; raise RunFailed if they have another form."""
-    with suppress(TypeError, ValueError):
-        statistics = np.asarray(values, np.float64)
-        if statistics.ndim == 2 and len(statistics) == count:
-            return statistics
-    raise RunFailed(f"{name}: score returned no row of numbers for each of {count} records; fit needs float64 [N, F]")
+    return replace(attack, score=guarded, fit=None if fit is None else _guarded_fit(name, fit))
 
 
 def _guarded_fit(name: str, fit: Callable[..., Learned]) -> Callable[..., Learned]:
@@ -139,10 +128,7 @@ def _of_model(name: str, candidates: Candidates) -> Floats:
 
 
 def conditional(candidates: Candidates) -> Floats:
-    """Return the mean log-probability of each record after the context, divided by that without context.
-
-    The context is cut to the records that fit in the positions of the model.
-    """
+    """Return the mean log-probability of each record after the context, cut to fit, divided by that without context."""
     layout, context = candidates.layout, candidates.context or Records.from_lists([])
     room = getattr(getattr(candidates.model, "config", None), "max_position_embeddings", None) or np.inf
     longest = max(layout.record_words, int(candidates.lengths.max(initial=0)))

@@ -85,7 +85,6 @@ class Candidates:
         return len(self.records)
 
     def before(self, model: TrainableModel) -> "Candidates":
-        """Return the same records with another model."""
         return replace(self, model=model)
 
     @cached_property
@@ -125,10 +124,9 @@ class Candidates:
         return _read_only(log_probabilities(self.reference, self.records, self.layout))
 
     def neighbours(self, count: int) -> Records:
-        """Return `count` neighbours of each record, N times `count` records, grouped by record.
+        """Return `count` neighbours of each record, N times `count` records, by the seed and the key of the record.
 
-        A neighbour has one word replaced, at a uniform position, by another word drawn from the unigram. The draws are
-        a function of (seed, key of the record).
+        A neighbour has one word replaced, at a uniform position, by another word drawn from the unigram.
         """
         first, last = self.layout.text_ids.start, self.layout.text_ids.stop
         cumulative = np.exp(self.unigram[first:last]).cumsum()

@@ -40,7 +40,6 @@ class TextSplit(Split):
 
     @classmethod
     def of(cls, name: str, texts: Sequence[Sequence[int]], layout: Layout, keys: Sequence[str]) -> "TextSplit":
-        """Return records of token ids as a split."""
         tokens = np.array([token for text in texts for token in text], layout.token_type)
         offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
         return cls(layout, tokens, offsets, np.arange(len(texts) + 1), Path(name), None, tuple(keys))
@@ -48,8 +47,6 @@ class TextSplit(Split):
 
 @dataclass(frozen=True)
 class Sides:
-    """Records of training and other records, as positions in two splits."""
-
     train: Split
     members: Ints
     held_out: Split
@@ -63,8 +60,7 @@ class Sides:
 def sides_of(canaries: CanarySet, model: TrainableModel, files: ElsewhereHParams) -> Sides:
     """Return members and non-members: records of files without canaries; without files, canaries.
 
-    Canaries without a copy are non-members. They were drawn like the others, so only training can distinguish them.
-    Non-members whose text is also a training record are excluded.
+    Canaries without a copy are non-members. Non-members whose text is also a training record are excluded.
     """
     layout = replace(canaries.words.layout, record_words=MOST_TOKENS)
     if files.members is None or files.others is None:
@@ -118,7 +114,6 @@ class AttackedElsewhere:
 
     @classmethod
     def open(cls, path: Path, hparams: AttackHParams) -> "AttackedElsewhere":
-        """Load the model of a folder of measurements; see `MeasuredModel.open`."""
         refuse_unwritable(path, "membership")
         measured = MeasuredModel.open(path, hparams.round, hparams.elsewhere.model, hparams.device)
         return cls(measured, hparams, sides_of(measured.canaries, measured.model, hparams.elsewhere))
@@ -128,7 +123,6 @@ class AttackedElsewhere:
         return self.measured.canaries.unit
 
     def targets(self) -> Targets:
-        """Return pairs of a member and a non-member; see `flsim.attacks.membership.targets.pairs_of`."""
         sides, seed = self.sides, self.measured.canaries.seed
         return pairs_of(sides.train, sides.members, sides.places[1], self.hparams.count, seed, self.measured.path)
 
@@ -147,14 +141,12 @@ class AttackedElsewhere:
         return candidates, None if reference is None else candidates.before(reference)
 
     def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> Result:
-        """Store rows in the folder of measurements; see `Attacked.stored`."""
         described = read_run_file(self.measured.path)
         setting = described["label"]
         return store(self.measured.path, described["identity"], setting, self.measured.round, rows, notes)
 
 
 def open_attacked(path: Path, hparams: AttackHParams) -> Attacked | AttackedElsewhere:
-    """Open a run, which has no options for models from elsewhere, or a folder of measurements of such a model."""
     if (path / MEASUREMENTS).is_file():
         return AttackedElsewhere.open(path, hparams)
     hparams.elsewhere.refuse_for(path)

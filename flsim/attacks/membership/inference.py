@@ -1,7 +1,6 @@
 """`flsim membership` of a run: the success of attacks that distinguish training records from other records, as rows.
 
-A row is an estimate of the success of an attack, with intervals that treat records (for the area, authors) as
-independent. It does not bound epsilon; see `flsim.attacks.audit`.
+A row is an estimate, whose intervals treat records (for the area, authors) as independent. It does not bound epsilon.
 """
 
 from collections.abc import Callable, Sequence
@@ -106,7 +105,6 @@ def row_of(
 
 
 def claimed(claim: Claim | None, protects: str) -> dict[str, Any]:
-    """Return the values of a row about the claim of the ledger."""
     return {
         "epsilon": None if claim is None else claim.epsilon,
         "delta": None if claim is None else claim.delta,
@@ -124,13 +122,9 @@ def success(
     seed: int,
     allows: Callable[[float], float | None],
 ) -> dict[str, Any]:
-    """Return how well scores distinguish members from non-members, as values of a row by name.
+    """Return how well scores [n] of units of n authors distinguish members from others, as values of a row by name.
 
-    Args:
-        scores: float64 [n], where larger means membership.
-        authors: n authors of the units, which the bootstrap draws.
-        allows: function of a false-positive rate: the largest true-positive rate that the claim allows an attacker on
-            one unit; None without a claim.
+    `allows` maps a false-positive rate to the largest true-positive rate that a claim allows; None without a claim.
     """
     authors = np.array(authors, object)
     members, others = scores[is_member], scores[~is_member]

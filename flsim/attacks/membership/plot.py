@@ -6,38 +6,29 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from flsim.attacks.result import Result
-from flsim.show.figure import line_style, plain, write_figure
+from flsim.show.figure import legend_below, line_style, plain, subplots, write_figure
 
 
 def plot(attacked: Mapping[Path, Result], path: Path) -> None:
-    """Write the figure of `draw`, atomically."""
     write_figure(lambda: draw(attacked), path)
 
 
 def draw(attacked: Mapping[Path, Result]) -> Figure:
-    """Return a figure with a panel for each run, and a curve for each attack and unit on logarithmic scales.
-
-    The band is the 95% interval of the attack with the largest area, and the dotted line is chance. For a run with
-    noise, a grey line is the largest rate that the ledger allows.
-    """
+    """Return a figure with a panel for each run, and a curve for each attack and unit on logarithmic scales."""
     every = pd.concat([result.frame for result in attacked.values()])
     names = list(dict.fromkeys(zip(every["attack"], every["unit"], strict=True)))
-    figure = Figure(figsize=(max(5.0, 3.4 * len(attacked)), 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(attacked), sharex=True, sharey=True, squeeze=False)[0]
+    count = len(attacked)
+    figure, (panels,) = subplots(max(5.0, 3.4 * count), 4.4, 1, count, gap=0.02, sharex=True, sharey=True)
     for axes, (folder, result) in zip(panels, attacked.items(), strict=True):
         _draw(axes, result.frame, names)
         setting = result.frame["setting"].iloc[0]
         axes.set_title(plain(f"{setting}\n{folder.resolve().name}"), fontsize=10)
         axes.set_xlabel("false-positive rate")
     panels[0].set_ylabel("true-positive rate")
-    lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
-    labels = [str(label) for label in lines]
-    figure.legend(lines.values(), labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend_below(figure, panels, 3)
     return figure
 
 

@@ -1,15 +1,13 @@
 """RMIA, the robust attack by pairwise likelihood ratios.
 
 Zarifzadeh, Liu and Shokri, "Low-Cost High-Power Membership Inference Attacks" (2024), section 3, as in its authors'
-ml_privacy_meter (modules/mia/attacks/rmia.py, commit e384af8). One difference: OUT models are chosen by their masks,
-because that code assumes that exactly half are OUT.
+ml_privacy_meter (modules/mia/attacks/rmia.py, commit e384af8), except that OUT models are chosen by their masks.
 
     ratio(x) = p(x | theta) / p(x),        p(x): the mean of p(x | theta') over reference models theta'
     score(x) = share of the population z with  ratio(x) / ratio(z) > gamma
 
-Offline there are only models without x, and p(x) is approximated by (1 + a) / 2 p_out(x) + (1 - a) / 2, which assumes
-probabilities in [0, 1] that are near 1 for members. For a sequence, p is therefore e to the mean log-likelihood per
-token.
+Offline, p(x) is approximated by (1 + a) / 2 p_out(x) + (1 - a) / 2, which assumes probabilities near 1 for members. For
+a sequence, p is therefore e to the mean log-likelihood per token.
 
 Shapes: S reference models, N points, Z points of a population that the target was not trained on.
 """

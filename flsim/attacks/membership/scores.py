@@ -1,8 +1,7 @@
 """Scores of records from the log-probabilities of their tokens, where larger means membership.
 
-Shapes: N records, T the length of the longest record in tokens. Log-probabilities are natural, float64 [N, T], for the
-tokens of each record; values after the end of a record are ignored. A record has n tokens: its words, and the end of
-the sequence if the model is trained to predict it.
+Shapes: N records, T the length of the longest record in tokens. Log-probabilities are natural, float64 [N, T]; values
+after the end of a record are ignored. A record has n tokens: its words, and the end of the sequence if it is predicted.
 """
 
 from collections.abc import Sequence
@@ -22,8 +21,8 @@ LARGEST = 0.01  # limit of a token's divergence
 def mean_log_probability(log_probs: Floats, lengths: Ints) -> Floats:
     """Return (1/n) sum_i log p(t_i | t_<i), the negative loss of each record of n >= 1 tokens [N].
 
-    See Yeom et al., "Privacy Risk in Machine Learning" (2018), section 3. The mean is taken because a sum ranks short
-    records above long records.
+    See Yeom et al., "Privacy Risk in Machine Learning" (2018), section 3. A sum would rank short records above long
+    ones.
     """
     return _sums(log_probs, lengths) / lengths
 
@@ -40,8 +39,7 @@ def against_reference(log_probs: Floats, of_reference: Floats, lengths: Ints) ->
 def per_compressed_byte(log_probs: Floats, lengths: Ints, texts: Sequence[str]) -> Floats:
     """Return sum_i log p(t_i | t_<i) per byte of the text as zlib compresses it [N].
 
-    See Carlini et al. (2021), section 5.1, "Comparing to zlib Compression". A header of 11 bytes outweighs the content
-    of a text of five words.
+    See Carlini et al. (2021), section 5.1, "Comparing to zlib Compression". A header of 11 bytes outweighs short texts.
     """
     return np.asarray(_sums(log_probs, lengths) / compressed_bytes(texts))
 
@@ -88,10 +86,10 @@ def error_zone(log_probs: Floats, of_reference: Floats, is_likeliest: Flags, len
     """Return P / N of each record [N]: the sum of positive and of negative shifts in its error zone.
 
     The error zone has the tokens that are not the model's most likely ones, without the first token of the record. The
-    shift of a token is log p(t_i | t_<i) - log q(t_i | t_<i), for a reference q that is usually the model before
-    training, and N is the sum of absolute values. The score is 0 with fewer than two errors, or without a negative
-    shift. See Ilic et al., "Powerful Training-Free Membership Inference Against Autoregressive Language Models" (2026),
-    and its code, github.com/JetBrains-Research/ez-mia at aa0b6b7, which has these exceptions.
+    shift of a token is log p(t_i | t_<i) - log q(t_i | t_<i), for a reference q, usually the model before training. The
+    score is 0 with fewer than two errors, or without a negative shift. See Ilic et al., "Powerful Training-Free
+    Membership Inference Against Autoregressive Language Models" (2026), and github.com/JetBrains-Research/ez-mia at
+    aa0b6b7.
     """
     is_error = ~is_likeliest & (np.arange(log_probs.shape[1]) > 0) & _is_token(log_probs, lengths)
     shifts = np.where(is_error, log_probs - of_reference, 0.0)
@@ -135,12 +133,11 @@ def divergence(log_probs: Floats, of_unigram: Floats, tokens: Ints, lengths: Int
 
 
 def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
-    """Return the coefficients [F + 1] of the linear quantile regression of values [n] on features [n, F].
+    """Return the coefficients [F + 1], constant first, of the linear quantile regression of values [n] on features.
 
-    The constant is first. They minimize the mean pinball loss max(level r, (level - 1) r) of the residuals r (Koenker
-    and Bassett, "Regression Quantiles", 1978), exactly, as a linear program. Bertran et al., "Scalable Membership
-    Inference Attacks via Quantile Regression" (2023), fit scores of non-members in this way, and classify values above
-    the fitted quantile as members.
+    They minimize the mean pinball loss max(level r, (level - 1) r) of the residuals r (Koenker and Bassett, "Regression
+    Quantiles", 1978), exactly, as a linear program: Bertran et al., "Scalable Membership Inference Attacks via Quantile
+    Regression" (2023). Features are [n, F].
     """
     design = np.column_stack([np.ones(len(values)), features])
     count, width = design.shape
@@ -153,10 +150,7 @@ def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
 
 
 def logistic_fit(features: Floats, is_member: Flags, penalty: float = 1e-3) -> Floats:
-    """Return the coefficients [F] of a logistic regression on standardized features [n, F], without the constant.
-
-    The penalty weighs half the squared norm against the mean loss, and bounds coefficients of separable classes.
-    """
+    """Return the coefficients [F] of a penalized logistic regression on standardized features [n, F]."""
     signs = np.where(is_member, 1.0, -1.0)
 
     def loss(weights: Floats) -> tuple[float, Floats]:

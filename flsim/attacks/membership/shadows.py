@@ -1,13 +1,13 @@
 """Attacks with shadow models: runs of several seeds, each trained on a random half of the users or records.
 
-Every run of `data.shadow` is the target once, and the others are its shadow models (leave-one-out). Because coins
-decided membership, members and others differ only in training, and no control is needed.
+Every run of `data.shadow` is the target once (leave-one-out). Coins decided membership, so no control is needed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -50,14 +50,13 @@ class Shadows:
     population: Floats  # float64 [S, Z], the same score of users or records outside the training of all runs
 
 
-@dataclass(frozen=True)
-class _Side:
-    """Records of targets: the target of each record, and the names of targets."""
+class _Side(NamedTuple):
+    """Records of targets, the target of each record, and names and indices of the targets among those of a split."""
 
     records: Records
     owners: Ints
     names: tuple[str, ...]
-    positions: Ints  # index of each target among the users or records of its split
+    positions: Ints
 
 
 def infer_by_shadows(
@@ -73,9 +72,8 @@ def infer_by_shadows(
         device: torch device, such as "cuda".
 
     Returns:
-        The rows of `success`, a row for each setting and attack; and those of
-        `counterfactual`, a row for each setting and target. Both begin with
-        ``setting`` and ``unit``.
+        The rows of `success`, a row for each setting and attack; and those of `counterfactual`, a row for each setting
+        and target. Both begin with ``setting`` and ``unit``.
 
     Raises:
         InputError: there is no such run or checkpoint, or runs are not shadow models of each other.
@@ -108,14 +106,11 @@ def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[
 
 
 def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> None:
-    """Store the success of LiRA and RMIA on the targets of each run, in the run's folder.
-
-    Intervals resample targets, which have no author, because each has a separate coin. The ledger of users is not
-    compared with user targets, because the presence of a user is more than the replacement of their data.
-    """
+    """Store the success of LiRA and RMIA on the targets of each run; intervals resample targets."""
     scores, targets = leave_one_out(shadows), np.array(shadows.targets, object)
     for index, path in enumerate(paths):
         attacked = Attacked.open(path, hparams)
+        # the presence of a user is more than the replacement of their data, which a ledger of users covers
         claim, protects = attacked.claim if shadows.unit == "record" else None, attacked.run.config.unit
         allows, rows = partial(allowed, claim, protects), []
         for name in (name for name in scores if name != LOSS):  # the loss is an attack on a single run
@@ -133,10 +128,9 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
 def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None, device: str = "cpu") -> Shadows:
     """Score the same targets by the models of all runs, which differ only in their seeds.
 
-    Targets are drawn from the training users of the corpus, or from their records, independent of their coins; `count`
-    is the largest number of targets, and of others, from the held-out and test users. A user is scored by at most 50
-    records: records that no run trains on if the runs have `data.user_holdout`, and otherwise all records. Raises
-    InputError for fewer than 4 runs, or if they are not shadow models of each other.
+    At most `count` targets, and others from the held-out and test users, are drawn independent of coins. A user is
+    scored by at most 50 records, if possible those that no run trains on. Raises InputError for runs that are no shadow
+    models.
     """
     runs = [Run.open(path) for path in paths]
     unit = _refuse_unlike(runs)
@@ -144,7 +138,7 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
     train = corpus.split("train")
     (outside, positions), *_ = never_trained(corpus)[0]
     if unit == "user":
-        positions = np.unique(np.searchsorted(np.asarray(outside.user_offsets), positions, side="right") - 1)
+        positions = np.unique(outside.owners(positions))
     drawn_from = (train, _candidates(train, unit, share)), (outside, positions)
     sides = [_targets(split, unit, share, count, candidates) for split, candidates in drawn_from]
     both = Records.joined([side.records for side in sides])
@@ -158,9 +152,7 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
             sums = log_probabilities(model, both, corpus.layout).sum(1)
             phi.append(np.bincount(owners, sums) / tokens)
             read = members_of(run, state.round)
-            if unit == "user":
-                read = np.searchsorted(np.asarray(train.user_offsets), read, side="right") - 1
-            is_in.append(np.isin(sides[0].positions, read))
+            is_in.append(np.isin(sides[0].positions, train.owners(read) if unit == "user" else read))
     split = len(sides[0].names)
     scores = np.array(phi)
     return Shadows(unit, sides[0].names, scores[:, :split], np.array(is_in), scores[:, split:])
@@ -221,28 +213,23 @@ def counterfactual(shadows: Shadows) -> pd.DataFrame:
     """Return counterfactual memorization of each target: the mean score in runs with it minus that in runs without it.
 
     Zhang et al., "Counterfactual Memorization in Neural Language Models" (2021), equation 1, with the mean
-    log-likelihood per token instead of accuracy. A target of all runs or of no run has no value. Columns: target, n_in,
-    n_out (numbers of runs), memorization (nats per token) and its standard error.
+    log-likelihood per token. NaN for a target of all runs or of no run. Columns: target, n_in, n_out (numbers of runs),
+    memorization (nats per token) and its standard error.
     """
-    side_in, side_out = (_moments(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in))
+    (n_in, mean_in, squares_in), (n_out, mean_out, squares_out) = (
+        lira.moments(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in)
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        variances = [squares.sum(axis=0) / (n - 1) / n for squares, n in ((squares_in, n_in), (squares_out, n_out))]
     return pd.DataFrame(
         {
             "target": shadows.targets,
-            "n_in": side_in[0],
-            "n_out": side_out[0],
-            "memorization": side_in[1] - side_out[1],
-            "standard_error": np.sqrt(side_in[2] + side_out[2]),
+            "n_in": n_in,
+            "n_out": n_out,
+            "memorization": mean_in - mean_out,
+            "standard_error": np.sqrt(variances[0] + variances[1]),
         }
     )
-
-
-def _moments(values: Floats, side: Flags) -> tuple[Ints, Floats, Floats]:
-    """Return number, mean and squared standard error of the mean of each column's values of one side."""
-    counts = side.sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(side, values, 0.0).sum(axis=0) / counts
-        square = np.where(side, (values - mean) ** 2, 0.0).sum(axis=0) / (counts - 1) / counts
-    return counts, mean, square
 
 
 def _rate(level: float) -> Callable[[Floats, Floats], float]:

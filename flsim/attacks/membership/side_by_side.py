@@ -1,6 +1,5 @@
 """Evidence about two runs side by side: their audits, and stored rows of attacks on membership."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +58,10 @@ class Proof:
                 named[row["method"]] = f"about {row['estimate']:.2f}"
         if self.subject is not None and self.subject.claim is not None:
             named["epsilon of the ledger"] = f"{self.subject.claim.epsilon:.3g}"
-        return named | {_name(row): _area(row) for row in self.membership.to_dict("records")}
+        for row in self.membership.to_dict("records"):
+            interval = f"({row['auroc_low']:.3f}-{row['auroc_high']:.3f})" + "*" * bool(row["is_confounded"])
+            named[f"{row['unit']}s: {row['attack']}"] = f"{row['auroc']:.3f} {interval}"
+        return named
 
     def to_json(self) -> dict[str, Any]:
         audited = {} if self.subject is None else to_json(self.subject, self.audited)
@@ -75,11 +77,3 @@ def to_markdown(a: Proof, b: Proof) -> str:
     sides = [Column(side, [values.get(name, "") for name in names]) for side, values in (("a", first), ("b", second))]
     table = markdown([Column("Epsilon, or attack on", names, is_number=False)], [sides])
     return f"## Evidence from audits and attacks\n\n{table}\n{note(NOTE)}"
-
-
-def _name(row: Mapping[Any, Any]) -> str:
-    return f"{row['unit']}s: {row['attack']}"
-
-
-def _area(row: Mapping[Any, Any]) -> str:
-    return f"{row['auroc']:.3f} ({row['auroc_low']:.3f}-{row['auroc_high']:.3f})" + "*" * bool(row["is_confounded"])

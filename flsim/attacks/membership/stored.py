@@ -62,7 +62,8 @@ def write_rows(run_folder: Path, round_: int, table: pd.DataFrame) -> None:
             others = earlier[~pd.MultiIndex.from_frame(earlier[["unit", "attack"]]).isin(asked)]
             table = pd.DataFrame([*others.to_dict("records"), *table.to_dict("records")])
         with new_file(path) as partial:
-            pq.write_table(pa.Table.from_pylist(_plain(table), SCHEMA), partial)
+            stored = pa.Table.from_pandas(table, SCHEMA, preserve_index=False).replace_schema_metadata()
+            pq.write_table(stored, partial)
 
 
 def read_rows(path: Path, identity: str) -> pd.DataFrame:
@@ -78,11 +79,3 @@ def newest_rows(run_folder: Path, identity: str | None) -> pd.DataFrame:
     paths = [path for path in (run_folder / FOLDER).glob("*.parquet") if NAME.fullmatch(path.name)]
     newest = max(paths, key=lambda path: int(path.stem.removeprefix("round-")), default=None)
     return SCHEMA.empty_table().to_pandas() if newest is None or identity is None else read_rows(newest, identity)
-
-
-def _plain(table: pd.DataFrame) -> list[dict[str, object]]:
-    """Return rows with missing values of pandas replaced by None."""
-    return [
-        {str(name): None if pd.api.types.is_scalar(value) and pd.isna(value) else value for name, value in row.items()}
-        for row in table.to_dict("records")
-    ]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from flsim.attacks.membership.stored import LEVELS, column
 from flsim.attacks.result import Result, over_seeds, text_of
-from flsim.base.statistics import paired_t_p, t_interval
+from flsim.base.statistics import paired_t_p
 from flsim.results.seeds import named_apart
 from flsim.runs.folder import Run
 from flsim.show.table import Field, note, table_of
@@ -63,7 +63,6 @@ CONTROLS = tuple(
 
 
 def to_text(name: str, attacked: Result) -> str:
-    """Return the rows of one run as text; `name` is that of the run's folder."""
     first = attacked.frame.iloc[0]
     what = " and ".join(f"{unit}s" for unit in dict.fromkeys(attacked.frame["unit"]))
     title = f"{first['setting']} ({name}), after round {first['round']:,}: membership of {what}"
@@ -90,9 +89,8 @@ def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) ->
 def means_over_seeds(attacked: Mapping[Path, Result]) -> pd.DataFrame:
     """Return a row for each setting, unit and attack.
 
-    The columns are unit, attack, series, setting, seeds (number of runs), auroc, control_auroc and tpr (means over
-    seeds) with the ends of their 95% intervals, and difference, difference_low, difference_high and p: from the AUROC
-    of the first setting, paired by seed; NaN in rows of the first setting.
+    The columns are unit, attack, series, setting, seeds (number of runs), auroc, control_auroc and tpr with the ends of
+    their 95% intervals, and difference, difference_low, difference_high and p: from the first setting, paired by seed.
     """
     names = named_apart(attacked)
     rows = pd.concat(
@@ -110,15 +108,10 @@ def with_differences(rows: pd.DataFrame) -> pd.DataFrame:
     pairs = rows.merge(first, on=["unit", "attack", "seed"], suffixes=("", "_first"))
     pairs = pairs[pairs["series"] != pairs["series_first"]]
     pairs["difference"] = pairs["auroc"] - pairs["auroc_first"]
-    summary = []
-    for group, of_group in pairs.groupby(key, sort=False):
-        values = of_group["difference"].to_numpy("float64")
-        ends = dict(zip(("difference_low", "difference_high"), t_interval(values), strict=True))
-        mean = {"difference": values.mean(), "p": paired_t_p(values)}
-        summary.append(dict(zip(key, group, strict=True)) | mean | ends)
     columns = ["difference", "difference_low", "difference_high", "p"]
-    differences = pd.DataFrame(summary, columns=[*key, *columns]).astype(dict.fromkeys(columns, np.float64))
-    return means.merge(differences, "left", key)
+    p = [paired_t_p(group["difference"].to_numpy("float64")) for _, group in pairs.groupby(key, sort=False)]
+    differences = over_seeds(pairs, key, {"difference": "difference_"}).assign(p=p).reindex(columns=[*key, *columns])
+    return means.merge(differences.astype(dict.fromkeys(columns, np.float64)), "left", key)
 
 
 def means_to_text(rows: pd.DataFrame) -> str:

@@ -40,9 +40,7 @@ class Targets:
 def targets_of(run: Run, rounds: int, count: int) -> Targets:
     """Draw members and non-members of a run after a number of rounds (central training: steps), from the run's seed.
 
-    Members are records that training read, and that no canary replaced. Non-members are records by authors who are not
-    among the training users, in the held-out and the test split, whose text does not occur as a training record. Test
-    users by date are excluded, because topics change with time.
+    Members are records that training read, and no canary replaced; non-members those by other authors, with new texts.
     """
     corpus, train = run.corpus, run.corpus.split("train")
     splits, notes = never_trained(corpus)
@@ -87,9 +85,9 @@ def pairs_of(
     shuffled = rng.permutation(2 * pairs)
     records = Records.joined([split.records_at(chosen) for split, chosen in places])
     keys = [f"{split.folder.name}:{position}" for split, chosen in places for position in chosen.tolist()]
-    authors = [author for split, chosen in places for author in _authors(split, chosen)]
+    authors = [author_of(split.names[user]) for split, chosen in places for user in split.owners(chosen).tolist()]
     return Targets(
-        Records.joined([_one(records, index) for index in shuffled.tolist()]),
+        Records.joined([Records(records[index], np.array([0, len(records[index])])) for index in shuffled.tolist()]),
         [keys[index] for index in shuffled],
         [authors[index] for index in shuffled],
         (np.arange(2 * pairs) < pairs)[shuffled],
@@ -194,13 +192,3 @@ def _of_lengths(lengths: Ints, counts: NDArray[np.integer[Any]], rng: np.random.
 def _lengths(split: Split, positions: Ints) -> Ints:
     offsets = np.asarray(split.record_offsets)
     return offsets[positions + 1] - offsets[positions]
-
-
-def _authors(split: Split, positions: Ints) -> list[str]:
-    users = np.searchsorted(np.asarray(split.user_offsets), positions, side="right") - 1
-    return [author_of(split.names[user]) for user in users.tolist()]
-
-
-def _one(records: Records, index: int) -> Records:
-    record = records[index]
-    return Records(record, np.array([0, len(record)]))

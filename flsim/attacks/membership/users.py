@@ -6,14 +6,11 @@ For a user u with fresh records x_1, ..., x_m, from the distribution of u but no
 
     T_u = (1/m) sum_i [ log p(x_i) - log p_ref(x_i) ],                                        [K] equation 2
 
-which is larger if the model has learned the style of u. If p is the mixture of all users' texts, and p_ref the same
-mixture without u, then ([K] Proposition 1)
-
-    log alpha_u + KL(D_u || D_-u)  <  E[T_u]  <=  alpha_u chi^2(D_u || D_-u),     alpha_u: u's share of the text.
+which is larger if the model has learned the style of u.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +70,8 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
 
     Members are training users of whom training read a record. Others are users by authors who are not in training:
     held-out and test users, or training users whom the coins of `data.shadow` exclude. The same share of records is
-    fresh for both, by the same draw, so both have equally many. `count` limits members and others, `most` the records
-    of a user. Raises InputError if the run has no fresh records, or no author is outside training.
+    fresh for both. `count` limits members and others, `most` the records of a user. Raises InputError if there are too
+    few.
     """
     share, train = run.config.data.user_holdout, run.corpus.split("train")
     if not share:
@@ -83,10 +80,13 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
             "data.user_holdout, e.g. to 0.1"
         )
     read = members_of(run, rounds)
-    owners = np.searchsorted(np.asarray(train.user_offsets), read, side="right") - 1
-    members, sizes = np.unique(owners, return_counts=True)
+    members, sizes = np.unique(train.owners(read), return_counts=True)
     authors = {author_of(train.names[user]) for user in members.tolist()}
-    others = _shadowed(run, train, authors) if run.config.data.shadow == "user" else _held_out_users(run)
+    if run.config.data.shadow == "user":  # users whom coins excluded and whose authors have no participating user
+        outside = [user for user, name in enumerate(train.names) if author_of(name) not in authors]
+        others = [(train, np.setdiff1d(np.array(outside, np.int64), getattr(run.train, "users", [])))]
+    else:
+        others = [(split, np.unique(split.owners(positions))) for split, positions in never_trained(run.corpus)[0]]
     parts: list[Records] = []
     names, of_authors, numbers, shares = [], [], [], []
     for split, users, is_in in [(train, members, True), *((split, users, False) for split, users in others)]:
@@ -164,7 +164,8 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
     for unit, side in units.items():
         allows, protects = _allows(run, claim, side), claimed(claim, run.config.unit)
         scores, start = (user_statistics(values, by_reference, side.owners) for values in (trained, before))
-        control = blind_area(_means(blind, side.owners), side.is_member, stream(run.config.seed, "user halves", unit))
+        means = np.column_stack([user_statistics(column, np.zeros(len(column)), side.owners) for column in blind.T])
+        control = blind_area(means, side.is_member, stream(run.config.seed, "user halves", unit))
         row = success(NAME, unit, scores, side.is_member, side.authors, run.config.seed, allows) | protects
         controls = {
             "control_auroc": control,
@@ -178,11 +179,7 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
 
 
 def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -> float:
-    """Return the area of an attack without the model: a logistic regression on the statistics [U, F].
-
-    It learns from half of the members and of the others, and is measured on the rest; the halves are then exchanged,
-    and the two areas averaged.
-    """
+    """Return the area of a logistic regression on the statistics [U, F], each half of the users by the other half."""
     is_first = np.zeros(len(is_member), np.bool_)
     for side in (np.flatnonzero(is_member), np.flatnonzero(~is_member)):
         is_first[rng.permutation(side)[: len(side) // 2]] = True
@@ -198,8 +195,7 @@ def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -
 def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[float], float | None]:
     """Return the largest true-positive rate on a complete user or author, as a function of the false-positive rate.
 
-    It is None if the ledger makes no claim about them: synthetic users of an IID partition have records of many
-    authors, and a ledger of records does not cover all records of a user.
+    None for synthetic users of an IID partition, and for a ledger of records, which make no claim about a user.
     """
     if claim is None or run.config.unit != "user" or run.config.data.partition == "iid":
         return lambda _: None
@@ -209,11 +205,6 @@ def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[floa
     return lambda fpr: 1 - least(1 - fpr)
 
 
-def _means(values: Floats, owners: Ints) -> Floats:
-    """Return the means of columns [N, F] over the records of each owner, float64 [U, F]."""
-    return np.column_stack([user_statistics(column, np.zeros(len(column)), owners) for column in values.T])
-
-
 def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Records:
     """Return the fresh records of a user: held-out records, or as many of a user outside training."""
     first, last = split.user_offsets[user : user + 2].tolist()
@@ -221,14 +212,3 @@ def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Reco
     if len(held) > most:
         held = stream(0, "fresh records", user).choice(held, most, replace=False)
     return split.records_at(first + held)
-
-
-def _held_out_users(run: Run) -> Iterator[tuple[Split, Ints]]:
-    for split, positions in never_trained(run.corpus)[0]:
-        yield split, np.unique(np.searchsorted(np.asarray(split.user_offsets), positions, side="right") - 1)
-
-
-def _shadowed(run: Run, train: Split, authors: set[str]) -> Iterator[tuple[Split, Ints]]:
-    """Yield the training users whom coins excluded and whose authors have no participating user."""
-    outside = [user for user, name in enumerate(train.names) if author_of(name) not in authors]
-    yield train, np.setdiff1d(np.array(outside, np.int64), getattr(run.train, "users", []))

@@ -1,4 +1,1 @@
-"""The information about users in a round's updates: their words, and whether a record was used.
-
-`flsim reveal` and `flsim.reveal` call `reveal`.
-"""
+"""The information about users in a round's updates: their words, and whether a record was used."""

@@ -3,16 +3,13 @@
 import math
 from pathlib import Path
 
-import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from flsim.attacks.reveal.records import CANARY, RECORD
 from flsim.attacks.reveal.reveal import KEY, RARE_WORDS, Revealed
 from flsim.attacks.reveal.tables import sum_name
-from flsim.show.figure import line_style, plain, write_figure
+from flsim.show.figure import legend_below, line_style, plain, subplots, write_figure
 
 LEVEL = 0.05
 DETECTED = (f"tpr_at_{LEVEL}", (f"tpr_low_at_{LEVEL}", f"tpr_high_at_{LEVEL}"), None, LEVEL)
@@ -24,25 +21,17 @@ PANELS = {  # by subject: label of the y axis, column, its interval, column of t
 
 
 def plot(revealed: Revealed, path: Path) -> None:
-    """Write the figure of `draw`, atomically."""
     write_figure(lambda: draw(revealed), path)
 
 
 def draw(revealed: Revealed) -> Figure:
-    """Return a figure with a column for each run, and rows for rare words, records and canaries.
-
-    A line is a view of the sums. The dotted line is chance; the dashed gray line is the blind guess.
-    """
+    """Return a figure with a column for each run, rows for rare words, records and canaries, and lines for views."""
     frame = revealed.frame.fillna({"noise_multiplier": 0.0})
     runs = list(dict.fromkeys(frame["run"]))
     shown = [subject for subject in PANELS if subject in set(frame["subject"])]
     views = list(dict.fromkeys(zip(frame["view"], frame["noise_multiplier"], strict=True)))
-    figure = Figure(
-        figsize=(max(5.0, 3.4 * len(runs)), 2.6 * len(shown) + 1.2),
-        layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
-    )
-    FigureCanvasAgg(figure)
-    all_axes = figure.subplots(len(shown), len(runs), sharex="col", sharey="row", squeeze=False)
+    width, height = max(5.0, 3.4 * len(runs)), 2.6 * len(shown) + 1.2
+    figure, all_axes = subplots(width, height, len(shown), len(runs), sharex="col", sharey="row")
     for column, run in enumerate(runs):
         of_run = frame[frame["run"] == run]
         for row, subject in enumerate(shown):
@@ -60,7 +49,9 @@ def draw(revealed: Revealed) -> Figure:
                 axes.plot(first["users"], first[blind], color="#8a8a83", linestyle=(0, (4, 2)), label="blind")
             axes.axhline(scale * chance, color="#555555", linestyle=(0, (1, 2)), linewidth=1)
             axes.set_xscale("log")
-            axes.xaxis.set_major_locator(FixedLocator(_ticks(rows["users"])))
+            sizes = sorted(set(rows["users"]))  # without those whose label would overlap the next one
+            ticks = [size for size, after in zip(sizes, [*sizes[1:], math.inf], strict=True) if after >= 1.5 * size]
+            axes.xaxis.set_major_locator(FixedLocator(ticks))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.xaxis.set_major_formatter(ScalarFormatter())
             if row == 0:
@@ -69,14 +60,5 @@ def draw(revealed: Revealed) -> Figure:
                 axes.set_xlabel("users in the sum")
             if column == 0:
                 axes.set_ylabel(label)
-    lines = {
-        line.get_label(): line for axes in all_axes.flat for line in axes.get_lines() if line.get_label()[0] != "_"
-    }
-    figure.legend(lines.values(), list(lines), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend_below(figure, all_axes.flat, 3)
     return figure
-
-
-def _ticks(users: "pd.Series[int]") -> list[int]:
-    """Return the sizes of sums, without those whose label would overlap the next one."""
-    sizes = sorted(set(users))
-    return [size for size, after in zip(sizes, [*sizes[1:], math.inf], strict=True) if after >= 1.5 * size]

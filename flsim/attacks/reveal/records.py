@@ -7,10 +7,9 @@ distribution of a record that is not in the sum, and are independent of the sum.
 
 is at most alpha with probability at most alpha if the record is not in the sum.
 
-- Records: one random sample, without replacement, has the references and the records that are not in the sum. They are
-  records of users outside the cohort, except texts that also occur in the cohort. So p is exact for any model and sum.
-- Canaries of random words: references are other random words. They have the distribution of a canary that no round has
-  used so far. The gradient of a canary that the model has already read can differ from theirs.
+- Records: one random sample, without replacement, has the references and the records that are not in the sum: those of
+  users outside the cohort, except texts that also occur in the cohort.
+- Canaries of random words: references are other random words, exact for a canary that no round has used so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.attacks.membership.candidates import gradients_of
+from flsim.base.arrays import Floats, Ints
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.data.records import Records
@@ -30,8 +29,6 @@ from flsim.data.withheld import in_whole
 from flsim.measures.memorization.random_sampling import references as random_phrases
 from flsim.models.language_model import TrainableModel
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Group = tuple[int, int]  # number of users of a sum, and number of the sum
 SAMPLED = 10**6  # records from which those outside the cohort are drawn
 RECORD, CANARY = "record", "canary"
@@ -92,10 +89,7 @@ def canary_candidates(
 
 
 def alignments(model: TrainableModel, records: Records, layout: Layout, sums: Tensor) -> Floats:
-    """Return the cosine of each sum [P, sums] and the negative gradient of each record, float64 [N, sums].
-
-    The model is that before the round. A record without a position to predict has the cosine 0.
-    """
+    """Return the cosine of each sum [P, sums] and the negative gradient of each record, float64 [N, sums]."""
     cosines, lengths = np.zeros((len(records), sums.shape[1])), sums.double().norm(dim=0)
     for rows, gradients in gradients_of(model, records, layout):
         flat = torch.cat([gradients[name].flatten(1) for name in sorted(gradients)], dim=1).cpu()

@@ -10,7 +10,6 @@ from typing import Annotated, Any, cast
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.algorithms import checkpoint
@@ -34,6 +33,7 @@ from flsim.attacks.reveal.sums import (
     sum_of_user,
     sums_by_size,
 )
+from flsim.base.arrays import Floats, Ints
 from flsim.base.errors import InputError, as_list
 from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
@@ -51,8 +51,6 @@ from flsim.show.table import json_rows
 from flsim.training.local import threads as threads_of_torch
 from flsim.training.state import State
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 SIZES = (1, 10, 100)  # users of a sum, and all users of the cohort
 RARE = 10  # largest number of users of a rare word
 PUBLIC = 500  # records of test users with which predictions are averaged
@@ -102,7 +100,6 @@ class Revealed(Result):
     targets: pd.DataFrame
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rows of both tables, and the notes; unknown values are None."""
         return super().to_json() | {"targets": json_rows(self.targets)}
 
 
@@ -144,8 +141,6 @@ def reveal(
 
 @dataclass(frozen=True)
 class _View:
-    """A sum of updates as an attacker sees it."""
-
     group: Group  # the number of users of the sum, and the number of the sum
     key: dict[str, Any]  # users, view and noise_multiplier of a row
     guess: words.Guess | None  # the guessed words; None if the sum does not reveal words
@@ -154,8 +149,6 @@ class _View:
 
 @dataclass(frozen=True)
 class _Round:
-    """A round of a run, before its training, that is attacked."""
-
     run: Run
     hparams: RevealHParams
     training: FederatedTraining
@@ -185,7 +178,6 @@ class _Round:
 
     @cached_property
     def cohort(self) -> Ints:
-        """Return the users of the round, each once."""
         return np.unique(self.training.cohort(self.state.round))
 
     @cached_property
@@ -199,7 +191,6 @@ class _Round:
         return unigram_of(self.run.corpus)
 
     def revealed(self) -> Revealed:
-        """Return the rows and targets of all sums."""
         engine, views, data = self.training.engine_here(), list[_View](), dict[Group, CohortSum]()
         parts = (
             sum_of_user(self.training, engine, self.state, request)
@@ -242,15 +233,11 @@ class _Round:
 
         for name, total in part.updates.items():
             yield view(name, math.nan, total, part.steps[name])
-        for multiplier in self._multipliers:
+        of_run = self.training.privacy.update_noise_multiplier(self.training.algorithm.cohort)
+        for multiplier in sorted({*self.hparams.noise, of_run} - {0.0}):
             noises, total = self._noise_of(group, multiplier), part.updates[CLIPPED]
             noised = {name: value + noises[name] for name, value in total.items()}
             yield view(NOISED, multiplier, noised, part.steps[CLIPPED])
-
-    @cached_property
-    def _multipliers(self) -> list[float]:
-        of_run = self.training.privacy.update_noise_multiplier(self.training.algorithm.cohort)
-        return sorted({*self.hparams.noise, of_run} - {0.0})
 
     def _noise_of(self, group: Group, multiplier: float) -> Params:
         """Return noise: for all users of the round, the noise of the run; otherwise other draws of it."""
@@ -385,20 +372,14 @@ def _area(tested: pd.DataFrame, score: str) -> float:
 
 
 def _means(values: pd.DataFrame) -> dict[str, Any]:
-    """Return the mean of each column over groups, and Student's t interval of the area within [0, 1].
-
-    There is no interval of fewer than `FEWEST` groups.
-    """
+    """Return the mean of each column over groups; from `FEWEST` groups on, also Student's t interval of the area."""
     areas = values["auroc"].dropna().to_numpy("float64")
     low, high = np.clip(t_interval(areas), 0, 1) if len(areas) >= FEWEST else (np.nan, np.nan)
     return {str(name): mean for name, mean in values.mean().items()} | {"auroc_low": low, "auroc_high": high}
 
 
 def _checkpoint_before(run: Run, round_: int | None) -> Path | None:
-    """Return the checkpoint before a round; None for the first round, whose model is a function of the seed.
-
-    By default, the round is the last one of the run that has a checkpoint before it.
-    """
+    """Return the checkpoint before a round, by default the last one that has one; None for the first round."""
     saved = {checkpoint.round_of(path) + 1: path for path in checkpoint.all_in(run.path / "checkpoints")}
     rounds = [1, *(after for after in sorted(saved) if 1 < after <= run.rounds)]
     if round_ is None:

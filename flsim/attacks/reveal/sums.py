@@ -1,8 +1,4 @@
-"""Sums of updates over users of a round's cohort, trained again as in the run.
-
-Training never stores the update of a single user. Here the client's code computes it again, from the model before the
-round and from the user's random streams, and adds it to a sum.
-"""
+"""Sums of updates over users of a round's cohort, trained again as in the run, which never stores a single update."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +6,11 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.algorithms.rounds import Engine, FederatedTraining
 from flsim.algorithms.summation import RoundRequest
+from flsim.base.arrays import Ints
 from flsim.base.rng import stream
 from flsim.canaries.population import Population
 from flsim.models.language_model import Params
@@ -22,7 +18,6 @@ from flsim.training.local import epoch_orders, local_batches
 from flsim.training.state import State
 from flsim.training.update import clip_factor, global_norm
 
-Ints = NDArray[np.int64]
 PLAIN, CLIPPED, NOISED = "plain", "clipped", "noised"
 GROUPS = 5  # largest number of sums of one size
 

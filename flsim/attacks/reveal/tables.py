@@ -63,7 +63,6 @@ def sum_name(view: str, noise_multiplier: float) -> str:
 
 
 def to_text(revealed: Revealed) -> str:
-    """Return tables of each run and subject, and notes."""
     texts = []
     for (run, subject), rows in revealed.frame.groupby(["run", "subject"], sort=False):
         first = rows.iloc[0]

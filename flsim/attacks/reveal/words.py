@@ -5,15 +5,11 @@ A step of SGD at learning rate eta, on the mean loss over T tokens, changes the 
     Delta b_v = -eta (p_v - n_v / T),
 
 with p the mean probability that the model predicts, and n_v the number of targets v. Therefore only a token that occurs
-can have a positive change, and n_v / T = Delta b_v / eta + p_v. For s steps, the formula with s eta is a first-order
-approximation, because p changes between the steps. The signs stay exact for any number of steps of SGD, for sums with
-positive weights, and after a clip.
+can have a positive change. This holds for any number of steps, sums with positive weights, and after a clip. For s
+steps, n_v / T = Delta b_v / eta + p_v with s eta is a first-order approximation.
 
-Without an output bias, the norms of the rows of the input embedding are the scores. If input and output share no
-weights, exactly the rows of the tokens that were read change.
-
-After `recover_token_information` of Geiping's breaching (https://github.com/JonasGeiping/breaching), the strategies
-"decoder-bias" and "embedding-norm".
+Without an output bias, the norms of the rows of the input embedding are the scores: `recover_token_information` of
+Geiping's breaching (https://github.com/JonasGeiping/breaching), "decoder-bias" and "embedding-norm".
 """
 
 import math
@@ -22,16 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.statistics import auroc
 from flsim.data.records import Records, batch, batches_by_length
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, TrainableModel
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 CUTOFF = 1.5  # breaching's: standard deviations above the mean of log-norms, if all rows change
 FLOATS = 2**22  # values of logits in one batch
 
@@ -43,7 +37,7 @@ class Guess:
     scores: Floats
     chosen: Flags
 
-    def permuted(self, order: NDArray[np.int64]) -> "Guess":
+    def permuted(self, order: Ints) -> "Guess":
         """Return the guess with the token ids exchanged: int64 [V], a permutation."""
         return Guess(self.scores[order], self.chosen[order])
 
@@ -51,8 +45,7 @@ class Guess:
 def guess_of(model: TrainableModel, total: Params, rate: float, predicted: Tensor) -> Guess | None:
     """Return the words that a sum of updates reveals; None if it has no row of a token.
 
-    `rate` is the learning rate times the number of steps, summed over users with their weights in the sum; `predicted`
-    is the mean probability that the model predicts, float64 [V].
+    `rate` is the learning rate times the steps, summed over users; `predicted` the model's mean probability [V].
     """
     bias, rows = model.rows_of_tokens(total)
     if bias is not None:
@@ -73,12 +66,11 @@ def blind_guess(log_probs: Floats, chosen: Flags) -> Guess:
     return Guess(log_probs, most_frequent)
 
 
-def measures(guess: Guess, counts: NDArray[np.int64], among: Flags) -> dict[str, float]:
+def measures(guess: Guess, counts: Ints, among: Flags) -> dict[str, float]:
     """Return how well a guess agrees with the words of users; NaN for values that are not defined.
 
-    `counts` has the number of each token among the targets, and `among` the measured tokens, [V] each. ``auroc``
-    compares tokens that occur with others, ``precision`` and ``recall`` are of the set of guessed tokens, and
-    ``spearman`` is the rank correlation of scores and counts.
+    `counts` has the number of each token among the targets, and `among` the measured tokens, [V] each. ``spearman`` is
+    the rank correlation of scores and counts; ``precision`` and ``recall`` are of the set of guessed tokens.
     """
     scores, chosen, counts = guess.scores[among], guess.chosen[among], counts[among]
     occurs = counts > 0

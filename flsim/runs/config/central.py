@@ -8,7 +8,7 @@ import numpy as np
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
-from flsim.base.extensions import configured
+from flsim.base.extensions import configured, label_of
 from flsim.base.settings import Count, Natural, bounds, settings
 from flsim.canaries.population import Partition, Population
 from flsim.data.corpus import Split
@@ -22,7 +22,7 @@ from flsim.training.central.records import Order, steps_per_epoch
 from flsim.training.central.task import EngineName, refuse_precision
 from flsim.training.footprint import Footprint, footprint_of, gpu_memory
 from flsim.training.hparams import label_of_steps, total_rate
-from flsim.training.optimizers import label_of, slots_of
+from flsim.training.optimizers import OPTIMIZERS, slots_of
 
 
 @settings
@@ -151,7 +151,7 @@ class CentralConfig(Config):
     @property
     def _label(self) -> str:
         training, privacy = self.training, self.privacy
-        optimizer = label_of(configured(training, "optimizer"))
+        optimizer = label_of(configured(training, "optimizer"), OPTIMIZERS)
         algorithm = {"none": optimizer, "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}
         parts = [algorithm[privacy.mechanism], *filter(None, [self.model.label])]
         if privacy.clip is not None:

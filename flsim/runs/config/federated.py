@@ -6,14 +6,14 @@ from typing import Literal, Self
 import numpy as np
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.built_in import algorithm_named, label_of
+from flsim.algorithms.built_in import ALGORITHMS, algorithm_named
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.rounds import EngineName, FederatedTraining, refuse_injections, refuse_precision
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
-from flsim.base.extensions import by_content, configured, is_custom, not_executed
+from flsim.base.extensions import by_content, configured, is_custom, label_of, not_executed
 from flsim.base.settings import Count, Natural, NotNegative, Positive, Seconds, settings
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
@@ -153,7 +153,7 @@ class FederatedConfig(Config):
     @property
     def _label(self) -> str:
         training, privacy = self.training, self.privacy
-        label = label_of(configured(training, "algorithm"))
+        label = label_of(configured(training, "algorithm"), ALGORITHMS)
         algorithm = {"none": label, "clip": f"{label}+Clip", "dp": f"DP-{label}"}[privacy.mechanism]
         if training.server_label:
             algorithm += f"+{training.server_label}"
@@ -167,8 +167,8 @@ class FederatedConfig(Config):
         local = self.local
         parts.append(label_of_steps(local.milestones, local.milestone_factor, "local rate"))
         parts.append(label_of_steps(training.server_milestones, training.server_milestone_factor, "server rate"))
-        sampler = sampling.label_of(configured(training, "sampler"))
-        parts += [noise.label_of(privacy.process), f"b_u={training.cohort}", sampler]
+        sampler = label_of(configured(training, "sampler"), sampling.SAMPLERS)
+        parts += [label_of(privacy.process, noise.NOISES), f"b_u={training.cohort}", sampler]
         if self.audit.update_canaries:
             parts.append(f"{self.audit.update_canaries:,} canary users" + " by coins" * self.audit.canary_coins)
         return ", ".join(filter(None, parts))

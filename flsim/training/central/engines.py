@@ -1,7 +1,4 @@
-"""The engines of central training on a CPU, `autograd` and `fused`, and the choice of the engine of a task.
-
-Engine `autograd` is plain PyTorch, the reference for the faster engines, and trains DP-SGD.
-"""
+"""The engines of central training on a CPU, `autograd` and `fused`, and the choice of the engine of a task."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +17,7 @@ from flsim.training.central.task import CentralTask, Chunk, Engine, load_moments
 from flsim.training.cohort.gradient import PackedBatch, packed_batches, packed_model
 from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Steps
-from flsim.training.local import bound_norm, training_mode
+from flsim.training.local import take_step, training_mode
 from flsim.training.optimizers import optimizer_named
 from flsim.training.state import Moments, State
 
@@ -79,12 +76,8 @@ class AutogradEngine:
                 physical_batch=training.physical_batch,
             )
         loss, tokens = loss_sum(self._model, inputs, targets, dropout_mask=self._dropout_mask(step, read))
-        gradients: Sequence[Tensor] = torch.autograd.grad(loss / tokens, list(self._named.values()))
-        if hparams.gradient_clip is not None:
-            gradients = bound_norm(gradients, hparams.gradient_clip)
-        for parameter, gradient in zip(self._named.values(), gradients, strict=True):
-            parameter.grad = gradient
-        self._optimizer.step()
+        gradients = torch.autograd.grad(loss / tokens, list(self._named.values()))
+        take_step(self._optimizer, self._named.values(), gradients, hparams.gradient_clip)
         return loss.item(), tokens
 
     def _dropout_mask(self, step: int, read: Batch) -> Tensor | None:
@@ -130,18 +123,14 @@ class PackedEngine:
         return {} if self._optimizer is None else moments_of(self._optimizer, self._model.weights)
 
     def _step(self, step: int, batch: PackedBatch) -> float:
-        training, hparams = self._training, self._training.hparams
+        training = self._training
         if self._optimizer is None:
             return self._model.descend(batch, training.rate(step))
         loss, gradient = self._model.gradient(batch)
-        gradients = list(gradient.values())
-        if hparams.gradient_clip is not None:
-            gradients = list(bound_norm(gradients, hparams.gradient_clip))
-        for weight, of_weight in zip(self._model.weights.values(), gradients, strict=True):
-            weight.grad = of_weight
         for group in self._optimizer.param_groups:
             group["lr"] = training.rate(step)
-        self._optimizer.step()
+        gradients = list(gradient.values())
+        take_step(self._optimizer, self._model.weights.values(), gradients, training.hparams.gradient_clip)
         return loss
 
     def _with_dropout(self, chunk: Chunk, steps: Steps, batches: list[PackedBatch]) -> list[PackedBatch]:
@@ -162,10 +151,9 @@ class PackedEngine:
 def engine_of(training: CentralTask, state: State) -> Engine:
     """Return the engine of the settings, with the state; InputError if it does not support device or precision.
 
-    Engine "autograd" is plain PyTorch with torch's optimizers, on any device, and the reference for the other engines.
-    It also trains DP-SGD, which needs each record's gradient, and models that declare no written-out gradient. Engine
-    "fused" is the written-out gradient: on a CPU without padding, and on other devices as one user of the cohort
-    engine.
+    Engine "autograd" is plain PyTorch with torch's optimizers, the reference for the other engines. It also trains
+    DP-SGD, which needs each record's gradient, and models that declare no written-out gradient. Engine "fused" is the
+    written-out gradient: on a CPU without padding, and on other devices as one user of the cohort engine.
     """
     refuse_precision(training)
     able = training.capabilities
@@ -174,18 +162,11 @@ def engine_of(training: CentralTask, state: State) -> Engine:
         return AutogradEngine(training, state)
     if training.device == "cpu":
         return PackedEngine(training, state)
-    if not _has_kernels(training):
+    if not able.stacked:
+        return AutogradEngine(training, state)
+    if optimizer_named(configured(training.hparams, "optimizer")).direction is None:
+        say(f'optimizer "{training.hparams.optimizer}" has no kernel; engine "autograd" is used instead')
         return AutogradEngine(training, state)
     from flsim.training.central.stacked_engine import StackedEngine
 
     return StackedEngine(training, state)
-
-
-def _has_kernels(training: CentralTask) -> bool:
-    """Return whether there are kernels for the model and the optimizer; print a line if only the latter has none."""
-    if not training.capabilities.stacked:
-        return False
-    if optimizer_named(configured(training.hparams, "optimizer")).direction is None:
-        say(f'optimizer "{training.hparams.optimizer}" has no kernel; engine "autograd" is used instead')
-        return False
-    return True

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from flsim.base.rng import stream
 from flsim.models.language_model import TrainableModel
 from flsim.training.cohort.gradient import packed_batch, packed_model
 
@@ -20,9 +21,8 @@ def record_gradients(
     """Return each record's gradient by name, [B, ...] over the parameter's own shape, and summed loss in nats [B].
 
     `inputs` are int64 [B >= 1, T]; `targets` have `pad` after the end of a record and in its prompt. A record's loss is
-    the mean over its real positions, 0 if it has none; only the clip bounds it. Gradients are computed together with
-    the written-out gradient on a CPU, or with vmap, if the model declares them. Otherwise, for example for torch's
-    cells on a GPU and attention, records are computed one after another.
+    the mean over its real positions, 0 if it has none. Gradients are computed together with the written-out gradient on
+    a CPU, or with vmap, if the model declares them; otherwise one after another.
     """
 
     def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,22 +61,25 @@ def private_step(
 ) -> tuple[float, int]:
     """Take one step, in place, along (sum of clipped gradients + noise) / expected; for an empty lot, only noise.
 
-    `inputs` and `targets`, int64 [n, T], are the lot, and `expected` is L, its expected size, a fixed denominator.
-    `clip` is C, the bound on the L2 norm of the complete gradient of a record; the noise on the sum has the standard
-    deviation z C for the `noise_multiplier` z, and is a function of seed and step. `physical_batch` records have
-    gradients in memory at a time: of the paper's model, 40 MB each, of which the gradient needs 6 MB. Return the summed
-    loss (nats) before the step, and its number of positions, which have no noise, and must not be released.
+    `inputs` and `targets`, int64 [n, T], are the lot, and `expected` is L, its expected size. `clip` is C; the noise on
+    the sum has the standard deviation z C for the `noise_multiplier` z, and is a function of seed and step.
+    `physical_batch` records have gradients in memory at a time. Return the summed loss (nats) before the step, and its
+    number of positions, which have no noise, and must not be released.
     """
-    from flsim.privacy.record_optimizer import SeededDPOptimizer  # importing opacus takes a second
+    from opacus.optimizers import DPOptimizer  # takes a second
 
-    private = SeededDPOptimizer(
-        optimizer,
-        seed,
-        step,
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=clip,
-        expected_batch_size=expected,
-    )
+    def add_noise() -> None:
+        """Set p.grad to the summed clipped gradients + N(0, (z C)^2), equal on every device and in a resumed run."""
+        for index, parameter in enumerate(private.params):
+            parameter.grad = parameter.summed_grad
+            if noise_multiplier:
+                rng = stream(seed, "record noise", step, index)
+                noise = rng.normal(0.0, noise_multiplier * clip, parameter.shape)
+                parameter.grad = parameter.grad + torch.from_numpy(noise).to(parameter)
+
+    scales = {"noise_multiplier": noise_multiplier, "max_grad_norm": clip, "expected_batch_size": expected}
+    private = DPOptimizer(optimizer, **scales)
+    private.add_noise = add_noise
     lengths = (targets != pad).sum(1)
     order = lengths.argsort(stable=True)  # records of similar length are grouped, which reduces padding
     batches = torch.split(order, physical_batch)

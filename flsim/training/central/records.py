@@ -19,9 +19,8 @@ def steps_per_epoch(records: int, batch_size: int) -> int:
 def positions_at(step: int, records: int, batch_size: int, order: Order, seed: int) -> NDArray[np.int64]:
     """Return the positions of the records that a step, from 0, reads, int64 [n]; the last of an epoch can be smaller.
 
-    Order "iid" permutes all records in each epoch, as a function of (seed, epoch); "sequence" uses the order of users.
-    Thakkar et al. (2020), section 4.2: plain SGD takes records in random order; its non-IID twin runs "sequentially
-    through the user-grouped variant of the dataset in each epoch".
+    Order "iid" permutes all records in each epoch; "sequence" uses the order of users: Thakkar et al. (2020), section
+    4.2, "sequentially through the user-grouped variant of the dataset in each epoch".
     """
     epoch, index = divmod(step, steps_per_epoch(records, batch_size))
     first, last = index * batch_size, min((index + 1) * batch_size, records)
@@ -42,8 +41,7 @@ def _permutation(seed: int, epoch: int, records: int) -> NDArray[np.integer[Any]
 def poisson_lot(step: int, records: int, expected: int, seed: int) -> NDArray[np.int64]:
     """Draw the positions of a lot, int64 [n], ascending: each record independently with probability expected / records.
 
-    The lot may be empty (Abadi et al., 2016, section 3.1). The number of records is drawn as binomial, and then the
-    records uniformly: a lot of 256 among 10^8 needs no 10^8 draws. InputError if `expected` exceeds `records`.
+    The lot may be empty (Abadi et al., 2016, section 3.1). InputError if `expected` exceeds `records`.
     """
     if not 1 <= expected <= records:
         raise InputError(f"batch_size must be between 1 and the {records:,} training records, found {expected:,}")
@@ -55,8 +53,7 @@ def factors(probability: float, seed: int, step: int, rows: int, times: int, wid
     """Return dropout factors, float32 [2, rows, times, width]: 0 for dropped values, otherwise 1 / (1 - probability).
 
     Index 0 is for the inputs of cells, 1 for those of the output layer. Row 0 belongs to the longest record; records of
-    equal length keep the order of the batch. This is the "inverted" form of Srivastava et al. (2014), section 10: a
-    model needs no scaling when it is evaluated.
+    equal length keep the order of the batch. Srivastava et al. (2014), section 10, the "inverted" form.
     """
     uniform = stream(seed, "dropout", step).random((2, rows, times, width), np.float32)
     return (uniform >= probability).astype(np.float32) / np.float32(1 - probability)

@@ -1,7 +1,6 @@
 """The `fused` engine on a GPU, and for bfloat16: central training as one user of the cohort engine, whose weights stay.
 
-A chunk's steps go to the device as one array. The array also has learning rates and Adam's corrections, so one CUDA
-graph fits all steps of its shape. The program waits for the device only when it reads the losses of a chunk.
+A chunk's steps, learning rates and Adam's corrections are one array, so one CUDA graph fits all steps of its shape.
 """
 
 from collections.abc import Sequence
@@ -50,9 +49,7 @@ class PackedChunk(NamedTuple):
 class StackedEngine:
     """Training by stacked products of a single user; a `flsim.training.central.task.Engine`.
 
-    By default, `kernels` are those of Triton on an NVIDIA GPU if available, otherwise those of PyTorch, and `graphs`,
-    CUDA's, are used with Triton's. Here and in `train`, torch.OutOfMemoryError (RuntimeError on a CPU) if memory is too
-    small.
+    For `kernels`, `graphs` and errors, see `flsim.training.cohort.stacked_trainer.StackedTrainer`.
     """
 
     def __init__(
@@ -83,7 +80,7 @@ class StackedEngine:
 
     def pack(self, chunk: Chunk) -> PackedChunk:
         steps = _by_token(chunk.positions(self._training.records.layout))
-        scalars = np.array([self._scalars(number) for number in range(chunk.first, chunk.end)])
+        scalars = np.array([self._scalars(number) for number in range(chunk.first, chunk.first + len(chunk))])
         group = pack([steps], self._rounding, self._largest, self._device.type == "cuda", scalars.reshape(-1, SCALARS))
         return PackedChunk(group, np.diff(steps.ends, prepend=0).tolist(), self._drop(chunk, steps, group.shapes))
 

@@ -23,13 +23,11 @@ from flsim.training.central.records import Order, poisson_lot, positions_at
 from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.local import draws
 from flsim.training.optimizers import refuse_low_precision, slots_of
-from flsim.training.state import Moments, State
+from flsim.training.state import Moments, State, transposed
 
 
 @dataclass(frozen=True)
 class Log:
-    """Sums over some steps."""
-
     loss: float = 0.0  # summed cross-entropy in nats, before each step
     tokens: int = 0  # number of positions in `loss`
     records: int = 0  # number of records
@@ -44,23 +42,18 @@ def init(vocabulary_size: int, hparams: ModelSettings, seed: int) -> State:
 
 
 def load_moments(optimizer: torch.optim.Optimizer, parameters: Params, moments: Moments) -> None:
-    """Give a new optimizer the state of an earlier optimizer."""
     for name, parameter in parameters.items():
-        optimizer.state[parameter] = {slot: _placed(values[name], parameter) for slot, values in moments.items()}
+        optimizer.state[parameter] = {
+            # counts of steps, which Adam and RMSProp store, remain on the CPU
+            slot: value.to(parameter.device, copy=True) if (value := values[name]).dim() else value.clone()
+            for slot, values in moments.items()
+        }
 
 
 def moments_of(optimizer: torch.optim.Optimizer, parameters: Params) -> Moments:
     """Return a copy of an optimizer's state, on the CPU."""
-    moments: Moments = {}
-    for name, parameter in parameters.items():
-        for slot, value in optimizer.state[parameter].items():
-            moments.setdefault(slot, {})[name] = value.cpu().clone()
-    return moments
-
-
-def _placed(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the parameter's device; counts of steps, which Adam and RMSProp store, remain on the CPU."""
-    return value.to(parameter.device, copy=True) if value.dim() else value.clone()
+    states = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
+    return transposed({name: {slot: value.cpu().clone() for slot, value in of.items()} for name, of in states.items()})
 
 
 EngineName = Literal["fused", "autograd"]
@@ -77,13 +70,7 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.counts)
 
-    @property
-    def end(self) -> int:
-        """Return the step after the last one."""
-        return self.first + len(self)
-
     def positions(self, layout: Layout) -> Steps:
-        """Return the positions that each step reads."""
         step = np.repeat(np.arange(len(self)), self.counts)
         return lay_out(self.records, layout, np.arange(len(self.records)), step, len(self))
 
@@ -93,40 +80,25 @@ class Engine(Protocol):
 
     def pack(self, chunk: Chunk) -> Any:
         """Return the argument of `train`; can run in another thread while an earlier chunk trains."""
-        ...
 
     def train(self, packed: Any) -> tuple[Sequence[float], Sequence[int]]:
         """Train; return each step's summed cross-entropy (nats) before the step, and its number of positions."""
-        ...
 
     def params(self) -> Params:
         """Return a copy of the parameters, on the CPU."""
-        ...
 
     def moments(self) -> Moments:
         """Return a copy of the optimizer's state, on the CPU; see `State.moments`."""
-        ...
 
 
 @dataclass(frozen=True)
 class CentralTask:
-    """The data and settings of central training, without the state.
+    """The data and settings of central training, without the state; InputError if DP-SGD does not support them.
 
-    Attributes:
-        records: the training records of all users.
-        hparams: settings of a step.
-        seed: the experiment's seed; batches, lots, dropout and noise are functions of (seed, step).
-        order: "iid" permutes all records in each epoch; "sequence" uses the order of users, the same in each epoch.
-        privacy: mechanism "none" is plain training; "clip" and "dp" are DP-SGD, with records instead of users.
-        steps: number of steps of the complete training, at which a schedule ends; None for the number that
-            `hparams.steps_over` returns.
-        device: torch's name of the device.
-        engine: see `flsim.training.central.engines.engine_of`.
-        physical_batch: number of records whose gradients are in memory at a time under DP-SGD.
-        model: settings of the model; None for a CIFG with the sizes of the tensors in the state.
-
-    Raises:
-        InputError: there are no records, or DP-SGD over records does not support the settings.
+    Batches, lots, dropout and noise are functions of (`seed`, step). `order` "iid" permutes all records in each epoch;
+    "sequence" uses the order of users. Mechanisms "clip" and "dp" of `privacy` are DP-SGD, with records instead of
+    users, and the gradients of `physical_batch` records in memory at a time. A schedule ends at `steps`; None for the
+    number that `hparams.steps_over` returns. `model` None is a CIFG with the sizes of the tensors in the state.
     """
 
     records: RecordsByRound
@@ -159,21 +131,17 @@ class CentralTask:
             raise InputError("target_quantile adapts the clip of users' updates; central training has a fixed clip")
         if self.privacy.noise != "independent":
             raise InputError("privacy.noise is for users' updates; remove it, or train federated")
-        self._refuse_draws()
+        if self.model is not None and (is_custom(self.architecture) or self.model.lora):
+            layout = self.records.layout
+            if draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):
+                raise InputError(
+                    f"{self.architecture}: DP-SGD does not support random numbers in training, e.g. dropout; set "
+                    "its probabilities to 0"
+                )
         for name in ("gradient_clip", "dropout"):
             if getattr(self.hparams, name):
                 raise InputError(f"{name} is not for DP-SGD, which clips each record's gradient; remove it")
         poisson_lot(0, self.records.records, self.hparams.batch_size, self.seed)
-
-    def _refuse_draws(self) -> None:
-        if self.model is None or not (is_custom(self.architecture) or self.model.lora):
-            return
-        layout = self.records.layout
-        if draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):
-            raise InputError(
-                f"{self.architecture}: DP-SGD does not support random numbers in training, e.g. dropout; set "
-                "its probabilities to 0"
-            )
 
     @property
     def architecture(self) -> str:
@@ -185,7 +153,6 @@ class CentralTask:
         return class_of(self.architecture).capabilities
 
     def model_with(self, params: Params) -> TrainableModel:
-        """Return the model with a copy of these parameters, on the training's device."""
         vocabulary_size = self.records.layout.vocabulary_size
         model = restore(params, self.model, vocabulary_size) if self.model else CIFGLanguageModel.from_params(params)
         return model.to(self.device)
@@ -201,7 +168,9 @@ class CentralTask:
             chosen = [positions_at(step, records, size, self.order, self.seed) for step in range(first, end)]
         else:
             chosen = [poisson_lot(step, records, size, self.seed) for step in range(first, end)]
-        chosen = [self._extended(positions, step) for step, positions in enumerate(chosen, start=first)]
+        for index, step in enumerate(range(first, end)):
+            if len(users := self.records.extra.users_in(step)):
+                chosen[index] = np.concatenate([chosen[index], records + self.records.extra.records_of(users)])
         sources = [self.records.at(step) for step in range(first, end)]
         changes = [step for step, (old, new) in enumerate(pairwise(sources), start=1) if old is not new]
         parts = [
@@ -211,15 +180,8 @@ class CentralTask:
         read = Records.joined(parts) if changes else parts[0]
         return Chunk(first, read, np.array([len(positions) for positions in chosen]))
 
-    def _extended(self, positions: NDArray[np.int64], step: int) -> NDArray[np.int64]:
-        extra = self.records.extra
-        if not len(users := extra.users_in(step)):
-            return positions
-        return np.concatenate([positions, self.records.records + extra.records_of(users)])
-
     @property
     def largest_batch(self) -> int:
-        """Return the largest number of records in a step with fixed batch size."""
         return self.hparams.batch_size + self.records.extra.most_records
 
     def released_by(self, steps: int) -> Entry:

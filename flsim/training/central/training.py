@@ -8,13 +8,13 @@ from typing import Any
 
 from flsim.base.errors import Diverged, InputError
 from flsim.base.progress import progress
-from flsim.models.language_model import Params
 from flsim.training.central.engines import engine_of
 from flsim.training.central.task import CentralTask, Engine, Log, init
 from flsim.training.cohort.prefetch import prefetched
 from flsim.training.state import State, refuse_absurd_loss
 
 CHUNK = 2_048  # number of records to read together
+NOT_FINITE = "{} not finite; most likely learning_rate is too high"
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ def train_central(
 ) -> Iterator[tuple[State, Log]]:
     """Train, and yield states on the CPU, with the log since the previous one; leaving the loop ends training.
 
-    The state after step `until_step` is always yielded, others if `stop_at` is true for their step. `state` is not
-    changed. Raises Diverged as `train_chunks`.
+    The state after step `until_step` is always yielded, others if `stop_at` is true for their step. Raises Diverged.
     """
     log = Log()
     with (
@@ -70,9 +69,8 @@ def train_chunks(
 ) -> Generator[tuple[int, Log, State | None]]:
     """Train like `train_central`, without display, and also yield between states: step, log, and None or the state.
 
-    `stop_at` is a function of the number of steps only. `ends_early` is called once after each chunk of steps. A thread
-    reads and packs the next records at the same time. Diverged, with the step, if a loss or the parameters of a state
-    are not finite, or a loss is implausibly large.
+    `stop_at` is a function of the number of steps only. `ends_early` is called once after each chunk of steps, while a
+    thread packs the next records. Diverged, with the step, if values are not finite, or a loss is implausibly large.
     """
     if state.round >= until_step:
         return
@@ -86,7 +84,8 @@ def train_chunks(
             reached, is_end = None, ends_early() or step == until_step
             if is_end or stop_at(step):
                 params = engine.params()
-                _refuse_non_finite(step, params)
+                if not all(bool(value.isfinite().all()) for value in params.values()):
+                    raise Diverged(f"step {step}: {NOT_FINITE.format('values that are')}")
                 reached = replace(state, round=step, params=params, moments=engine.moments(), ledger=ledger)
             yield step, log, reached
             if is_end:
@@ -110,10 +109,5 @@ def _packed(
 def _refuse_divergence(first: int, losses: Any, tokens: Any, vocabulary_size: int) -> None:
     for step, (loss, count) in enumerate(zip(losses, tokens, strict=True), start=first + 1):
         if not math.isfinite(loss):
-            raise Diverged(f"step {step}: a loss that is not finite; most likely learning_rate is too high")
+            raise Diverged(f"step {step}: {NOT_FINITE.format('a loss that is')}")
         refuse_absurd_loss(f"step {step}", loss, count, vocabulary_size, "learning_rate")
-
-
-def _refuse_non_finite(step: int, params: Params) -> None:
-    if not all(bool(value.isfinite().all()) for value in params.values()):
-        raise Diverged(f"step {step}: values that are not finite; most likely learning_rate is too high")

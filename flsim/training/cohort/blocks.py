@@ -1,8 +1,7 @@
 """LoRA adapters of many users at once on one frozen base: users are blocks of the batch.
 
-A layer computes base(x) + s B_k A_k x for the rows of user k, in two batched products (`flsim.models.lora.LoraBlocks`).
-The loss is the sum of the users' losses, so that plain autograd gives each user's own gradient. Its oracle is
-`flsim.algorithms.fedavg.train_users`, one user after another.
+A layer computes base(x) + s B_k A_k x for the rows of user k (`flsim.models.lora.LoraBlocks`). The loss is the sum of
+the users' losses, so plain autograd gives each user's gradient. Its oracle is `flsim.algorithms.fedavg.train_users`.
 """
 
 from collections.abc import Sequence
@@ -26,43 +25,27 @@ from flsim.training.optimizers import BETAS, optimizer_named
 
 @dataclass(frozen=True)
 class Block:
-    """A step of the first users of a group, who are those that have the step.
+    """A step of the first users of a group, who are those that have the step."""
 
-    Attributes:
-        inputs: int64 [users * rows, T]; PAD fills up users and rows.
-        places: int64 [n], the positions of `inputs`, flat, that have targets.
-        targets: int64 [n].
-        counts: int64 [users], number of targets of each user.
-    """
-
-    inputs: Tensor
-    places: Tensor
-    targets: Tensor
-    counts: Tensor
+    inputs: Tensor  # int64 [users * rows, T]; PAD fills up users and rows
+    places: Tensor  # int64 [n], the positions of `inputs`, flat, that have targets
+    targets: Tensor  # int64 [n]
+    counts: Tensor  # int64 [users], number of targets of each user
 
 
 @dataclass(frozen=True)
 class Group:
-    """The steps of users, who are in the order of their numbers of steps, most first.
-
-    Attributes:
-        blocks: the steps.
-        order: int64 [users], the place of each user in the argument of `BlockTrainer.pack`.
-    """
+    """The steps of users, who are in the order of their numbers of steps, most first."""
 
     blocks: list[Block]
-    order: Tensor
+    order: Tensor  # int64 [users], the place of each user in the argument of `BlockTrainer.pack`
 
 
 class BlockTrainer:
     """A trainer of the adapters of several users at once; a `flsim.training.cohort.engine.Trainer`.
 
-    Args:
-        model: a model with adapters and without dropout, whose layers are replaced; other code must not use it.
-        like: the model's trained parameters, for names, shapes, dtype and device.
-        hparams: settings of local training, in precision "float32".
-        layout: the corpus' token layout.
-        users: the most users that train at once.
+    The layers of `model`, which has adapters and no dropout, are replaced, so other code must not use it. `like` has
+    its trained parameters, for names, shapes, dtype and device; at most `users` train at once, in float32.
     """
 
     def __init__(
@@ -166,7 +149,6 @@ class BlockTrainer:
 
 
 def _block(batches: Sequence[Batch], device: torch.device) -> Block:
-    """Return batches of different users as one step."""
     rows, times = (max(batch.inputs.shape[axis] for batch in batches) for axis in (0, 1))
     inputs, targets = (np.zeros((len(batches), rows, times), np.int64) for _ in range(2))
     for user, batch in enumerate(batches):

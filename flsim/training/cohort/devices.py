@@ -38,11 +38,7 @@ def position_kernels_for(like: Params, precision: Precision) -> PositionKernels:
 
 
 def by_position_is_faster(like: Params, precision: Precision) -> bool:
-    """Return whether stacked users train faster by position, which depends on the products of the output layer.
-
-    Products in bfloat16 are fused with the softmax by position. For float32 and TF32, those of Triton are slower than
-    those of cuBLAS (docs/benchmarks.md, "On a GPU").
-    """
+    """Return whether stacked users train faster by position, in bfloat16 (docs/benchmarks.md, "On a GPU")."""
     return precision == "bf16" and _has_triton(like, precision)
 
 
@@ -82,9 +78,7 @@ def products(precision: Precision, device: torch.device) -> Iterator[None]:
 def float32_products(precision: Precision) -> Iterator[None]:
     """Set whether products of float32 matrices on GPUs use TF32, and restore all previous settings afterwards.
 
-    torch has an older setting (`allow_tf32`, `set_float32_matmul_precision`) and newer ones (`fp32_precision`, for GPUs
-    and for CPUs). Its functions that read the older setting raise RuntimeError if a newer setting contradicts it. In
-    the block, they are consistent.
+    torch's functions that read its older setting raise RuntimeError if a newer one (`fp32_precision`) contradicts it.
     """
     gpu, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     newer = gpu.fp32_precision, cpu.fp32_precision

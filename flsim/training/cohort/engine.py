@@ -1,8 +1,7 @@
 """The `cohort` engine: users of similar size form micro-cohorts, which train together and sum their updates.
 
-It equals `flsim.training.local`, its reference, up to rounding. On a CPU, the matrices of one user fill the caches, so
-users train one after another. On other devices, users are stacked. On a CPU, they are also stacked if a step of one
-user is too little work for the overhead of calls (`users_on_cpu`).
+It equals `flsim.training.local`, its reference, up to rounding. On a CPU, users train one after another, because the
+matrices of one fill the caches, unless a step is too little work (`users_on_cpu`). On other devices, users are stacked.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from flsim.training.cohort.prefetch import prefetched
 from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Participant, Steps, steps_of
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import bound_norm
+from flsim.training.local import take_step
 from flsim.training.update import Counts, UpdateSum, global_norm
 
 # Local training on a CPU, one user at a time, with the written-out gradient of `gradient`.
@@ -56,12 +55,7 @@ class PackedTrainer:
             if hparams.proximal:
                 for name, weight in self._model.weights.items():
                     gradient[name].add_(weight - start[name], alpha=hparams.proximal)
-            gradients = list(gradient.values())
-            if hparams.gradient_clip is not None:
-                gradients = list(bound_norm(gradients, hparams.gradient_clip))
-            for weight, of_weight in zip(weights, gradients, strict=True):
-                weight.grad = of_weight
-            optimizer.step()
+            take_step(optimizer, weights, list(gradient.values()), hparams.gradient_clip)
             loss += summed
         return [loss], [len(steps.inputs)]
 
@@ -87,36 +81,28 @@ STACKED_ON_CPU = 16
 
 
 class Trainer(Protocol):
-    """A trainer of a micro-cohort from the global parameters, which keeps its parameters until the next one.
-
-    If memory runs out, the tensors that updates are added to do not change.
-    """
+    """A trainer of a micro-cohort; if memory runs out, the tensors that updates are added to do not change."""
 
     def pack(self, group: Sequence[Participant]) -> Any:
         """Return the argument of `train`; can run in another thread while another group trains."""
-        ...
 
     def train(self, start: Params, packed: Any, rate: float | None = None) -> tuple[Sequence[float], Sequence[int]]:
         """Train, by default at the settings' rate; return summed losses (nats) before steps, and positions, by user."""
-        ...
 
     def norms(self) -> Sequence[float]:
         """Return the L2 norm of the complete update of each user, summed in float64."""
-        ...
 
     def add_updates(self, factors: Sequence[float], into: Params) -> None:
         """Add every user's update times its factor to float64 tensors; users with factor 0 are omitted."""
-        ...
 
 
 class CohortEngine:
     """An engine that trains cohorts in micro-cohorts, and reuses its buffers for the next cohort.
 
     `like` has the names, shapes, dtype and device of parameters. `micro_cohort` users train at once; None chooses by
-    the device's memory, of whose GPU this process can use `memory_share`. If memory runs out, the number is halved, all
-    users of the call train again, and a message is printed. A schedule of the learning rate needs the `rounds` of the
-    run; `by_position` is that of `StackedTrainer`. `trainer` makes the trainer of at most a number of users, and needs
-    `micro_cohort`; by default it depends on the device. InputError if the device does not support the settings.
+    the device's memory, of which this process can use `memory_share`. If memory runs out, the number is halved, and all
+    users train again. A schedule of the learning rate needs the `rounds` of the run. `trainer` makes the trainer of at
+    most a number of users, and needs `micro_cohort`. InputError if the device does not support the settings.
     """
 
     def __init__(
@@ -138,20 +124,14 @@ class CohortEngine:
         self._device = representative(like).device
         if hparams.precision == "tf32" and self._device.type != "cuda":
             raise InputError('precision "tf32" needs an NVIDIA GPU, but this process has none; set "float32"')
-        self._stacked = trainer is not None or is_stacked(like, micro_cohort)
+        self.is_stacked = trainer is not None or is_stacked(like, micro_cohort)
         if self._device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_share, self._device)
-        self._at_once = micro_cohort or (self._choose(memory_share) if self._stacked else 1)
+        self._at_once = micro_cohort or (self._choose(memory_share) if self.is_stacked else 1)
         self._trainer: Trainer | None = None
 
     @property
-    def is_stacked(self) -> bool:
-        """Return whether users train stacked, so the size of a micro-cohort can change the last bits of sums."""
-        return self._stacked
-
-    @property
     def device_name(self) -> str:
-        """Return the name of the device, such as "NVIDIA H200"."""
         on_gpu = self._device.type == "cuda"
         return torch.cuda.get_device_name(self._device) if on_gpu else str(self._device)
 
@@ -185,7 +165,11 @@ class CohortEngine:
             except (MemoryError, RuntimeError) as error:  # Python's error, or torch's
                 if not is_out_of_memory(error):
                     raise
-                self._shrink(error)
+                self._trainer = None
+                if self._at_once == 1:
+                    raise self._too_little(error) from error
+                self._at_once //= 2
+                say(f"{self._device}: out of memory; from now on, {self._at_once} users train together")
             # All users train again, so the sum equals that of an engine with the smaller size from the beginning.
             for value in delta.values():
                 value.zero_()
@@ -199,13 +183,20 @@ class CohortEngine:
         clip: float | None,
         delta: Params,
     ) -> Counts:
-        """Train all members and add their updates to `delta`; return their counts."""
         # A separate function, so that no reference keeps the memory of a trainer that did not fit.
         trainer, rate = self._trainer or self._build(), self._hparams.rate(round_, self._rounds)
         groups = self._packed(trainer, members, seed, round_)
         counts = Counts()
         for group, packed in prefetched(groups) if self._device.type == "cuda" else groups:
-            counts += self._add(trainer, start, group, packed, rate, clip, delta)
+            losses, tokens = trainer.train(start, packed, rate)
+            factors = []
+            for (_, records), loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
+                examples = self._hparams.examples(len(records))
+                left_out = len(records) - examples
+                user, factor = Counts.of_user(norm, examples, loss, count, clip=clip, left_out=left_out)
+                counts += user
+                factors.append(factor)
+            trainer.add_updates(factors, delta)
         return counts
 
     def _packed(
@@ -216,55 +207,22 @@ class CohortEngine:
             participants = [Participant(records, stream(seed, "local", round_, user)) for user, records in group]
             yield group, trainer.pack(participants)
 
-    def _add(
-        self,
-        trainer: Trainer,
-        start: Params,
-        group: Sequence[Member],
-        packed: Any,
-        rate: float,
-        clip: float | None,
-        delta: Params,
-    ) -> Counts:
-        """Train a micro-cohort and add its updates to `delta`; return its counts."""
-        losses, tokens = trainer.train(start, packed, rate)
-        counts, factors = Counts(), []
-        for (_, records), loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
-            examples = self._hparams.examples(len(records))
-            left_out = len(records) - examples
-            user, factor = Counts.of_user(norm, examples, loss, count, clip=clip, left_out=left_out)
-            counts += user
-            factors.append(factor)
-        trainer.add_updates(factors, delta)
-        return counts
-
     def _choose(self, memory_share: float) -> int:
         from flsim.training.cohort.stacked_trainer import StackedTrainer
 
         return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share, self._by_position)
 
     def _build(self) -> Trainer:
-        trainer: Trainer
+        settings = self._like, self._hparams, self._layout
         if self._make is not None:
-            trainer = self._make(self._at_once)
-        elif self._stacked:
+            self._trainer = self._make(self._at_once)
+        elif self.is_stacked:
             from flsim.training.cohort.stacked_trainer import StackedTrainer
 
-            trainer = StackedTrainer(
-                self._like, self._hparams, self._layout, self._at_once, by_position=self._by_position
-            )
+            self._trainer = StackedTrainer(*settings, self._at_once, by_position=self._by_position)
         else:
-            trainer = PackedTrainer(self._like, self._hparams, self._layout)
-        self._trainer = trainer
-        return trainer
-
-    def _shrink(self, error: Exception) -> None:
-        """Halve the number of users that train together; raise RunFailed if it is already one."""
-        self._trainer = None
-        if self._at_once == 1:
-            raise self._too_little(error) from error
-        self._at_once //= 2
-        say(f"{self._device}: out of memory; from now on, {self._at_once} users train together")
+            self._trainer = PackedTrainer(*settings)
+        return self._trainer
 
     def _too_little(self, error: Exception) -> RunFailed:
         return RunFailed(f"{self._device}: not enough memory to train one user ({first_line(error)})")

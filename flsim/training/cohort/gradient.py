@@ -1,12 +1,9 @@
 """A model's gradient over one batch on a CPU, written out, and plain SGD with this gradient.
 
-Five properties make it fast. There is no padding: a batch is a sequence of ever shorter blocks, see `Steps`. The
-gradient of the cross-entropy overwrites the logits. Everything that does not depend on another time step is computed
-for all steps together. Buffers are reused. For plain SGD, the matrix products update the weights directly.
-
-All models share embeddings, the tied output layer, and the loss. The layers between differ by architecture.
-
-Shapes: N positions of a batch, D embedding, H units, V vocabulary.
+There is no padding: a batch is a sequence of ever shorter blocks, see `Steps`. The gradient of the cross-entropy
+overwrites the logits. What does not depend on another time step is computed for all steps together. Buffers are reused.
+For plain SGD, the matrix products update the weights directly. The layers between embeddings and output differ by
+architecture. Shapes: N positions of a batch, D embedding, H units, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -45,7 +42,6 @@ def packed_batch(inputs: Tensor, targets: Tensor, pad: int) -> tuple[PackedBatch
 
 
 def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
-    """Yield the batch of each step."""
     inputs, targets, first = torch.from_numpy(steps.inputs), torch.from_numpy(steps.targets), 0
     for end, sizes in zip(steps.ends.tolist(), steps.sizes(), strict=True):
         yield PackedBatch(inputs[first:end], targets[first:end], sizes)
@@ -68,8 +64,7 @@ Backward = Callable[[Tensor], Gradients]  # of d_outputs [rows, D], which it can
 class PackedModel(ABC):
     """Weights and the gradient of the mean cross-entropy by them, in buffers that are reused.
 
-    `like` has the names, shapes and dtype (float32 or float64) of parameters, on a CPU; `products` are the large matrix
-    products, by default in the dtype of the weights.
+    `like` has the names, shapes and dtype (float32 or float64) of parameters, on a CPU; `products` are the large ones.
     """
 
     def __init__(self, like: Params, products: Products | None = None) -> None:
@@ -79,7 +74,6 @@ class PackedModel(ABC):
 
     @property
     def width(self) -> int:
-        """Return D."""
         return self.weights["embedding"].shape[1]
 
     @abstractmethod
@@ -87,7 +81,6 @@ class PackedModel(ABC):
         """Run the cells over embeddings [rows, D]; return r [rows, D] and the backward function."""
 
     def load(self, params: Params) -> None:
-        """Copy parameters into the weights."""
         for name, value in self.weights.items():
             value.copy_(params[name])
 
@@ -205,13 +198,9 @@ def shifted(values: Tensor, sizes: list[int], out: Tensor) -> Tensor:
     return out
 
 
-# The gradients of LSTM and GRU networks.
-#  Cells are those of torch.nn.LSTM and torch.nn.GRU, whose names and order of gates the weights have. The gradient of a
-# gate is that of the cell's memory, or of its output, times a factor that does not depend on other times. Therefore
-# factors are computed for all times together, in the memory of the gates, and the backward pass through time only
-# multiplies.
-#
-# Shapes: N positions of a batch, in blocks of one time after another; D embedding, H units.
+# The gradients of LSTM and GRU networks, with torch's names and order of gates.
+#  The gradient of a gate is that of the cell's memory, or of its output, times a factor that does not depend on other
+# times. Factors are therefore computed for all times together, and the backward pass only multiplies.
 
 sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
@@ -401,11 +390,8 @@ def _blocks(parts: tuple[Tensor, ...], sizes: list[int]) -> list[tuple[int, tupl
     return list(zip(sizes, by_time, strict=True))
 
 
-# The gradient of the CIFG.
-#  The large products may round their operands to bfloat16 (`flsim.training.cohort.products`); products of a single time
-# are too small to benefit, and all other values have the dtype of the weights.
-#
-# Shapes: N positions of a batch, D embedding, H units; gates f, o, g as in `flsim.models.cifg`.
+# The gradient of the CIFG, with gates f, o, g as in `flsim.models.cifg`.
+#  Only the large products may round their operands to bfloat16 (`flsim.training.cohort.products`).
 
 
 @dataclass(frozen=True)
@@ -468,11 +454,7 @@ class PackedCIFG(PackedModel):
         return Tape(read, gates, memory, bounded, hidden, outputs, sizes)
 
     def _through_time(self, tape: Tape, d_outputs: Tensor) -> Tensor:
-        """Return the gradient by the gates' inputs [rows, 3H], in the gates' memory; `d_outputs` becomes that by r.
-
-        A gate's gradient is that of c, or of o tanh c, times a factor independent of other times, which is computed
-        first.
-        """
+        """Return the gradient by the gates' inputs [rows, 3H], in the gates' memory; `d_outputs` becomes that by r."""
         (count, units), first = tape.memory.shape, tape.sizes[0]
         recurrent, projection = (self.weights[name].T for name in ("recurrent_weight", "projection"))
         gates, hidden, d_outputs = tape.gates[:count].view(count, 3, units), tape.hidden[:count], d_outputs[:count]

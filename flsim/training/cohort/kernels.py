@@ -1,7 +1,7 @@
 """The operations of a stacked step besides products, in PyTorch, which are the reference for other kernels.
 
-Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary. Products and activations have the
-dtype of the weights in the products; sums over time or steps have that of the master weights.
+Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary. Activations have the dtype of the
+weights in the products; sums over time or steps have that of the master weights.
 """
 
 from typing import NamedTuple, Protocol
@@ -34,53 +34,35 @@ class Kernels(Protocol):
     ) -> None:  # fmt: skip
         """Run the cells over time, as in `flsim.models.cifg`.
 
-        Args:
-            gates: [u, T, B, 3H], the contribution of inputs to the sums of gates; becomes f, o, g.
-            bias, recurrent, projection: [u, 3H], [u, D, 3H], [u, H, D].
-            outputs: [u, T + 1, B, D], becomes r after each time, with a block of zeros before the first time.
-            cells: [u, T + 1, B, H], becomes c after each time, with a block of zeros before the first time.
-            hidden: [u, T, B, H], becomes o tanh c.
+        `gates` [u, T, B, 3H] have the contribution of inputs to the sums of gates, and become f, o, g; `bias` [u, 3H],
+        `recurrent` [u, D, 3H], `projection` [u, H, D]. `outputs` [u, T + 1, B, D] and `cells` [u, T + 1, B, H] become r
+        and c after each time, with a block of zeros before the first time, and `hidden` [u, T, B, H] becomes o tanh c.
         """
-        ...
 
     def recur_back(
         self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor
     ) -> None:
-        """Run the cells backwards over time.
+        """Run the cells backwards over time; see `recur`. The values of `cells` are lost.
 
-        Args:
-            gates: f, o, g as `recur` left them; becomes the gradient by the gates' sums.
-            recurrent, projection, cells: see `recur`; the values of `cells` are lost.
-            d_outputs: [u, T + 1, B, D], the gradient by r from the output layer; becomes the complete gradient by r.
+        `gates`, f, o, g, become the gradient by the gates' sums; `d_outputs` [u, T + 1, B, D] the complete gradient by
+        r.
         """
-        ...
 
     def cross_entropy(
         self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
     ) -> None:
         """Compute softmax, cross-entropy and its gradient.
 
-        Args:
-            logits: [u, N, V], without the bias; becomes the gradient by the logits, 0 after the positions of a user.
-            bias: [u, V].
-            targets: int32 [u, N].
-            counts: int32 [u], number of positions of each user, which are the first ones.
-            losses: [u, N], becomes the cross-entropy in nats, 0 after the positions of a user.
-            rate: float64 [1], factor of the gradient; 1 if None.
+        `logits` [u, N, V], without the `bias` [u, V], become the gradient by the logits times the `rate`, float64 [1]
+        (None: 1); `losses` [u, N] become the cross-entropy in nats. Both are 0 after the positions of a user, which are
+        the first ones: `counts`, int32 [u]. `targets` are int32 [u, N].
         """
-        ...
 
     def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
-        """Add scale times the row of each real position to its token's row of the table.
+        """Add scale times the row of each real position to its token's row of the table [u, V, D].
 
-        Args:
-            table: [u, V, D].
-            low: the table in the dtype of products, see `descend`.
-            rows: [u, T B, D].
-            parts: positions and tokens of the step.
-            scale: factor of all rows.
+        `rows` are [u, T B, D]; `low` is the table in the dtype of products, see `descend`.
         """
-        ...
 
     def descend(
         self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
@@ -88,49 +70,27 @@ class Kernels(Protocol):
     ) -> None:  # fmt: skip
         """Subtract rate times left' right from the weight, and rate times right's sum over rows from the bias.
 
-        Args:
-            weight: [u, m, n], of any strides.
-            low: [u, m, n], becomes the weight in the dtype of products; None if the weight has that dtype.
-            left, right: [u, k, m] and [u, k, n].
-            rate: learning rate.
-            bias, low_bias: [u, n], the bias and its copy in the dtype of products, or None.
+        `weight` [u, m, n] has any strides; `left` and `right` are [u, k, m] and [u, k, n]; `bias` is [u, n] or None.
+        `low` and `low_bias` become copies in the dtype of products; None if the weight has that dtype.
         """
-        ...
 
     def optimize(
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
         scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
-        """Take a step of the optimizer, for users that have positions.
+        """Take a step of the optimizer of the rule, for users that have positions.
 
-        Args:
-            weight, low: [u, ...], see `descend`.
-            gradient: [u, ...].
-            start: [...], the global weights.
-            moments: [u, ...] for each slot of the optimizer of the rule.
-            scale: float64 [u], factor of the gradient after FedProx's term was added.
-            counts: int32 [u], number of positions of each user.
-            scalars: float64 [3], learning rate and Adam's 1 - beta^t.
-            rule: the optimizer and its settings.
+        `weight`, `gradient` and, for each slot of the optimizer, `moments` are [u, ...], `start`, the global weights,
+        [...]; for `low`, see `descend`. `scale`, float64 [u], is a factor of the gradient after FedProx's term was
+        added; `counts`, int32 [u], are numbers of positions; `scalars`, float64 [3], the learning rate and Adam's 1 -
+        beta^t.
         """
-        ...
 
     def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
         """Return the squared norm of mu (weight - start) + gradient, float64 [u]; a gradient of None counts as 0."""
-        ...
 
     def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
-        """Add the sum over users of factor times (weight - start).
-
-        Users with factor 0 are omitted, even with invalid values.
-
-        Args:
-            weight: [u, ...].
-            start: [...], the global weights.
-            factors: float64 [u].
-            into: float64 [...], the tensor to add to.
-        """
-        ...
+        """Add the sum over users of factor [u] times (weight [u, ...] - start [...]); factor 0 omits a user."""
 
 
 class TorchKernels:

@@ -90,8 +90,7 @@ def pack(
 ) -> PackedGroup:
     """Return all steps of a group of at least one user as one flat array, for an asynchronous GPU copy if `pin`.
 
-    Shapes are rounded up to multiples of `rounding`, so that there are few, but not above `most`. `scalars`, float64
-    [steps, 3], see `Parts`, are zeros if None.
+    Shapes are multiples of `rounding`, up to `most`. `scalars`, float64 [steps, 3], see `Parts`, are zeros if None.
     """
     users, steps = len(group), max(map(len, group))
     order = np.argsort([-len(member) for member in group], kind="stable")
@@ -137,9 +136,9 @@ def allocate(
 ) -> tuple[Tensor, Ints, Ints]:
     """Return the int32 data of steps without positions, the offsets of their segments, and the segments' rows.
 
-    `step`, `user` and `count`, int64 [segments], are those of each segment, which is a step of a user; `pin` and
-    `scalars` are as in `pack`. Offsets, int64 [3, segments], are of tokens, places and targets; rows, int64 [segments],
-    are in the shape of each segment's step.
+    `step`, `user` and `count`, int64 [segments], are those of each segment, a step of a user; `pin` and `scalars` are
+    as in `pack`. Offsets, int64 [3, segments], are of tokens, places and targets; rows, int64 [segments], are in the
+    step's shape.
     """
     parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64)
     parts = parts.reshape(-1, len(Parts._fields))
@@ -229,10 +228,9 @@ AT_ONCE = 2**15  # positions, so that intermediate arrays fit in the cache of a 
 
 @dataclass(frozen=True)
 class Segments:
-    """The rows of all steps of a micro-cohort; a segment is a step of a user.
+    """The rows of all steps of a micro-cohort; a segment is a step of a user, ordered by step, then user.
 
-    Users are ordered by number of steps, most first, so that the users of any step are the first ones. Segments are
-    ordered by step, then user.
+    Users are ordered by number of steps, most first, so that the users of any step are the first ones.
     """
 
     step: Ints  # step, user: int64 [segments]
@@ -326,8 +324,8 @@ def _begins(users: Sequence[Records]) -> tuple[Ints, Ints]:
 def _fill(flat: NDArray[np.int32], first: Ints, rows: Ints, segments: Segments, words: Tokens, layout: Layout) -> None:
     """Write the positions of some segments into the int32 array of all steps, which has 0 there.
 
-    `first`, int64 [3, segments], has the offsets of the tokens, places and targets; `rows`, int64 [segments], the rows
-    in the shape of the step. `words` has one token before and one after.
+    `first` [3, segments] has offsets of tokens, places and targets, `rows` [segments] rows in a step's shape. `words`
+    has one token before and one after.
     """
     count, times = segments.sizes.sum(1), segments.sizes.shape[1]
     block = segments.sizes.ravel()  # a block has the positions of a segment at a time, by row

@@ -1,9 +1,7 @@
 """The operations of a stacked step whose activations are by position, in PyTorch: the reference for Triton's kernels.
 
-A user's positions are in the order of time, then row, without gaps. The output layer does not store logits: the first
-pass stores the log-sum-exp of each position, and the second pass recomputes the logits while it updates the weights.
-
-Shapes: u users, T times, N positions, D embedding, H units, V vocabulary. dtypes are as in `kernels`.
+Positions are in the order of time, then row. Logits are not stored: the first pass stores the log-sum-exp of each
+position, and the second recomputes the logits while it updates the weights. Shapes and dtypes are as in `kernels`.
 """
 
 from collections.abc import Sequence
@@ -49,50 +47,30 @@ class PositionKernels(Kernels, Protocol):
     ) -> None:  # fmt: skip
         """Run the cells over time, as in `flsim.models.cifg`.
 
-        Args:
-            gates: [u, N, 3H], the contribution of inputs to the sums of gates; becomes f, o, g.
-            bias, recurrent, projection: [u, 3H], [u, D, 3H], [u, H, D].
-            before: [u, N, D], becomes r of the previous time of each position, 0 at the first time.
-            outputs: [u, N, D], becomes r.
-            cells: [u, N, H], becomes c.
-            hidden: [u, N, H], becomes o tanh c.
-            starts: int32 [u, T + 1], the first position of each time, then the number of positions.
-            rows: the largest number of rows at a time.
+        `gates` [u, N, 3H] have the contribution of inputs to the sums of gates, and become f, o, g; `bias` [u, 3H],
+        `recurrent` [u, D, 3H], `projection` [u, H, D]. `before` [u, N, D] becomes r of the previous time of each
+        position, 0 at the first time; `outputs` [u, N, D], `cells` [u, N, H] and `hidden` [u, N, H] become r, c and o
+        tanh c. `starts`, int32 [u, T + 1], has the first position of each time, then the number of positions; `rows` is
+        the largest number of rows at a time.
         """
-        ...
 
     def recur_positions_back(
         self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor, starts: Tensor,
         rows: int,
     ) -> None:  # fmt: skip
-        """Run the cells backwards over time.
+        """Run the cells backwards over time; see `recur_positions`. The values of `cells` are lost.
 
-        Args:
-            gates: f, o, g as `recur_positions` left them; becomes the gradient by the gates' sums.
-            recurrent, projection, cells, starts, rows: see `recur_positions`; the values of `cells` are lost.
-            d_outputs: [u, N, D], the gradient by r from the output layer; becomes the complete gradient by r.
+        `gates`, f, o, g, become the gradient by the gates' sums; `d_outputs` [u, N, D] the complete gradient by r.
         """
-        ...
 
     def predict(self, prediction: Prediction, losses: Tensor, d_chosen: Tensor) -> None:
-        """Compute the cross-entropy, and its gradient by `chosen`.
+        """Compute the cross-entropy, and its gradient by `chosen`; log-sum-exps of the prediction are written.
 
-        Args:
-            prediction: operands; its log-sum-exps are written.
-            losses: [u, N], becomes the cross-entropy in nats, 0 after the positions of a user.
-            d_chosen: [u, N, D], becomes the gradient by `chosen`, 0 after the positions of a user.
+        `losses` [u, N], nats, and `d_chosen` [u, N, D] become 0 after a user's positions.
         """
-        ...
 
     def descend_predictions(self, prediction: Prediction, weight: Target, bias: Target, rate: float | None) -> None:
-        """Compute the gradients by the embedding [u, V, D] and by the bias [u, V], and store or apply them.
-
-        Args:
-            prediction: operands after `predict`; its embedding can be the weight.
-            weight, bias: targets of both gradients.
-            rate: learning rate; None to write the gradients.
-        """
-        ...
+        """Compute the gradients by the embedding [u, V, D] and by the bias [u, V], and store or apply them."""
 
     def descend_positions(
         self, weights: Sequence[Target], lefts: Sequence[Tensor], right: Tensor, bias: Target | None, counts: Tensor,
@@ -100,15 +78,9 @@ class PositionKernels(Kernels, Protocol):
     ) -> None:  # fmt: skip
         """Compute the gradients left' right of one or two weights, and right's sum for a bias; store or apply them.
 
-        Args:
-            weights: targets [u, m, n].
-            lefts: [u, N, m] for each weight.
-            right: [u, N, n].
-            bias: target [u, n], or None.
-            counts: int32 [u], number of positions of each user.
-            rate: learning rate; None to write the gradients.
+        `weights` are targets [u, m, n], each with a left [u, N, m]; `right` is [u, N, n], `bias` a target [u, n] or
+        None, and `counts`, int32 [u], the number of positions of each user.
         """
-        ...
 
 
 class TorchPositionKernels(TorchKernels):

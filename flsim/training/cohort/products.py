@@ -1,18 +1,14 @@
 """The large matrix products of a step on a CPU: in the dtype of the weights, or with operands rounded to bfloat16.
 
-Rounding an operand to bfloat16 keeps 8 of float32's 24 significant bits. Products and their sums stay in float32 inside
-the processor. Some processors multiply bfloat16 several times as fast as float32:
+Products and their sums stay in float32 inside the processor. Some processors multiply bfloat16 several times as fast:
 
-    AMX           one core of a Xeon with AMX: 170 GFLOP/s in float32, 680 to 870 in bfloat16. The
-                  library (oneDNN) rounds operands as it loads them and returns float32, so nothing else changes.
+    AMX           170 GFLOP/s in float32, 680 to 870 in bfloat16. The library (oneDNN) rounds operands as it loads them
+                  and returns float32, so nothing else changes.
     avx512_bf16   the library needs operands, and returns products, that are bfloat16 in memory. One core of a Zen 5:
                   240 GFLOP/s in float32, 370 to 430 in bfloat16.
 
-Products with few rows do not benefit: those of the recurrence, with at most 16 rows, take twice as long with AMX as in
-float32.
-
-In float32 torch has two libraries. The default, MKL, uses AVX-512 only on Intel processors: one core of a Zen 5 has 105
-GFLOP/s with MKL, and 240 with oneDNN (docs/benchmarks.md).
+Products with at most 16 rows, those of the recurrence, take twice as long with AMX. In float32, the default library,
+MKL, uses AVX-512 only on Intel processors: 105 GFLOP/s on a Zen 5, and 240 with oneDNN (docs/benchmarks.md).
 """
 
 from collections.abc import Iterator

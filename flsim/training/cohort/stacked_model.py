@@ -114,7 +114,6 @@ class Buffers:
         return moved
 
     def data(self, step: Shape) -> Tensor:
-        """Return memory for the flat data of a step, int32 [values]."""
         return self._flat["data"][: step.values]
 
     def views(self, step: Shape) -> tuple[Tensor, ...]:
@@ -175,7 +174,6 @@ class StackedWeights:
         return {name: torch.zeros(shape, dtype=dtype, device=self._device) for name, shape in self._shapes.items()}
 
     def load(self, wide: Params) -> None:
-        """Give every user these weights."""
         for name, value in wide.items():
             self.weights[name].copy_(value.expand_as(self.weights[name]))
             if self.low is not self.weights:
@@ -189,8 +187,7 @@ class StackedWeights:
 class StackedModel(StackedWeights):
     """The gradient of each model's mean cross-entropy by its weights; for arguments, see `StackedWeights`.
 
-    `kernels` are the operations besides plain products. If all steps are of a single user (`is_single`), products use
-    plain matrices, for which libraries have more algorithms.
+    If all steps are of a single user (`is_single`), products use plain matrices.
     """
 
     def __init__(
@@ -295,11 +292,7 @@ def widened_for(kernels: Kernels, like: Params) -> Params:
 
 
 # A step of stacked users whose activations are by position, without padding between the records of a batch.
-#  The recurrence has the rows of each time in sequence, so its results are directly the inputs of the output layer. The
-# output layer does not store logits (`position_kernels`). Each product of the weights' gradients ends with a user's
-# positions.
-#
-# Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary.
+#  The results of the recurrence are directly the inputs of the output layer, which stores no logits.
 
 
 class PositionModel(StackedWeights):

@@ -1,7 +1,6 @@
 """Local training of many users at once: their weights are stacked, and every product covers all users.
 
-On an NVIDIA GPU with Triton (`triton_kernels`) each shape of step is one CUDA graph; otherwise it is plain PyTorch
-(`kernels`). `stacked_model` has the gradient; this module has the optimizers and the sums of updates. Shapes: u users.
+On an NVIDIA GPU with Triton each shape of step is one CUDA graph; otherwise it is plain PyTorch (`kernels`).
 """
 
 from collections.abc import Sequence
@@ -42,10 +41,9 @@ class StackedTrainer:
     """A trainer of stacked users from the global parameters; a `flsim.training.cohort.engine.Trainer`.
 
     `like` has the names, shapes, dtype (float64: not with Triton) and device of parameters; at most `users` train
-    together. By default, `kernels` are those of Triton on an NVIDIA GPU if available, otherwise those of PyTorch;
-    `graphs`, CUDA's, are used with Triton's; and `by_position` chooses the faster of `PositionModel` with
-    `PositionKernels` and `StackedModel`. Here and in `train`, torch.OutOfMemoryError (RuntimeError on a CPU) if memory
-    is too small.
+    together. Defaults: `kernels` of Triton on an NVIDIA GPU if available, otherwise of PyTorch; `graphs`, CUDA's, with
+    Triton's; `by_position`, the faster of `PositionModel` and `StackedModel`. torch.OutOfMemoryError (RuntimeError on a
+    CPU) if memory is too small, also in `train`.
     """
 
     def __init__(
@@ -87,8 +85,7 @@ class StackedTrainer:
     ) -> int:
         """Return the number of users that fill the device and fit in the share of its memory, at least 1.
 
-        The number depends only on the device and the share. If it depended on the memory of other programs, a restart
-        could change the groups, and with them the last bits of sums.
+        It is independent of other programs, because a restart must not change the groups, and with them the last bits.
         """
         device = representative(like).device
         if device.type != "cuda":
@@ -102,8 +99,8 @@ class StackedTrainer:
     def memory(like: Params, hparams: LocalHParams, layout: Layout, by_position: bool | None = None) -> tuple[int, int]:
         """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest.
 
-        The fixed part is `like`, the first parameters of a round in the caller and in the trainer, and two sums of
-        updates in float64: the caller's and the trainer's.
+        Caller and trainer each hold first parameters of a round, and a sum of updates in float64, in addition to
+        `like`.
         """
         model, usual_kernels = _model(like, hparams, by_position)
         wide = widened_for(usual_kernels(like, hparams.precision), like)
@@ -116,17 +113,11 @@ class StackedTrainer:
         return values * (3 * sizes.master.itemsize + 2 * torch.float64.itemsize), per_user
 
     def pack(self, group: Sequence[Participant]) -> PackedGroup:
-        """Return the argument of `train`; in pinned memory for a GPU."""
         on_gpu = self._device.type == "cuda"
         return pack_users(group, self._layout, self._hparams, self._rounding, self._largest, pin=on_gpu)
 
     @torch.no_grad()
     def train(self, start: Params, group: PackedGroup, rate: float | None = None) -> tuple[list[float], list[int]]:
-        """Train at most `users` users over all of their steps, at `LocalHParams.learning_rate` if `rate` is None.
-
-        Return each user's summed cross-entropy (nats) before each of its steps, and its number of positions, in the
-        order of `pack`. Weights remain for `norms` and `add_updates`.
-        """
         self._order = torch.from_numpy(group.order)
         for name, value in widened(start, units_of(self._start)).items():
             self._start[name].copy_(value)
@@ -147,14 +138,12 @@ class StackedTrainer:
 
     @torch.no_grad()
     def norms(self) -> list[float]:
-        """Return the L2 norm of the complete update of each user, in the order of the argument of `pack`."""
         with current(self._device):
             squares = self._sum_squares(len(self._order), 1.0, {})
         return self._as_given(squares.sqrt().cpu()).tolist()
 
     @torch.no_grad()
     def add_updates(self, factors: Sequence[float], into: Params) -> None:
-        """Add the sum over users, in `pack`'s order, of factor times update to float64 tensors; 0 omits even NaN."""
         own = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._start.items()}
         with current(self._device):
@@ -175,7 +164,6 @@ class StackedTrainer:
             self._step(shape, data)
 
     def _step(self, shape: Shape, data: Tensor) -> None:
-        """Take one step of each user that has one."""
         parts = shape.parts(data)
         if self._hparams.is_plain:
             # A CUDA graph stores numbers at capture, and reads tensors at each replay.

@@ -15,8 +15,6 @@ Ints = NDArray[np.int64]
 
 
 class Participant(NamedTuple):
-    """A user in a round."""
-
     records: Records  # the user's records
     rng: np.random.Generator  # random stream of the user and the round, which orders the records
 
@@ -25,8 +23,7 @@ class Participant(NamedTuple):
 class Steps:
     """The real positions of batches, in the order of training: by step, then time, then row.
 
-    The rows of a batch are its records, longest first. Therefore the records at a time are the first rows, and a step
-    is a sequence of ever shorter blocks that needs neither padding nor masks.
+    Rows are records, longest first, so a step is a sequence of ever shorter blocks without padding and masks.
     """
 
     inputs: Ints  # inputs, targets: int64 [positions], the token that is read and the token to predict
