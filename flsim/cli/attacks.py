@@ -37,28 +37,13 @@ if TYPE_CHECKING:
 def audit(
     runs: Annotated[list[Path], typer.Argument(help=RUNS)],
     threshold: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="RANK",
-            help="Largest rank at which a canary counts as found; choose it before you look at ranks.",
-            show_default="|R| / 1,000, and 100 from |R| = 100,000 on",
-        ),
+        int | None, typer.Option(min=1, metavar="RANK", show_default="|R| / 1,000, and 100 from |R| = 100,000 on")
     ] = None,
     delta: ClaimDelta = None,
-    summary: Annotated[
-        bool,
-        typer.Option(
-            "--summary",
-            help="Print one screen for a reader who decides, such as a data protection officer: what was tested and "
-            "found, what follows, and what does not.",
-        ),
-    ] = False,
+    summary: Annotated[bool, typer.Option("--summary")] = False,
     round: Round = None,
     epoch: Epoch = None,
-    format: Annotated[
-        Format, typer.Option(metavar="FORMAT", help="Format of the output: md, csv or parquet.")
-    ] = Format.md,
+    format: Annotated[Format, typer.Option(metavar="FORMAT")] = Format.md,
     out: TableOut = None,
     as_json: Json = False,
 ) -> None:
@@ -74,6 +59,12 @@ def audit(
     Example: flsim audit runs/theirs --summary
 
     Example: flsim audit runs/dp --delta 1e-6 --format csv --out audit.csv
+
+    Args:
+        threshold: Largest rank at which a canary counts as found; choose it before you look at ranks.
+        summary: Print one screen for a reader who decides, such as a data protection officer: what was tested and
+            found, what follows, and what does not.
+        format: Format of the output: md, csv or parquet.
     """
     import pandas as pd
 
@@ -165,36 +156,10 @@ def membership(
             show_default="loss to blind",
         ),
     ] = None,
-    unit: Annotated[
-        Unit,
-        typer.Option(
-            help="Unit whose membership is attacked: a record, or a user. A user is scored by records that training "
-            "did not read."
-        ),
-    ] = Unit.record,
-    records: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Largest number of members, and of non-members, e.g. 5000.",
-        ),
-    ] = 1_000,
-    reference: Annotated[
-        Path | None,
-        typer.Option(
-            help="For the attacks reference, ez and wbc, and --unit user: checkpoint of a run on another corpus with "
-            'the same vocabulary; or base, the model before training of architecture "hf".',
-            show_default="frequency of single words",
-        ),
-    ] = None,
-    shadows: Annotated[
-        bool,
-        typer.Option(
-            "--shadows",
-            help="Attack each run with the other runs as shadow models, with LiRA and RMIA. All runs need data.shadow.",
-        ),
-    ] = False,
+    unit: Annotated[Unit, typer.Option()] = Unit.record,
+    records: Annotated[int, typer.Option(min=1, metavar="N")] = 1_000,
+    reference: Annotated[Path | None, typer.Option(show_default="frequency of single words")] = None,
+    shadows: Annotated[bool, typer.Option("--shadows")] = False,
     by_setting: OneSetting = False,
     out: FigureOut = None,
     delta: ClaimDelta = None,
@@ -228,6 +193,14 @@ def membership(
     Example: flsim membership runs/holdout --unit user
 
     Example: flsim membership runs/membership-smoke --unit user --over-seeds
+
+    Args:
+        unit: Unit whose membership is attacked: a record, or a user. A user is scored by records that training did not
+            read.
+        records: Largest number of members, and of non-members, e.g. 5000.
+        reference: For the attacks reference, ez and wbc, and --unit user: checkpoint of a run on another corpus with
+            the same vocabulary; or base, the model before training of architecture "hf".
+        shadows: Attack each run with the other runs as shadow models, with LiRA and RMIA. All runs need data.shadow.
     """
     from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams
     from flsim.attacks.membership.inference import attack_run
@@ -293,60 +266,16 @@ of_sampling = partial(typer.Option, rich_help_panel="Sampling")
 def extract(
     runs: Annotated[list[Path], typer.Argument(help=RUNS)],
     prefix: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1,
-            metavar="WORDS",
-            help="Number of first words that the attacker knows; repeatable, e.g. --prefix 1 --prefix 3.",
-            show_default="1, 3, 5 and 10, if strings are longer",
-        ),
+        list[int] | None, typer.Option(min=1, metavar="WORDS", show_default="1, 3, 5 and 10, if strings are longer")
     ] = None,
-    suffix: Annotated[
-        int, typer.Option(min=1, metavar="WORDS", help="Largest number of words after the prefix of a record, e.g. 10.")
-    ] = 5,
-    records: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Largest number of training records, and of held-out records, e.g. 5000."
-        ),
-    ] = 1_000,
-    temperature: Annotated[
-        float,
-        of_sampling(help="Divisor of log-probabilities; 1 leaves the model's probabilities unchanged."),
-    ] = 1.0,
-    top_k: Annotated[
-        int,
-        of_sampling(
-            metavar="N",
-            help="Number of most likely tokens to sample from; 0 samples from all tokens.",
-        ),
-    ] = 40,
-    top_p: Annotated[
-        float,
-        of_sampling(help="Sample from the most likely tokens with this share of the probability, e.g. 0.9."),
-    ] = 1.0,
-    edits: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="WORDS",
-            help="Also count suffixes with at most this number of inserted, deleted or replaced words, and suffixes "
-            "with a BLEU score above 0.75, e.g. 2.",
-            show_default="neither",
-        ),
-    ] = None,
-    personal_data: Annotated[
-        bool,
-        typer.Option(
-            "--personal-data",
-            help="Measure which mail addresses, telephone and card numbers of a user the model generates from text of "
-            "this user, and of others.",
-        ),
-    ] = False,
-    names: Annotated[
-        Path | None,
-        typer.Option(help="With --personal-data: file with a name on each line, to search for names as well."),
-    ] = None,
+    suffix: Annotated[int, typer.Option(min=1, metavar="WORDS")] = 5,
+    records: Annotated[int, typer.Option(min=1, metavar="N")] = 1_000,
+    temperature: Annotated[float, of_sampling()] = 1.0,
+    top_k: Annotated[int, of_sampling(metavar="N")] = 40,
+    top_p: Annotated[float, of_sampling()] = 1.0,
+    edits: Annotated[int | None, typer.Option(min=0, metavar="WORDS", show_default="neither")] = None,
+    personal_data: Annotated[bool, typer.Option("--personal-data")] = False,
+    names: Annotated[Path | None, typer.Option()] = None,
     by_setting: OneSetting = False,
     out: FigureOut = None,
     round: CheckpointRound = None,
@@ -377,6 +306,19 @@ def extract(
     Example: flsim extract runs/lora --personal-data --names names.txt
 
     Example: flsim extract runs/theirs --personal-data --members train.jsonl --non-members heldout.jsonl
+
+    Args:
+        prefix: Number of first words that the attacker knows; repeatable, e.g. --prefix 1 --prefix 3.
+        suffix: Largest number of words after the prefix of a record, e.g. 10.
+        records: Largest number of training records, and of held-out records, e.g. 5000.
+        temperature: Divisor of log-probabilities; 1 leaves the model's probabilities unchanged.
+        top_k: Number of most likely tokens to sample from; 0 samples from all tokens.
+        top_p: Sample from the most likely tokens with this share of the probability, e.g. 0.9.
+        edits: Also count suffixes with at most this number of inserted, deleted or replaced words, and suffixes with a
+            BLEU score above 0.75, e.g. 2.
+        personal_data: Measure which mail addresses, telephone and card numbers of a user the model generates from text
+            of this user, and of others.
+        names: With --personal-data: file with a name on each line, to search for names as well.
     """
     from flsim.attacks.extraction.extract import extract as extract_from
     from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
@@ -441,19 +383,12 @@ def _print_by_run(results: Mapping[Path, "Result"], to_text: Callable[[str, "Res
 
 def forgetting(
     runs: Annotated[list[Path], typer.Argument(help=RUNS)],
-    alpha: Annotated[
-        float,
-        typer.Option(help="Accuracy up to which canaries count as forgotten, e.g. 0.6; chance is 0.5."),
-    ] = 0.6,
-    by_hardness: Annotated[
-        bool, typer.Option("--by-hardness", help="Divide canaries into thirds by their log-perplexity in arm OUT.")
-    ] = False,
-    pool: Annotated[bool, typer.Option("--pool", help="Combine all numbers of copies in one group.")] = False,
+    alpha: Annotated[float, typer.Option()] = 0.6,
+    by_hardness: Annotated[bool, typer.Option("--by-hardness")] = False,
+    pool: Annotated[bool, typer.Option("--pool")] = False,
     out: FigureOut = None,
     as_json: Json = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print a row for each group and number of rounds as CSV instead of text.")
-    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
     """Measure how fast canaries are forgotten.
 
@@ -466,6 +401,12 @@ def forgetting(
     Example: flsim forgetting runs/forgetting-smoke --alpha 0.65 --out forgetting.png
 
     Example: flsim forgetting runs/forgetting-smoke --by-hardness --csv > forgetting.csv
+
+    Args:
+        alpha: Accuracy up to which canaries count as forgotten, e.g. 0.6; chance is 0.5.
+        by_hardness: Divide canaries into thirds by their log-perplexity in arm OUT.
+        pool: Combine all numbers of copies in one group.
+        as_csv: Print a row for each group and number of rounds as CSV instead of text.
     """
     refuse_json_and_csv(as_json, as_csv)
     from flsim.attacks.forgetting.measure import measure_forgetting
@@ -486,32 +427,11 @@ def forgetting(
 def reveal(
     runs: Annotated[list[Path], typer.Argument(help=RUNS)],
     round: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Round whose updates are attacked, e.g. 41; needs the checkpoint before it.",
-            show_default="the last round of each run that has a checkpoint before it",
-        ),
+        int | None, typer.Option(min=1, show_default="the last round of each run that has a checkpoint before it")
     ] = None,
-    records: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Largest number of records to test inside each sum, and outside.")
-    ] = 100,
-    references: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Largest number K of references of a test; the smallest p-value is 1 / (K + 1).",
-        ),
-    ] = 999,
-    noise: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="Z",
-            help="Noise multiplier of further sums, for a run with a clip; repeatable, e.g. --noise 0.1 --noise 1.",
-            show_default="only the noise of the run",
-        ),
-    ] = None,
+    records: Annotated[int, typer.Option(min=1, metavar="N")] = 100,
+    references: Annotated[int, typer.Option(min=1, metavar="N")] = 999,
+    noise: Annotated[list[float] | None, typer.Option(metavar="Z", show_default="only the noise of the run")] = None,
     out: FigureOut = None,
     device: TorchDevice = "cpu",
     as_json: Json = False,
@@ -526,6 +446,12 @@ def reveal(
     Example: flsim reveal runs/demo/non-iid --round 41
 
     Example: flsim reveal runs/dp --noise 0.01 --noise 0.1 --out reveal.png
+
+    Args:
+        round: Round whose updates are attacked, e.g. 41; needs the checkpoint before it.
+        records: Largest number of records to test inside each sum, and outside.
+        references: Largest number K of references of a test; the smallest p-value is 1 / (K + 1).
+        noise: Noise multiplier of further sums, for a run with a clip; repeatable, e.g. --noise 0.1 --noise 1.
     """
     from flsim.attacks.reveal.reveal import reveal as reveal_in
     from flsim.attacks.reveal.tables import to_text

@@ -1,10 +1,11 @@
 """Options that several commands share, and the layout of help texts."""
 
 import inspect
+import re
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import click
 import typer
@@ -170,11 +171,15 @@ class InPanels(TyperGroup):
 
 
 def lay_out(app: typer.Typer) -> None:
-    """Give each command of `app` its docstring as help text, with each paragraph on one line, and examples at the end.
+    """Give each command of `app` the texts of its docstring: help, with a line per paragraph, options, and examples.
 
     Rich keeps the line breaks of the source in all paragraphs except the first, and reads brackets as markup.
     """
     for command in app.registered_commands:
-        paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(command.callback.__doc__ or "").split("\n\n")]
+        text, _, options = inspect.cleandoc(command.callback.__doc__ or "").partition("\n\nArgs:\n")
+        parameters = inspect.signature(command.callback).parameters if command.callback else {}
+        for name, described in re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", options, re.MULTILINE):
+            get_args(parameters[name].annotation)[1].help = " ".join(described.split())
+        paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
         end = next((place for place, text in enumerate(paragraphs) if text.startswith("Example: ")), len(paragraphs))
         command.help, command.epilog = escape("\n\n".join(paragraphs[:end])), "\n\n".join(paragraphs[end:])

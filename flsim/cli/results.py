@@ -62,13 +62,7 @@ def table(
     round: Round = None,
     epoch: Epoch = None,
     over_seeds: OverSeeds = None,
-    against: Annotated[
-        Against | None,
-        typer.Option(
-            help="For the runs of a sweep: show whether each value agrees with the published value.",
-            show_default="no comparison",
-        ),
-    ] = None,
+    against: Annotated[Against | None, typer.Option(show_default="no comparison")] = None,
 ) -> None:
     """Print a table of what runs memorized.
 
@@ -88,6 +82,9 @@ def table(
     Example: flsim table runs/seed-* --each-seed
 
     Example: flsim table runs/table1-smoke --against paper --format latex
+
+    Args:
+        against: For the runs of a sweep: show whether each value agrees with the published value.
     """
     from flsim.base.progress import say
     from flsim.results.against_published import against as marked
@@ -127,19 +124,8 @@ def table(
 
 def plot(
     runs: Annotated[list[Path], typer.Argument(help=RUNS)],
-    out: Annotated[
-        Path,
-        typer.Option(
-            callback=check_figure, help="File to write, .png, .svg or .pdf, e.g. plot.png; replaces an existing file."
-        ),
-    ],
-    kind: Annotated[
-        Kind,
-        typer.Option(
-            metavar="KIND",
-            help="Kind of the figure: rounds, utility or loss, e.g. utility.",
-        ),
-    ] = Kind.rounds,
+    out: Annotated[Path, typer.Option(callback=check_figure)],
+    kind: Annotated[Kind, typer.Option(metavar="KIND")] = Kind.rounds,
     over_seeds: OverSeeds = None,
 ) -> None:
     """Plot what runs memorized: over epochs, or against perplexity.
@@ -161,6 +147,10 @@ def plot(
     Example: flsim plot runs/four-settings-demo --kind utility --out partitions.png
 
     Example: flsim plot runs/secret-sharer-figures-smoke --kind loss --out loss.png
+
+    Args:
+        out: File to write, .png, .svg or .pdf, e.g. plot.png; replaces an existing file.
+        kind: Kind of the figure: rounds, utility or loss, e.g. utility.
     """
     from flsim.results.sweeps import expanded, read_shown
     from flsim.runs import roundlog
@@ -174,14 +164,8 @@ def plot(
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="Run folder or sweep folder, e.g. runs/iid.")],
-    b: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Second run folder or sweep folder, e.g. runs/non-iid.",
-            show_default="compares IID with non-IID in A",
-        ),
-    ] = None,
+    a: Annotated[Path, typer.Argument()],
+    b: Annotated[Path | None, typer.Argument(show_default="compares IID with non-IID in A")] = None,
     round: Round = None,
     epoch: Epoch = None,
     format: FormatOption = Format.md,
@@ -205,6 +189,10 @@ def compare(
     Example: flsim compare runs/table1-smoke
 
     Example: flsim compare runs/plain runs/clipped --format csv
+
+    Args:
+        a: Run folder or sweep folder, e.g. runs/iid.
+        b: Second run folder or sweep folder, e.g. runs/non-iid.
     """
     from flsim.base.progress import say
 
@@ -293,13 +281,11 @@ def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | Non
 
 
 def trace(
-    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/demo/iid.")],
-    canary: Annotated[
-        list[str] | None, typer.Option(help="Id of a canary, e.g. c07; repeatable.", show_default="all canaries")
-    ] = None,
+    run: Annotated[Path, typer.Argument()],
+    canary: Annotated[list[str] | None, typer.Option(show_default="all canaries")] = None,
     out: FigureOut = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of text.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
     """Print the exposure of each canary over rounds.
 
@@ -310,6 +296,12 @@ def trace(
     Example: flsim trace runs/demo/iid --canary c07 --canary c31 --out trace.png
 
     Example: flsim trace runs/demo/iid --csv > trace.csv
+
+    Args:
+        run: Run folder, e.g. runs/demo/iid.
+        canary: Id of a canary, e.g. c07; repeatable.
+        as_json: Print a JSON list instead of text.
+        as_csv: Print CSV instead of text.
     """
     refuse_json_and_csv(as_json, as_csv)
     from flsim.results.canary_table import trace as traced
@@ -332,11 +324,8 @@ def trace(
 
 
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders and sweep folders, e.g. runs/iid runs/non-iid.")],
-    out: Annotated[
-        Path,
-        typer.Option(help="File to write, .html, e.g. table1.html; replaces an existing file. /dev/stdout prints."),
-    ],
+    paths: Annotated[list[Path], typer.Argument()],
+    out: Annotated[Path, typer.Option()],
 ) -> None:
     """Write one HTML file about runs or a sweep.
 
@@ -348,6 +337,10 @@ def report(
     Example: flsim report runs/table1-smoke --out table1.html
 
     Example: flsim report runs/iid runs/non-iid --out partitions.html
+
+    Args:
+        paths: Run folders and sweep folders, e.g. runs/iid runs/non-iid.
+        out: File to write, .html, e.g. table1.html; replaces an existing file. /dev/stdout prints.
     """
     from flsim.report.page import write_report
     from flsim.results.sweeps import expanded
@@ -356,12 +349,10 @@ def report(
 
 
 def canaries(
-    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/iid.")],
+    run: Annotated[Path, typer.Argument()],
     round: Round = None,
     epoch: Epoch = None,
-    written: Annotated[
-        bool, typer.Option("--written", help="Also show the phrase that Beam Search generates with the checkpoint.")
-    ] = False,
+    written: Annotated[bool, typer.Option("--written")] = False,
     device: TorchDevice = "cpu",
     format: FormatOption = Format.md,
     out: TableOut = None,
@@ -373,6 +364,10 @@ def canaries(
     Example: flsim canaries runs/demo/iid --written
 
     Example: flsim canaries runs/iid --epoch 10 --format csv --out canaries.csv
+
+    Args:
+        run: Run folder, e.g. runs/iid.
+        written: Also show the phrase that Beam Search generates with the checkpoint.
     """
     from flsim.results.canary_table import canary_table
     from flsim.results.store import read_run, refuse_two_points

@@ -33,13 +33,8 @@ class Format(StrEnum):
 
 
 def settings(
-    section: Annotated[
-        str | None,
-        typer.Argument(
-            help="Section to list, e.g. model, or one setting, e.g. model.layers.", show_default="all sections"
-        ),
-    ] = None,
-    format: Annotated[Format, typer.Option(metavar="FORMAT", help="Format of the list: text or md.")] = Format.text,
+    section: Annotated[str | None, typer.Argument(show_default="all sections")] = None,
+    format: Annotated[Format, typer.Option(metavar="FORMAT")] = Format.text,
 ) -> None:
     """List the settings of a configuration file.
 
@@ -51,6 +46,10 @@ def settings(
     Example: flsim settings training.rounds
 
     Example: flsim settings --format md > configuration.md
+
+    Args:
+        section: Section to list, e.g. model, or one setting, e.g. model.layers.
+        format: Format of the list: text or md.
     """
     from flsim.runs.config.listing import architectures, sections
 
