@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,11 +25,11 @@ from flsim.cli.options import (
     print_or_write,
     refuse_json_and_csv,
     refuse_two_prints,
+    show,
     write_table,
 )
 
 if TYPE_CHECKING:
-    from flsim.attacks.membership.attacked import ElsewhereHParams
     from flsim.attacks.result import Result
 
 
@@ -43,7 +42,7 @@ def audit(
     summary: Annotated[bool, typer.Option("--summary")] = False,
     round: Round = None,
     epoch: Epoch = None,
-    format: Annotated[Format, typer.Option(metavar="FORMAT")] = Format.md,
+    format: Annotated[Format, typer.Option(metavar="FORMAT")] = "md",
     out: TableOut = None,
     as_json: Json = False,
 ) -> None:
@@ -76,18 +75,18 @@ def audit(
     from flsim.results.sweeps import over_runs
     from flsim.show.table import to_csv
 
-    if format is Format.latex:
+    if format == "latex":
         raise InputError("--format latex: audits have the formats md, csv and parquet; choose one of them")
     refuse_two_prints(format, out, as_json)
     refuse_two_points(round, epoch)
     subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values()
     if summary:
-        if as_json or format is not Format.md or threshold is not None:
+        if as_json or format != "md" or threshold is not None:
             raise InputError("--summary: is text of a fixed test; remove --json, --format and --threshold")
         print_or_write("\n".join(map(summary_of, subjects)), out)
         return
     pairs = [(subject, audit_subject(subject, threshold)) for subject in subjects]
-    for subject, audited in pairs if format is not Format.md else []:
+    for subject, audited in pairs if format != "md" else []:
         if audited.frame.empty:
             say(f"run {subject.results.name}: has no row. {audited.notes[-1]}")
     frame = pd.concat([audited.frame for _, audited in pairs], ignore_index=True)
@@ -95,7 +94,7 @@ def audit(
         json.dumps({"runs": [to_json(*pair) for pair in pairs]}, indent=2) + "\n"
         if as_json
         else to_csv(frame)
-        if format is Format.csv
+        if format == "csv"
         else "\n".join(to_text(*pair) for pair in pairs)
     )
     write_table(frame, text, format, out)
@@ -136,13 +135,7 @@ UserColumn = Annotated[
 ]
 
 
-class Unit(StrEnum):
-    """The unit whose membership is attacked."""
-
-    record = "record"
-    user = "user"
-
-
+Unit = Literal["record", "user"]  # whose membership is attacked
 ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quantile, blind, ez, wbc, recall, dc-pdd"
 
 
@@ -156,7 +149,7 @@ def membership(
             show_default="loss to blind",
         ),
     ] = None,
-    unit: Annotated[Unit, typer.Option()] = Unit.record,
+    unit: Annotated[Unit, typer.Option()] = "record",
     records: Annotated[int, typer.Option(min=1, metavar="N")] = 1_000,
     reference: Annotated[Path | None, typer.Option(show_default="frequency of single words")] = None,
     shadows: Annotated[bool, typer.Option("--shadows")] = False,
@@ -204,7 +197,8 @@ def membership(
     """
     from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams
     from flsim.attacks.membership.inference import attack_run
-    from flsim.attacks.membership.tables import means_over_seeds, means_to_text, to_text
+    from flsim.attacks.membership.shadows import by_setting as by_shadows
+    from flsim.attacks.membership.tables import means_over_seeds, means_to_text, shadows_to_text, to_text
     from flsim.attacks.membership.users import attack_users
     from flsim.results.sweeps import expanded, over_runs, run_folders
     from flsim.show.table import json_rows
@@ -218,9 +212,16 @@ def membership(
                 "--over-seeds: with --shadows, the seeds of a setting are its shadow models; remove --over-seeds "
                 "or --shadows"
             )
-        _by_shadows(run_folders(expanded(runs)), records, round, device, as_json)
+        of_settings = by_shadows(run_folders(expanded(runs)), AttackHParams(records, round, device=device))
+        objects = [
+            {"setting": setting, "attacks": json_rows(attacks), "targets": json_rows(targets)}
+            for setting, attacks, targets in of_settings
+        ]
+        show(
+            lambda: {"shadows": objects}, lambda: "\n".join(shadows_to_text(*result) for result in of_settings), as_json
+        )
         return
-    if unit is Unit.user and attack:
+    if unit == "user" and attack:
         raise InputError(
             f"--attack {attack[0]}: this option is for attacks on records, and users have a single attack; remove "
             "--attack or --unit user"
@@ -228,7 +229,7 @@ def membership(
 
     elsewhere = ElsewhereHParams(model, members, non_members, text_column)
     hparams = AttackHParams(records, round, reference, delta, device, elsewhere)
-    is_of_users = unit is Unit.user
+    is_of_users = unit == "user"
     results = over_runs(
         runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
     )
@@ -238,26 +239,9 @@ def membership(
         plot(results, out)
     if by_setting:
         means = means_over_seeds(results)
-        typer.echo(json.dumps(json_rows(means), indent=2) if as_json else means_to_text(means), nl=as_json)
+        show(lambda: json_rows(means), lambda: means_to_text(means), as_json)
     else:
         _print_by_run(results, to_text, as_json)
-
-
-def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
-    from flsim.attacks.membership.attacked import AttackHParams
-    from flsim.attacks.membership.shadows import by_setting
-    from flsim.attacks.membership.tables import shadows_to_text
-    from flsim.show.table import json_rows
-
-    results = by_setting(runs, AttackHParams(count, round, device=device))
-    if as_json:
-        objects = [
-            {"setting": setting, "attacks": json_rows(attacks), "targets": json_rows(targets)}
-            for setting, attacks, targets in results
-        ]
-        typer.echo(json.dumps({"shadows": objects}, indent=2, allow_nan=False))
-    else:
-        typer.echo("\n".join(shadows_to_text(*result) for result in results), nl=False)
 
 
 of_sampling = partial(typer.Option, rich_help_panel="Sampling")
@@ -321,15 +305,19 @@ def extract(
         names: With --personal-data: file with a name on each line, to search for names as well.
     """
     from flsim.attacks.extraction.extract import extract as extract_from
+    from flsim.attacks.extraction.personal import personal_data_of
+    from flsim.attacks.extraction.personal import to_text as personal_data_to_text
     from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
     from flsim.attacks.membership.attacked import ElsewhereHParams
+    from flsim.results.sweeps import over_runs
 
     check_device(device)
     elsewhere = ElsewhereHParams(model, members, non_members, text_column, user_column)
     if personal_data:
         if prefix or edits is not None or by_setting or out is not None or epoch is not None:
             raise InputError("--personal-data: remove --prefix, --edits, --over-seeds, --out and --epoch")
-        _personal_data(runs, names, records, round, device, elsewhere, as_json)
+        found = over_runs(runs, lambda path: personal_data_of(path, names, records, round, device, elsewhere))
+        _print_by_run(found, personal_data_to_text, as_json)
         return
     if names is not None:
         raise InputError(f"--names {names}: is for --personal-data; add it, or remove --names")
@@ -351,34 +339,16 @@ def extract(
         from flsim.attacks.extraction.plot import plot
 
         plot(measured, out, by_setting)
-    if as_json:
-        typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
-    else:
-        typer.echo(over_seeds_to_text(measured) if by_setting else to_text(measured), nl=False)
-
-
-def _personal_data(
-    runs: list[Path],
-    names: Path | None,
-    records: int,
-    round: int | None,
-    device: str,
-    elsewhere: "ElsewhereHParams",
-    as_json: bool,
-) -> None:
-    from flsim.attacks.extraction.personal import personal_data_of, to_text
-    from flsim.results.sweeps import over_runs
-
-    results = over_runs(runs, lambda path: personal_data_of(path, names, records, round, device, elsewhere))
-    _print_by_run(results, to_text, as_json)
+    text = over_seeds_to_text if by_setting else to_text
+    show(measured.to_json, lambda: text(measured), as_json)
 
 
 def _print_by_run(results: Mapping[Path, "Result"], to_text: Callable[[str, "Result"], str], as_json: bool) -> None:
-    if as_json:
-        objects = [{"folder": str(path)} | result.to_json() for path, result in results.items()]
-        typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
-    else:
-        typer.echo("\n".join(to_text(path.resolve().name, result) for path, result in results.items()), nl=False)
+    show(
+        lambda: {"runs": [{"folder": str(path)} | one.to_json() for path, one in results.items()]},
+        lambda: "\n".join(to_text(path.resolve().name, one) for path, one in results.items()),
+        as_json,
+    )
 
 
 def forgetting(
@@ -418,10 +388,8 @@ def forgetting(
         from flsim.attacks.forgetting.plot import plot
 
         plot(measured, out)
-    if as_json:
-        typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
-    else:
-        typer.echo(to_csv(measured.success) if as_csv else to_text(measured), nl=False)
+    text = to_csv(measured.success) if as_csv else to_text(measured)
+    show(measured.to_json, lambda: text, as_json)
 
 
 def reveal(
@@ -462,4 +430,4 @@ def reveal(
         from flsim.attacks.reveal.plot import plot
 
         plot(revealed, out)
-    typer.echo(json.dumps(revealed.to_json(), indent=2, allow_nan=False) if as_json else to_text(revealed), nl=as_json)
+    show(revealed.to_json, lambda: to_text(revealed), as_json)

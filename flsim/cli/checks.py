@@ -11,11 +11,13 @@ import typer
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.progress import say
-from flsim.cli.options import Json, TorchDevice, check_device
+from flsim.cli.options import Json, TorchDevice, check_device, given
 from flsim.measures.built_in import ALSO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pandas as pd
 
     from flsim.canaries.spec import Canary
     from flsim.data.records import Users
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from flsim.evaluation.evaluate import EvaluationHParams
     from flsim.measures.quantity import Quantity
     from flsim.results.rows import Row
+    from flsim.results.store import RunResults
     from flsim.runs.elsewhere import Canaries
 
     Words = tuple[Layout, Vocabulary | None, Users | None, Path | None]
@@ -124,29 +127,24 @@ def evaluate(
         nodes: With --also space or path: largest number of prefixes that a search reads.
     """
     from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
+    from flsim.results.rows import frame
     from flsim.runs.config.toml import override_value
     from flsim.runs.elsewhere import OtherModel, measure
-    from flsim.show.table import note
+    from flsim.show.table import json_rows, note
 
-    how = {"references": references, "prefix": prefix, "beam_width": beam_width, "test_users": test_users}
-    settings: dict[str, Any] = {option: value for option, value in how.items() if value is not None}
-    of_model: dict[str, object] = {
-        "--set": set_ or None,
-        "--state": state,
-        "--context": context,
-        "--round": round,
-        "--out": out,
-    }
-    of_model |= {"--name": name, "--canaries": canaries, "--corpus": corpus, "--vocabulary": vocabulary, "--seed": seed}
-    named = [option for option, value in of_model.items() if value is not None]
-    named += [f"--{option.replace('_', '-')}" for option in settings]
     if (checkpoint is None) == (model is None):
         raise InputError("name either a checkpoint of a run or a --model")
     check_device(device)
-    more = {"decide": decide or None, "also": tuple(also or ()) or None, "samples": samples, "nodes": nodes}
-    settings |= {option: value for option, value in more.items() if value is not None}
+    how: dict[str, Any] = {
+        "references": references,
+        "prefix": prefix,
+        "beam_width": beam_width,
+        "test_users": test_users,
+    }
+    how |= {"decide": decide or None, "also": tuple(also or ()) or None, "samples": samples, "nodes": nodes}
+    settings: dict[str, Any] = {option: value for option, value in how.items() if value is not None}
     if checkpoint is not None:
-        if named:
+        if named := given(OF_MODEL):
             raise InputError(
                 f"{', '.join(named)}: these options are for --model, because a run has its own canaries and "
                 "corpus; name a checkpoint or --model, not both"
@@ -171,7 +169,7 @@ def evaluate(
         rows = measure(other, known, hparams, at, device, test, out, name)
         measured = known.planting.canaries
     if as_json:
-        typer.echo(to_json(rows), nl=True)
+        typer.echo(json.dumps(json_rows(frame(rows))))
         return
     own = own_quantities(hparams.also)
     is_one = len({row.round for row in rows}) == 1
@@ -244,9 +242,12 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     return words.layout, words.vocabulary, None, None
 
 
-def to_json(rows: "Sequence[Row]") -> str:
-    """Return rows as a JSON list; a value that is not finite is null."""
-    return json.dumps([asdict(row) | {"value": row.value if math.isfinite(row.value) else None} for row in rows])
+def _results(rows: "Sequence[Row]", roster: "pd.DataFrame", own: "Sequence[Quantity]") -> "RunResults":
+    from flsim.results.rows import frame
+    from flsim.results.store import RunResults
+
+    custom, last = {quantity.name: quantity for quantity in own}, max(row.round for row in rows)
+    return RunResults(rows[0].run, "", "completed", None, last, last, frame(rows), roster, own=custom)
 
 
 def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[Quantity]" = ()) -> str:
@@ -256,16 +257,12 @@ def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import of_model
     from flsim.results.canary_table import canary_table
-    from flsim.results.rows import frame
-    from flsim.results.store import RunResults
     from flsim.show.memorization import table_of_canaries
     from flsim.show.table import note
 
     listed = sorted(canaries, key=lambda canary: canary.id)
     roster = pd.DataFrame([(one.id, one.p_u, one.p_e) for one in listed], columns=["canary", "p_u", "p_e"])
-    custom = {quantity.name: quantity for quantity in own}
-    at = rows[0].round
-    results = RunResults(rows[0].run, "", "completed", None, at, at, frame(rows), roster, own=custom)
+    results, at = _results(rows, roster, own), rows[0].round
     text = table_of_canaries(canary_table(results)).markdown() if listed else ""
     references, numbers = results.references(at) or 0.0, list[str]()
     text += note(f"Ranks are among {references:,.0f} references; at most {math.log2(references + 1):.1f} bits.")
@@ -288,16 +285,12 @@ def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", own: "Sequence[Q
     from flsim.results.canary_table import traced
     from flsim.results.columns import quantities_of
     from flsim.results.differences import name_of_configuration
-    from flsim.results.rows import frame
-    from flsim.results.store import RunResults
     from flsim.show.table import Field, table_of
 
     names = pd.Series({one.id: name_of_configuration(vars(one)) for one in canaries.planting.canaries})
     names[[canary.id for canary in canaries.controls]] = CONTROLS
     names = names.sort_values(key=lambda column: column == CONTROLS, kind="stable")
-    roster, custom = pd.DataFrame({"canary": names.index}), {quantity.name: quantity for quantity in own}
-    last = max(row.round for row in rows)
-    results = RunResults(rows[0].run, "", "completed", None, last, last, frame(rows), roster, own=custom)
+    results = _results(rows, pd.DataFrame({"canary": names.index}), own)
     of_canaries = [quantity for quantity in traced(quantities_of([results])) if not quantity.is_partial]
     table = []
     for round_ in results.evaluated:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -249,20 +248,6 @@ CHANGE = "Change a corpus"
 of_models = partial(typer.Option, rich_help_panel="The two models")
 
 
-class Within(StrEnum):
-    """Records among which repetitions are dropped."""
-
-    corpus = "corpus"
-    user = "user"
-
-
-class Device(StrEnum):
-    """Device that trains the models."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 @data.command(rich_help_panel=CHANGE)
 def plant(
     corpus: From,
@@ -297,7 +282,7 @@ def deduplicate(
     out: Out,
     near: Annotated[float | None, typer.Option(show_default="drops only exact copies")] = None,
     ngram: Annotated[int, typer.Option()] = 2,
-    within: Annotated[Within, typer.Option()] = Within.corpus,
+    within: Annotated[Literal["corpus", "user"], typer.Option()] = "corpus",
     as_json: Json = False,
 ) -> None:
     """Drop train records that repeat an earlier record.
@@ -316,7 +301,7 @@ def deduplicate(
     from flsim.defences.deduplication import DeduplicationHParams
     from flsim.defences.deduplication import deduplicate as drop_repeated
 
-    hparams = DeduplicationHParams(near, within.value, ngram)
+    hparams = DeduplicationHParams(near, within, ngram)
     show(inspect(drop_repeated(Corpus.open(corpus, verify=True), out, hparams)), as_json)
 
 
@@ -332,7 +317,7 @@ def sanitize(
     embedding: Annotated[int, of_models()] = 96,
     units: Annotated[int, of_models()] = 670,
     seed: Annotated[int, typer.Option()] = 0,
-    device: Annotated[Device, of_machines()] = Device.cpu,
+    device: Annotated[Literal["cpu", "cuda"], of_machines()] = "cpu",
     threads: Annotated[int, of_machines()] = 1,
     as_json: Json = False,
 ) -> None:
@@ -370,4 +355,4 @@ def sanitize(
     at_least_one(threads=threads)
     torch.set_num_threads(threads)
     hparams = SanitizationHParams(share, ModelHParams(embedding, units), training)
-    show(inspect(drop_secrets(Corpus.open(corpus, verify=True), out, hparams, seed, device.value)), as_json)
+    show(inspect(drop_secrets(Corpus.open(corpus, verify=True), out, hparams, seed, device)), as_json)

@@ -1,9 +1,8 @@
 """`flsim data canaries` and `flsim data preflight`: canaries for a training without flsim."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,15 +11,7 @@ from flsim.cli.data import LAYOUT
 from flsim.cli.options import Json
 
 ELSEWHERE = "Train elsewhere"
-
-
-class Rows(StrEnum):
-    """Form of records for a training elsewhere."""
-
-    jsonl = "jsonl"
-    csv = "csv"
-    parquet = "parquet"
-    instructions = "instructions"
+Rows = Literal["jsonl", "csv", "parquet", "instructions"]  # form of records for a training elsewhere
 
 
 def canaries(
@@ -32,7 +23,7 @@ def canaries(
     user_column: Annotated[str, typer.Option()] = "user",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE")] = None,
     prefix: Annotated[int, typer.Option()] = 1,
-    format: Annotated[Rows, typer.Option(metavar="FORMAT")] = Rows.jsonl,
+    format: Annotated[Rows, typer.Option(metavar="FORMAT")] = "jsonl",
     layout: Annotated[str, typer.Option(help=LAYOUT)] = "tff",
     seed: Annotated[int, typer.Option()] = 0,
     as_json: Json = False,
@@ -86,7 +77,7 @@ def canaries(
         raise InputError("the words of phrases need either --vocabulary or --tokenizer; set one of them")
     hparams = validate(CanaryHParams, settings, "--set")
     canary_set = CanarySet.draw(words, holders, hparams, seed, prefix)
-    canary_set.write(out, format.value)
+    canary_set.write(out, format)
     copies = canary_set.planting.insertions
     summary = {
         "canaries": len(copies),
@@ -94,7 +85,7 @@ def canaries(
         "records": int(copies.sum()),
         "users": len(holders),
         "unit": canary_set.unit,
-        "file": str(out / FILES[format.value]),
+        "file": str(out / FILES[format]),
     }
     typer.echo(json.dumps(summary) if as_json else "\n".join(f"{name}: {value}" for name, value in summary.items()))
 

@@ -1,11 +1,12 @@
 """Options that several commands share, and the layout of help texts."""
 
 import inspect
+import json
 import re
-from enum import StrEnum
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import click
 import typer
@@ -26,6 +27,7 @@ MEASURE = "Measure"
 TABLES = "Tables and figures"
 PANELS = (START, DATA, TRAIN, MEASURE, TABLES)
 # Headings of options for machines.
+COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
 of_machines = partial(typer.Option, rich_help_panel="Machines")
 
 Overrides = Annotated[
@@ -106,15 +108,7 @@ ClaimDelta = Annotated[
 OneSetting = Annotated[bool, typer.Option("--over-seeds", help="Means and intervals over the seeds of each setting.")]
 
 
-class Format(StrEnum):
-    """Format of a table."""
-
-    md = "md"
-    csv = "csv"
-    latex = "latex"
-    parquet = "parquet"
-
-
+Format = Literal["md", "csv", "latex", "parquet"]  # of a table
 FormatOption = Annotated[
     Format, typer.Option(metavar="FORMAT", help="Format of the output: md, csv, latex or parquet.")
 ]
@@ -122,9 +116,9 @@ FormatOption = Annotated[
 
 def refuse_two_prints(format: Format, out: Path | None, as_json: bool = False) -> None:
     """Raise InputError if both --json and --format are set, or if Parquet would be printed."""
-    if as_json and format is not Format.md:
+    if as_json and format != "md":
         raise InputError(f"--json and --format {format}: choose one of them")
-    if format is Format.parquet and out is None:
+    if format == "parquet" and out is None:
         raise InputError("--format parquet: cannot be printed; name a file with --out")
 
 
@@ -138,10 +132,15 @@ def write_table(frame: "pd.DataFrame", text: str, format: Format, out: Path | No
     """Write a frame as Parquet, or print or write its text in another format."""
     from flsim.show.table import write_parquet
 
-    if format is Format.parquet and out is not None:
+    if format == "parquet" and out is not None:
         write_parquet(frame, out)
     else:
         print_or_write(text, out)
+
+
+def show(value: Callable[[], object], text: Callable[[], str], as_json: bool) -> None:
+    """Print a value as JSON, or a text that ends with a line break."""
+    typer.echo(json.dumps(value(), indent=2, allow_nan=False) if as_json else text(), nl=as_json)
 
 
 def print_or_write(text: str, out: Path | None) -> None:
@@ -153,6 +152,13 @@ def print_or_write(text: str, out: Path | None) -> None:
     else:
         with named_file(out) as partial:
             partial.write_text(text, encoding="utf-8")
+
+
+def given(panel: str) -> list[str]:
+    """Return the options of a panel that the command line has."""
+    context = click.get_current_context()
+    options = [option for option in context.command.params if getattr(option, "rich_help_panel", None) == panel]
+    return [option.opts[0] for option in options if context.get_parameter_source(str(option.name)) is COMMAND_LINE]
 
 
 def check_device(device: str) -> None:

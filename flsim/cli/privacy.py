@@ -13,7 +13,7 @@ import typer
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.progress import say
-from flsim.cli.options import AtOnce, Json, Overrides
+from flsim.cli.options import AtOnce, Json, Overrides, given, show
 from flsim.cli.training import TIER, CorpusOption, Only, Seeds
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 OF_RECORDS = "Record-level: epsilon protects one record, not its author. Below, a user means a record."
 BOTH = "both"  # fixed-size and poisson
 INDEPENDENT = "independent"
-of_plan = partial(typer.Option, rich_help_panel="A plan, instead of RUN")
+OF_PLAN = "A plan, instead of RUN"
+of_plan = partial(typer.Option, rich_help_panel=OF_PLAN)
 
 
 def privacy(
@@ -80,12 +81,7 @@ def privacy(
     plan = {"--users": users, "--cohort": cohort, "--rounds": rounds}
     aim = {"--noise-multiplier": noise_multiplier, "--epsilon": epsilon}
     if run is not None:
-        twice = [name for name, value in {**plan, **aim}.items() if value is not None]
-        others = {"--sampler": sampler != BOTH, "--noise": noise != INDEPENDENT}
-        others |= {"--sampler-option": bool(sampler_option), "--noise-option": bool(noise_option)}
-        others |= {"--records-per-user": records_per_user is not None}
-        twice += [name for name, is_given in others.items() if is_given]
-        if twice:
+        if twice := given(OF_PLAN):
             raise InputError(
                 f"{', '.join(twice)}: {run} stores these values; name a run, or describe a plan with options, not both"
             )
@@ -101,12 +97,9 @@ def privacy(
         names = _with_options(sampler, sampler_option), _with_options(noise, noise_option)
         lines = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, *names, records_per_user)
         unit = "user"
-    if as_json:
-        typer.echo(json.dumps([{"unit": unit} | line.to_json() for line in lines], indent=2, allow_nan=False))
-    else:
-        if unit == "record":
-            typer.echo(OF_RECORDS)
-        typer.echo(to_text(lines, calibration=epsilon is not None), nl=False)
+    head = f"{OF_RECORDS}\n" * (unit == "record")
+    objects = [{"unit": unit} | line.to_json() for line in lines]
+    show(lambda: objects, lambda: head + to_text(lines, calibration=epsilon is not None), as_json)
 
 
 def _with_options(name: str, options: list[str] | None) -> str:
@@ -272,4 +265,4 @@ def plan(
         is_measured = calibration and request.is_there
         measured = measure(request.planned, machine, at_once, request.whole_cluster) if is_measured else None
         made = plan_of(request, machine, effect, spread, measured, at_once)
-    typer.echo(json.dumps(asdict(made), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)
+    show(lambda: asdict(made), lambda: page(made), as_json)

@@ -1,9 +1,8 @@
 """`flsim table`, `plot`, `compare`, `trace`, `canaries` and `report`: results of runs, for people and for files."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,7 +11,6 @@ from flsim.cli.options import (
     RUNS,
     Epoch,
     FigureOut,
-    Format,
     FormatOption,
     Json,
     Round,
@@ -26,9 +24,9 @@ from flsim.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import pandas as pd
+
+    Compared = tuple[pd.DataFrame, dict[str, str], dict[str, Any]]  # a frame; texts by format; an object of JSON
 
 
 OverSeeds = Annotated[
@@ -41,23 +39,13 @@ OverSeeds = Annotated[
 ]
 
 
-class Kind(StrEnum):
-    """Kind of a plot."""
-
-    rounds = "rounds"
-    utility = "utility"
-    loss = "loss"
-
-
-class Against(StrEnum):
-    """Source of published values."""
-
-    paper = "paper"
+Kind = Literal["rounds", "utility", "loss"]
+Against = Literal["paper"]
 
 
 def table(
     runs: Annotated[list[Path], typer.Argument(help=RUNS)],
-    format: FormatOption = Format.md,
+    format: FormatOption = "md",
     out: TableOut = None,
     round: Round = None,
     epoch: Epoch = None,
@@ -104,19 +92,19 @@ def table(
     read = list(by_folder.values())
     published = {run: rows[folder] for folder, run in by_folder.items() if folder in rows}
     why = None
-    if over_seeds is None and format in {Format.md, Format.latex}:
+    if over_seeds is None and format in {"md", "latex"}:
         over_seeds, why = has_means(read, round, epoch)
     results = memorization_table(read, round, epoch, published, by="series" if over_seeds else "run")
     if against:
         results = marked(results)
     if notes := tuned_notes(runs):
         results.attrs[TUNED] = notes
-        for sentence in notes if format is Format.csv else ():
+        for sentence in notes if format == "csv" else ():
             say(sentence)  # below a table that is too wide for the note
-    text = "" if format is Format.parquet else table_of_runs(results).text(format.value)
-    if format is Format.md and why:
+    text = "" if format == "parquet" else table_of_runs(results).text(format)
+    if format == "md" and why:
         text += "\n" + note(f"No means over seeds: {why}.")
-    if over_seeds and format is Format.md:
+    if over_seeds and format == "md":
         compared = compare_partitions(read, round, epoch)
         text += f"\n{compared}" if compared else ""
     write_table(results, text, format, out)
@@ -125,7 +113,7 @@ def table(
 def plot(
     runs: Annotated[list[Path], typer.Argument(help=RUNS)],
     out: Annotated[Path, typer.Option(callback=check_figure)],
-    kind: Annotated[Kind, typer.Option(metavar="KIND")] = Kind.rounds,
+    kind: Annotated[Kind, typer.Option(metavar="KIND")] = "rounds",
     over_seeds: OverSeeds = None,
 ) -> None:
     """Plot what runs memorized: over epochs, or against perplexity.
@@ -158,9 +146,9 @@ def plot(
 
     read = read_shown(expanded(runs))
     losses = {}
-    if kind is Kind.loss:
+    if kind == "loss":
         losses = {run: roundlog.mean_losses(roundlog.read(folder), run.evaluated) for folder, run in read.items()}
-    write_plot(list(read.values()), out, over_seeds, kind.value, losses)
+    write_plot(list(read.values()), out, over_seeds, kind, losses)
 
 
 def compare(
@@ -168,7 +156,7 @@ def compare(
     b: Annotated[Path | None, typer.Argument(show_default="compares IID with non-IID in A")] = None,
     round: Round = None,
     epoch: Epoch = None,
-    format: FormatOption = Format.md,
+    format: FormatOption = "md",
     as_json: Json = False,
     out: TableOut = None,
 ) -> None:
@@ -195,79 +183,72 @@ def compare(
         b: Second run folder or sweep folder, e.g. runs/non-iid.
     """
     from flsim.base.progress import say
+    from flsim.results.sweeps import expanded, is_sweep, tuned_notes
+    from flsim.show.table import TERMINAL, note
 
     refuse_two_prints(format, out, as_json)
-    table, texts, as_object = _compared(a, b, round, epoch)
-    for note in as_object["tuned"] if format is Format.csv else ():
-        say(note)  # below a table that is too wide for the note
-    text = json.dumps(as_object, indent=2, allow_nan=False, ensure_ascii=False) + "\n" if as_json else ""
-    write_table(table, text or texts.get(format, ""), format, out)
+    a, b = _two(expanded([a]), None if b is None else expanded([b]))
+    paths = [path for path in (a, b) if path is not None]
+    kinds = {is_sweep(path) for path in paths}
+    if len(kinds) > 1:
+        raise InputError(f"{a} and {b}: a run and a sweep are not comparable; name two runs, a sweep, or two sweeps")
+    table, texts, as_object = (_compared_sweeps if True in kinds else _compared_runs)(a, b, round, epoch)
+    notes = tuned_notes(paths)
+    for sentence in notes if format == "csv" else ():
+        say(sentence)  # below a table that is too wide for the note
+    below = "".join(f"\n{note(text)}" for text in notes)
+    comments = "".join(f"% {line}\n" for text in notes for line in note(text, TERMINAL - 2).splitlines())
+    text = comments * (format == "latex") + texts.get(format, "") + below * (format == "md")
+    if as_json:
+        text = json.dumps(as_object | {"tuned": notes}, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_table(table, text, format, out)
 
 
-def _compared(
-    a: Path, b: Path | None, round: int | None, epoch: float | None
-) -> "tuple[pd.DataFrame, dict[Format, str], dict[str, Any]]":
-    """Return a comparison as a data frame, as text in each format, and as a JSON object."""
+def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
     from flsim.attacks.membership import side_by_side
-    from flsim.results.differences import compare_runs, differences, same_names, twins
+    from flsim.results.differences import compare_runs
     from flsim.results.store import read_run
-    from flsim.results.sweeps import expanded, is_sweep, read_sweep, tuned_notes
-    from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown, table_of_pairs
+    from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown
+    from flsim.show.table import to_csv
+
+    first = read_run(a)
+    if b is None:
+        raise InputError(f"{a}: comparing needs two runs or a sweep; name another run, or a sweep folder")
+    second = read_run(b)
+    if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
+        raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
+    compared = compare_runs(first, second, round, epoch)
+    proven = side_by_side.Proof.read(a, round, epoch), side_by_side.Proof.read(b, round, epoch)
+    texts = {
+        "md": "\n".join(filter(None, [runs_to_markdown(compared), side_by_side.to_markdown(*proven)])),
+        "latex": runs_to_latex(compared),
+        "csv": to_csv(compared.table),
+    }
+    proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
+    return compared.table, texts, runs_to_json(compared) | proof
+
+
+def _compared_sweeps(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
+    from flsim.results.differences import differences, same_names, twins
+    from flsim.results.sweeps import read_sweep
+    from flsim.show.differences import table_of_pairs
     from flsim.show.table import json_rows, note, to_csv
 
-    a, b = _two(expanded([a]), None if b is None else expanded([b]))
-    are_sweeps = [is_sweep(path) for path in (a, b) if path is not None]
-    if not any(are_sweeps):
-        first = read_run(a)
-        if b is None:
-            raise InputError(f"{a}: comparing needs two runs or a sweep; name another run, or a sweep folder")
-        second = read_run(b)
-        if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
-            raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
-        compared = compare_runs(first, second, round, epoch)
-        proven = side_by_side.Proof.read(a, round, epoch), side_by_side.Proof.read(b, round, epoch)
-        parts = [runs_to_markdown(compared), side_by_side.to_markdown(*proven)]
-        texts = {
-            Format.md: "\n".join(filter(None, parts)),
-            Format.latex: runs_to_latex(compared),
-            Format.csv: to_csv(compared.table),
-        }
-        proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
-        as_object = runs_to_json(compared) | proof
-        return compared.table, *_with_notes(texts, as_object, tuned_notes([a, b]))
-    if not all(are_sweeps):
-        raise InputError(f"{a} and {b}: a run and a sweep are not comparable; name two runs, a sweep, or two sweeps")
+    sweep = read_sweep(a)
     if b is None:
-        sweep = read_sweep(a)
         pairs = twins(sweep)
         heading = f"{sweep.heading}: IID (a) minus non-IID (b)"
         metadata = {"compared": "partitions", "a": "IID", "b": "non-IID"}
     else:
-        pairs = same_names(read_sweep(a), read_sweep(b))
+        pairs = same_names(sweep, read_sweep(b))
         heading, metadata = f"{a} (a) minus {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
-    table = differences(pairs, round, epoch)
-    if not (table["quantity"] == "canaries").any():
-        why = table["left_out"].dropna().iloc[0]
+    frame = differences(pairs, round, epoch)
+    if not (frame["quantity"] == "canaries").any():
+        why = frame["left_out"].dropna().iloc[0]
         raise InputError(f"{a}{'' if b is None else f' and {b}'}: there is no comparison: {why}")
-    texts = {
-        Format.md: f"{note(heading)}\n{table_of_pairs(table, pairs).markdown()}",
-        Format.latex: table_of_pairs(table, pairs).latex(),
-        Format.csv: to_csv(table),
-    }
-    notes = tuned_notes([a] if b is None else [a, b])
-    return table, *_with_notes(texts, {**metadata, "rows": json_rows(table)}, notes)
-
-
-def _with_notes(
-    texts: "Mapping[Format, str]", as_object: "Mapping[str, Any]", notes: "Sequence[str]"
-) -> tuple[dict[Format, str], dict[str, Any]]:
-    """Return texts and a JSON object with the sentences on the choice of settings; CSV has none."""
-    from flsim.show.table import TERMINAL, note
-
-    below = "".join(f"\n{note(text)}" for text in notes)
-    comments = "".join(f"% {line}\n" for text in notes for line in note(text, TERMINAL - 2).splitlines())
-    added = {Format.md: texts[Format.md] + below, Format.latex: comments + texts[Format.latex]}
-    return {**texts, **added}, {**as_object, "tuned": list(notes)}
+    table = table_of_pairs(frame, pairs)
+    texts = {"md": f"{note(heading)}\n{table.markdown()}", "latex": table.latex(), "csv": to_csv(frame)}
+    return frame, texts, {**metadata, "rows": json_rows(frame)}
 
 
 def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | None]:
@@ -354,7 +335,7 @@ def canaries(
     epoch: Epoch = None,
     written: Annotated[bool, typer.Option("--written")] = False,
     device: TorchDevice = "cpu",
-    format: FormatOption = Format.md,
+    format: FormatOption = "md",
     out: TableOut = None,
 ) -> None:
     """List the canaries of a run, and whether they were memorized.
@@ -379,7 +360,7 @@ def canaries(
     at = results.at(round, epoch)
     texts = _written(run, at, device) if written else None
     table = canary_table(results, at, written=texts)
-    text = "" if format is Format.parquet else table_of_canaries(table).text(format.value)
+    text = "" if format == "parquet" else table_of_canaries(table).text(format)
     write_table(table, text, format, out)
 
 

@@ -121,10 +121,10 @@ def sweep(
 
 def _show(path: Path) -> None:
     """Print the table next to the published table, and write the report."""
-    from flsim.cli.results import Against, report, table
+    from flsim.cli.results import report, table
     from flsim.results.sweeps import published_of
 
-    table([path], against=Against.paper if published_of([path]) else None)
+    table([path], against="paper" if published_of([path]) else None)
     report([path], path / "report.html")
     say(f"Report: {path / 'report.html'}")
 

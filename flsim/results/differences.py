@@ -69,7 +69,7 @@ from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.seeds import sample
 from flsim.results.store import RunResults, refuse_two_points
 from flsim.results.sweeps import PARTITION, Sweep, SweepRun
-from flsim.results.tables import copies, memorization_table, rounds_text, user_share
+from flsim.results.tables import copies, mean_of_known, memorization_table, rounds_text, user_share
 
 END, LIKE = "end", "equal perplexity"
 ALL = "all"
@@ -213,9 +213,13 @@ def _of_runs(
     counts = np.mean([at_ceiling_of(one.canaries, one.references) for one in paired], axis=0)
     yield unit | _two("at_ceiling", *counts.tolist())
     points = [[(run, run.at(round, epoch)) for run in runs] for _, *runs in pairs]
-    yield unit | _two("epochs", *(_mean([run.epochs_of(at) for run, at in side]) for side in zip(*points, strict=True)))
+    yield unit | _two(
+        "epochs", *(mean_of_known([run.epochs_of(at) for run, at in side]) for side in zip(*points, strict=True))
+    )
     for quantity in of_model(quantities):
-        sides = (_mean([run.of_model(quantity.name, at) for run, at in side]) for side in zip(*points, strict=True))
+        sides = (
+            mean_of_known([run.of_model(quantity.name, at) for run, at in side]) for side in zip(*points, strict=True)
+        )
         yield unit | _two(quantity.name, *sides)
     for quantity in (*numbers(quantities), *flags(quantities)):
         if all(quantity in one.quantities for one in paired):
@@ -232,11 +236,6 @@ def _of_runs(
     except InputError as error:
         row = {"left_out": str(error)}
     yield {"over": "seeds", "at": LIKE, "quantity": PRIMARY.name} | row
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if len(known) == len(values) else None
 
 
 def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:

@@ -23,7 +23,7 @@ from flsim.results.canary_table import WINDOW, WRITTEN
 from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
 from flsim.results.columns import is_in, mean_of, prefix_of, quantities_in
 from flsim.results.tables import OPTIONAL, STANDARD, rounds_text, user_share
-from flsim.show.table import Column, Table, formatted, note, text_of
+from flsim.show.table import Column, Field, Table, columns_of, formatted, note, text_of
 
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
@@ -31,6 +31,7 @@ LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected inserti
 CONTROLS = "Controls: canaries that were never planted; number of them that {} marks as memorized."
 FALSE_POSITIVE = " {} marks each with a probability of 1 / (|R| + 1), here {}."
 COPIES = "Lowest: smallest number of copies of a memorized canary."
+LOWEST_OF_BOTH = f"{LOWEST.removesuffix('.')}; else {COPIES.removeprefix('Lowest: ')}"
 SHARE = "{}: shares of {} planted canaries."
 SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, treated as independent."
 PAPER = "Paper: the published value of the column to its left."
@@ -257,10 +258,10 @@ def _lowest(table: pd.DataFrame, flag: Quantity, heading: str) -> list[Column]:
     if f"{metric}_lowest" not in table:
         return []
     cells = text_of(table[f"{metric}_lowest"])
-    has_copies = {" cop" in cell for cell in cells if cell not in ("", "-")} or {False}
-    note = " ".join(
-        text for text, is_needed in ((LOWEST, False in has_copies), (COPIES, True in has_copies)) if is_needed
-    )
+    # of all flags, because a flag without a memorized canary does not say how canaries were planted
+    lowest = table.filter(regex="^(?!published_).*_lowest$")
+    has_copies = {" cop" in cell for name in lowest for cell in text_of(table[name]) if cell not in ("", "-")}
+    note = LOWEST_OF_BOTH if len(has_copies) > 1 else COPIES if True in has_copies else LOWEST
     return [
         Column(heading, cells, is_number=False, is_late=True, note=note),
         *_published(table, f"{metric}_lowest", "{}", is_number=False),
@@ -381,53 +382,35 @@ def _listed(values: "pd.Series[Any]", template: str = "{}") -> str:
     return ", ".join(dict.fromkeys(template.format(value) for value in values.dropna()))
 
 
+P_U = Field(
+    *("p_u", "shares", "{}"),
+    note="p_u: probability that a user has the canary; p_e: probability that the canary replaces a record of such "
+    "a user.",
+)
+P_E = Field("p_e", "p_e", "{:.6g}%", 100)
+PLANNED = Field("Planned", "planned_insertions", "{:,}", note="Planned: records that were drawn for the canary.")
+COUNTS = (
+    Field("Users", "sharers", "{:,}", note="Users: users that have the canary."),
+    Field("Copies", "insertions", "{:,}", note="Copies: records that are the canary."),
+)
+PLANTED = Field("Planted", "window", note="Planted: the rounds in which the copies exist.")
+WROTE = "Beam search wrote: the known words, then the most likely continuation that it finds."
+
+
 def table_of_canaries(table: pd.DataFrame) -> Table:
     """Return the table of `flsim.results.canary_table` as text."""
-    labels = [Column("Canary", text_of(table["canary"]), is_number=False)]
-    phrases = [Column("Phrase", text_of(table["phrase"]), is_number=False)] if table["phrase"].notna().any() else []
-    units = [phrases, _planted(table), _counts(table)]
-    units.append(_window(table))
+    shown = table.assign(shares=["" if pd.isna(value) else user_share(float(value)) for value in table["p_u"]])
+    if WINDOW[0] in table:
+        shown["window"] = [rounds_text(*bounds) for bounds in zip(*(table[name] for name in WINDOW), strict=True)]
+    planted = [PLANNED] if table["p_u"].isna().all() else [P_U, P_E]
+    fields = [[Field("Phrase", "phrase")], planted, COUNTS, [PLANTED]] if len(table) else []
+    units = [columns_of(shown, unit) for unit in fields]
     quantities = [quantity for quantity in quantities_in(table) if quantity.name in table and quantity.of_canaries]
     listed = [quantity for quantity in quantities if quantity.is_listed]
     units += [[_column(table, quantity)] for quantity in sorted(listed, key=lambda quantity: quantity.is_flag)]
     if WRITTEN in table:
-        note = "Beam search wrote: the known words, then the most likely continuation that it finds."
-        units.append([Column("Beam search wrote", text_of(table[WRITTEN]), is_number=False, is_late=True, note=note)])
-    return Table(table, labels, [unit for unit in units if unit])
-
-
-def _planted(table: pd.DataFrame) -> list[Column]:
-    """Return the columns of p_u and p_e, or of planned copies if their number was set."""
-    if table[["p_u", "planned_insertions"]].isna().all(axis=None):
-        return []
-    if table["p_u"].isna().all():
-        planned = formatted(table["planned_insertions"], "{:,}")
-        return [Column("Planned", planned, note="Planned: records that were drawn for the canary.")]
-    shares = ["" if pd.isna(value) else user_share(float(value)) for value in table["p_u"]]
-    note = (
-        "p_u: probability that a user has the canary; p_e: probability that the canary replaces a record of such "
-        "a user."
-    )
-    return [Column("p_u", shares, note=note), Column("p_e", formatted(table["p_e"], "{:.6g}%", 100))]
-
-
-def _counts(table: pd.DataFrame) -> list[Column]:
-    """Return the columns of sharers and copies, if the roster has them."""
-    names = {"sharers": "Users", "insertions": "Copies"}
-    notes = {"sharers": "Users: users that have the canary.", "insertions": "Copies: records that are the canary."}
-    return [
-        Column(heading, formatted(table[name], "{:,}"), note=notes[name])
-        for name, heading in names.items()
-        if table[name].notna().any()
-    ]
-
-
-def _window(table: pd.DataFrame) -> list[Column]:
-    """Return the column of the rounds in which canaries are planted, if they have windows."""
-    if WINDOW[0] not in table:
-        return []
-    cells = [rounds_text(first, last) for first, last in zip(*(table[name] for name in WINDOW), strict=True)]
-    return [Column("Planted", cells, is_number=False, note="Planted: the rounds in which the copies exist.")]
+        units.append([Column("Beam search wrote", text_of(table[WRITTEN]), is_number=False, is_late=True, note=WROTE)])
+    return Table(table, columns_of(shown, [Field("Canary", "canary")]), [unit for unit in units if unit])
 
 
 def _column(table: pd.DataFrame, quantity: Quantity) -> Column:

@@ -16,12 +16,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
-from flsim.measures.built_in import FIT_BITS, PERPLEXITY, PRIMARY, QUANTITIES
+from flsim.measures.built_in import FIT_BITS, PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.seeds import by_series, has_means
@@ -189,14 +190,12 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     evaluation is named and has no line. Over seeds, a line has the points that all runs of its series have. Runs that
     diverged, failed, were interrupted or have no evaluation are excluded, and the label has their number.
     """
-    groups = by_series(runs) if over_seeds else [[run] for run in runs]
+    runs_of_lines, labels = _lines(runs, over_seeds)
     in_epochs = know_epochs(runs)
-    quantities = [quantity for quantity in select_for(quantities_of(runs), "plot") if _is_drawn(quantity, runs)]
-    columns, rows = min(2, len(groups)), math.ceil(len(quantities) / 2)
-    figure = Figure(
-        figsize=(9.5, 2.9 * rows + 0.25 * math.ceil(len(groups) / columns)),
-        layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
-    )
+    quantities = [quantity for quantity in select_for(quantities_of(runs), "plot") if is_drawn(quantity, runs)]
+    columns, rows = min(2, len(labels)), math.ceil(len(quantities) / 2)
+    height = 2.9 * rows + 0.25 * math.ceil(len(labels) / columns)
+    figure = Figure(figsize=(9.5, height), layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05))
     FigureCanvasAgg(figure)
     grid: list[Axes] = figure.subplots(rows, 2, sharex=True).ravel().tolist()
     panels = dict(zip(quantities, grid, strict=False))
@@ -204,7 +203,6 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         empty.set_axis_off()
     counts = sorted({len(run.planted) for run in runs})
     of_all = f" (of {counts[0]})" if len(counts) == 1 else ""
-    runs_of_lines = [averaged(group) for group in groups] if over_seeds else groups
     curves = {
         quantity: [curve(group, partial(measured_values, quantity), in_epochs, over_seeds) for group in runs_of_lines]
         for quantity in quantities
@@ -222,25 +220,31 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not in_epochs))
         if len(quantities) % 2:  # no panel is below the penultimate panel
             panel.tick_params(labelbottom=True)
-    legend = figure.legend(
-        grid[0].get_lines(),
-        [
-            label_of(group, runs, len(taken) if over_seeds else None)
-            for group, taken in zip(groups, runs_of_lines, strict=True)
-        ],
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        handlelength=3.5,  # dashes are not cut
-    )
     means = ", ".join((number.caption or f"Mean {number.title}").lower() for number in numbers(quantities))
-    legend.set_title(plain(BANDS[over_seeds].format(means)))
+    _add_legend(figure, grid[0].get_lines(), labels, columns, BANDS[over_seeds].format(means))
     return figure
 
 
-def _is_drawn(quantity: Quantity, runs: Sequence[RunResults]) -> bool:
-    """Return whether a quantity has a panel: always if papers report it, otherwise if it was measured."""
-    return quantity.is_standard or any((run.rows["metric"] == quantity.name).any() for run in runs)
+def _lines(runs: Sequence[RunResults], over_seeds: bool) -> tuple[list[list[RunResults]], list[str]]:
+    """Return the runs of each line, which are a series over seeds, and the label of each line."""
+    groups = by_series(runs) if over_seeds else [[run] for run in runs]
+    taken = [averaged(group) for group in groups] if over_seeds else groups
+    labels = [label_of(group, runs, len(of) if over_seeds else None) for group, of in zip(groups, taken, strict=True)]
+    return taken, labels
+
+
+def _add_legend(
+    figure: Figure, lines: Sequence[Line2D], labels: Sequence[str], columns: int, title: str, **look: Any
+) -> None:
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    legend = figure.legend(lines, labels, handlelength=3.5, **place)  # dashes are not cut
+    legend.set_title(plain(title), **look)
+
+
+def is_drawn(quantity: Quantity, runs: Sequence[RunResults]) -> bool:
+    """Return whether a quantity has a panel: if it was measured, and always if papers report it of canaries."""
+    is_reported = quantity.is_standard and quantity.of_canaries
+    return is_reported or any((run.rows["metric"] == quantity.name).any() for run in runs)
 
 
 def title_of(quantity: Quantity) -> str:
@@ -307,23 +311,15 @@ def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -
     diverged ends at its last finite evaluation. Over seeds, runs that diverged are excluded, and the label has their
     number.
     """
-    groups = by_series(runs) if over_seeds else [[run] for run in runs]
+    taken, labels = _lines(runs, over_seeds)
     figure = Figure(figsize=(7.5, 5.2), layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     panel = figure.subplots()
-    taken = [averaged(group) for group in groups] if over_seeds else groups
     draw_utility(panel, {style: exposure_by_utility(group, over_seeds) for style, group in enumerate(taken)})
     panel.set(xlabel="perplexity of test text (log)", ylabel="mean exposure (bits)")
-    lines = panel.get_lines()
-    labels = [
-        label_of(group, runs, len(runs_of) if over_seeds else None)
-        for group, runs_of in zip(groups, taken, strict=True)
-    ]
+    lines = [*panel.get_lines()]  # without ceilings
     draw_ceilings(panel, runs)
-    legend = figure.legend(
-        lines, labels, loc="outside lower center", ncols=min(2, len(lines)), frameon=False, handlelength=3.5
-    )
-    legend.set_title(plain(f"{UTILITY_BARS[over_seeds]}\n{UTILITY_NOTE}"))
+    _add_legend(figure, lines, labels, min(2, len(lines)), f"{UTILITY_BARS[over_seeds]}\n{UTILITY_NOTE}")
     return figure
 
 
@@ -370,16 +366,12 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
     for panel, group in zip(grid, groups, strict=False):
         taken = averaged(group) if over_seeds else group
         exposed = panel.twinx()
-        curves = {
-            "training": curve(taken, partial(_training_loss, losses), in_epochs, over_seeds),
-            "test": curve(taken, _log_perplexity, in_epochs, over_seeds),
-            "bits": curve(
-                taken,
-                partial(measured_values, QUANTITIES[FIT_BITS.name] if is_estimated else PRIMARY),
-                in_epochs,
-                over_seeds,
-            ),
+        measured: dict[str, Callable[[RunResults, int], Values | None]] = {
+            "training": partial(_training_loss, losses),
+            "test": _log_perplexity,
+            "bits": partial(measured_values, FIT_BITS if is_estimated else PRIMARY),
         }
+        curves = {name: curve(taken, values, in_epochs, over_seeds) for name, values in measured.items()}
         last = max((line.x[-1] for line in curves.values() if len(line.x)), default=1.0)
         panel.set_xlim(0, 1.03 * last)
         for axes, names_of_axes in ((panel, ["training", "test"]), (exposed, ["bits"])):
@@ -397,8 +389,8 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
         exposed.grid(visible=False)
         _draw_minimum(panel, curves, in_epochs)
     names = ["training loss", "test loss", "exposure of the secrets (right axis)"]
-    legend = figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False, handlelength=3.5)
-    legend.set_title(plain(f"{LOSS_BANDS[over_seeds]}\n{LOSS_NOTE}"), prop=FontProperties(size=8))
+    title = f"{LOSS_BANDS[over_seeds]}\n{LOSS_NOTE}"
+    _add_legend(figure, lines, names, 3, title, prop=FontProperties(size=8))
     return figure
 
 
