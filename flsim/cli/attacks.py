@@ -9,42 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.options import (
-    RUNS,
-    CheckpointRound,
-    ClaimDelta,
-    Epoch,
-    FigureOut,
-    Format,
-    Json,
-    OneSetting,
-    Round,
-    TableOut,
-    TorchDevice,
-    check_device,
-    print_or_write,
-    refuse_json_and_csv,
-    refuse_two_prints,
-    show,
-    write_table,
-)
+from flsim.cli import options
 
 if TYPE_CHECKING:
     from flsim.attacks.result import Result
 
 
 def audit(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
     threshold: Annotated[
         int | None, typer.Option(min=1, metavar="RANK", show_default="|R| / 1,000, and 100 from |R| = 100,000 on")
     ] = None,
-    delta: ClaimDelta = None,
+    delta: options.ClaimDelta = None,
     summary: Annotated[bool, typer.Option("--summary")] = False,
-    round: Round = None,
-    epoch: Epoch = None,
-    format: Annotated[Format, typer.Option(metavar="FORMAT")] = "md",
-    out: TableOut = None,
-    as_json: Json = False,
+    round: options.Round = None,
+    epoch: options.Epoch = None,
+    format: Annotated[options.Format, typer.Option(metavar="FORMAT")] = "md",
+    out: options.TableOut = None,
+    as_json: options.Json = False,
 ) -> None:
     """Audit the privacy of a run with its canaries.
 
@@ -77,13 +59,13 @@ def audit(
 
     if format == "latex":
         raise InputError("--format latex: audits have the formats md, csv and parquet; choose one of them")
-    refuse_two_prints(format, out, as_json)
+    options.refuse_two_prints(format, out, as_json)
     refuse_two_points(round, epoch)
     subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values()
     if summary:
         if as_json or format != "md" or threshold is not None:
             raise InputError("--summary: is text of a fixed test; remove --json, --format and --threshold")
-        print_or_write("\n".join(map(summary_of, subjects)), out)
+        options.print_or_write("\n".join(map(summary_of, subjects)), out)
         return
     pairs = [(subject, audit_subject(subject, threshold)) for subject in subjects]
     for subject, audited in pairs if format != "md" else []:
@@ -97,7 +79,7 @@ def audit(
         if format == "csv"
         else "\n".join(to_text(*pair) for pair in pairs)
     )
-    write_table(frame, text, format, out)
+    options.write_table(frame, text, format, out)
 
 
 ELSEWHERE = "A model that was trained elsewhere"
@@ -140,7 +122,7 @@ ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quant
 
 
 def membership(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
     attack: Annotated[
         list[str] | None,
         typer.Option(
@@ -153,16 +135,16 @@ def membership(
     records: Annotated[int, typer.Option(min=1, metavar="N")] = 1_000,
     reference: Annotated[Path | None, typer.Option(show_default="frequency of single words")] = None,
     shadows: Annotated[bool, typer.Option("--shadows")] = False,
-    by_setting: OneSetting = False,
-    out: FigureOut = None,
-    delta: ClaimDelta = None,
-    round: CheckpointRound = None,
-    device: TorchDevice = "cpu",
+    by_setting: options.OneSetting = False,
+    out: options.FigureOut = None,
+    delta: options.ClaimDelta = None,
+    round: options.CheckpointRound = None,
+    device: options.TorchDevice = "cpu",
     model: OtherFactory = None,
     members: Members = None,
     non_members: NonMembers = None,
     text_column: TextColumn = "text",
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Attack membership: distinguish training records or users from non-members.
 
@@ -203,7 +185,7 @@ def membership(
     from flsim.results.sweeps import expanded, over_runs, run_folders
     from flsim.show.table import json_rows
 
-    check_device(device)
+    options.check_device(device)
     if shadows:
         if out is not None:
             raise InputError(f"--out {out}: attacks with shadow models have no figure; remove --out or --shadows")
@@ -217,7 +199,7 @@ def membership(
             {"setting": setting, "attacks": json_rows(attacks), "targets": json_rows(targets)}
             for setting, attacks, targets in of_settings
         ]
-        show(
+        options.show(
             lambda: {"shadows": objects}, lambda: "\n".join(shadows_to_text(*result) for result in of_settings), as_json
         )
         return
@@ -239,7 +221,7 @@ def membership(
         plot(results, out)
     if by_setting:
         means = means_over_seeds(results)
-        show(lambda: json_rows(means), lambda: means_to_text(means), as_json)
+        options.show(lambda: json_rows(means), lambda: means_to_text(means), as_json)
     else:
         _print_by_run(results, to_text, as_json)
 
@@ -248,7 +230,7 @@ of_sampling = partial(typer.Option, rich_help_panel="Sampling")
 
 
 def extract(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
     prefix: Annotated[
         list[int] | None, typer.Option(min=1, metavar="WORDS", show_default="1, 3, 5 and 10, if strings are longer")
     ] = None,
@@ -260,17 +242,17 @@ def extract(
     edits: Annotated[int | None, typer.Option(min=0, metavar="WORDS", show_default="neither")] = None,
     personal_data: Annotated[bool, typer.Option("--personal-data")] = False,
     names: Annotated[Path | None, typer.Option()] = None,
-    by_setting: OneSetting = False,
-    out: FigureOut = None,
-    round: CheckpointRound = None,
-    epoch: Epoch = None,
-    device: TorchDevice = "cpu",
+    by_setting: options.OneSetting = False,
+    out: options.FigureOut = None,
+    round: options.CheckpointRound = None,
+    epoch: options.Epoch = None,
+    device: options.TorchDevice = "cpu",
     model: OtherFactory = None,
     members: Members = None,
     non_members: NonMembers = None,
     text_column: TextColumn = "text",
     user_column: UserColumn = "user",
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measure which training text an attacker can extract.
 
@@ -311,7 +293,7 @@ def extract(
     from flsim.attacks.membership.attacked import ElsewhereHParams
     from flsim.results.sweeps import over_runs
 
-    check_device(device)
+    options.check_device(device)
     elsewhere = ElsewhereHParams(model, members, non_members, text_column, user_column)
     if personal_data:
         if prefix or edits is not None or by_setting or out is not None or epoch is not None:
@@ -340,11 +322,11 @@ def extract(
 
         plot(measured, out, by_setting)
     text = over_seeds_to_text if by_setting else to_text
-    show(measured.to_json, lambda: text(measured), as_json)
+    options.show(measured.to_json, lambda: text(measured), as_json)
 
 
 def _print_by_run(results: Mapping[Path, "Result"], to_text: Callable[[str, "Result"], str], as_json: bool) -> None:
-    show(
+    options.show(
         lambda: {"runs": [{"folder": str(path)} | one.to_json() for path, one in results.items()]},
         lambda: "\n".join(to_text(path.resolve().name, one) for path, one in results.items()),
         as_json,
@@ -352,12 +334,12 @@ def _print_by_run(results: Mapping[Path, "Result"], to_text: Callable[[str, "Res
 
 
 def forgetting(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
     alpha: Annotated[float, typer.Option()] = 0.6,
     by_hardness: Annotated[bool, typer.Option("--by-hardness")] = False,
     pool: Annotated[bool, typer.Option("--pool")] = False,
-    out: FigureOut = None,
-    as_json: Json = False,
+    out: options.FigureOut = None,
+    as_json: options.Json = False,
     as_csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
     """Measure how fast canaries are forgotten.
@@ -378,7 +360,7 @@ def forgetting(
         pool: Combine all numbers of copies in one group.
         as_csv: Print a row for each group and number of rounds as CSV instead of text.
     """
-    refuse_json_and_csv(as_json, as_csv)
+    options.refuse_json_and_csv(as_json, as_csv)
     from flsim.attacks.forgetting.measure import measure_forgetting
     from flsim.attacks.forgetting.tables import to_text
     from flsim.show.table import to_csv
@@ -389,20 +371,20 @@ def forgetting(
 
         plot(measured, out)
     text = to_csv(measured.success) if as_csv else to_text(measured)
-    show(measured.to_json, lambda: text, as_json)
+    options.show(measured.to_json, lambda: text, as_json)
 
 
 def reveal(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
     round: Annotated[
         int | None, typer.Option(min=1, show_default="the last round of each run that has a checkpoint before it")
     ] = None,
     records: Annotated[int, typer.Option(min=1, metavar="N")] = 100,
     references: Annotated[int, typer.Option(min=1, metavar="N")] = 999,
     noise: Annotated[list[float] | None, typer.Option(metavar="Z", show_default="only the noise of the run")] = None,
-    out: FigureOut = None,
-    device: TorchDevice = "cpu",
-    as_json: Json = False,
+    out: options.FigureOut = None,
+    device: options.TorchDevice = "cpu",
+    as_json: options.Json = False,
 ) -> None:
     """Measure what the updates of a round reveal about its users.
 
@@ -424,10 +406,10 @@ def reveal(
     from flsim.attacks.reveal.reveal import reveal as reveal_in
     from flsim.attacks.reveal.tables import to_text
 
-    check_device(device)
+    options.check_device(device)
     revealed = reveal_in(*runs, round=round, records=records, references=references, noise=noise or (), device=device)
     if out is not None:
         from flsim.attacks.reveal.plot import plot
 
         plot(revealed, out)
-    show(revealed.to_json, lambda: to_text(revealed), as_json)
+    options.show(revealed.to_json, lambda: to_text(revealed), as_json)

@@ -7,21 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.options import (
-    RUNS,
-    Epoch,
-    FigureOut,
-    FormatOption,
-    Json,
-    Round,
-    TableOut,
-    TorchDevice,
-    check_device,
-    check_figure,
-    refuse_json_and_csv,
-    refuse_two_prints,
-    write_table,
-)
+from flsim.cli import options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,11 +30,11 @@ Against = Literal["paper"]
 
 
 def table(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
-    format: FormatOption = "md",
-    out: TableOut = None,
-    round: Round = None,
-    epoch: Epoch = None,
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
+    format: options.FormatOption = "md",
+    out: options.TableOut = None,
+    round: options.Round = None,
+    epoch: options.Epoch = None,
     over_seeds: OverSeeds = None,
     against: Annotated[Against | None, typer.Option(show_default="no comparison")] = None,
 ) -> None:
@@ -83,7 +69,7 @@ def table(
     from flsim.show.memorization import TUNED, table_of_runs
     from flsim.show.table import note
 
-    refuse_two_prints(format, out)
+    options.refuse_two_prints(format, out)
     runs = expanded(runs)
     rows = published_of(runs)
     if against and not rows:
@@ -107,12 +93,12 @@ def table(
     if over_seeds and format == "md":
         compared = compare_partitions(read, round, epoch)
         text += f"\n{compared}" if compared else ""
-    write_table(results, text, format, out)
+    options.write_table(results, text, format, out)
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
-    out: Annotated[Path, typer.Option(callback=check_figure)],
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
+    out: Annotated[Path, typer.Option(callback=options.check_figure)],
     kind: Annotated[Kind, typer.Option(metavar="KIND")] = "rounds",
     over_seeds: OverSeeds = None,
 ) -> None:
@@ -154,11 +140,11 @@ def plot(
 def compare(
     a: Annotated[Path, typer.Argument()],
     b: Annotated[Path | None, typer.Argument(show_default="compares IID with non-IID in A")] = None,
-    round: Round = None,
-    epoch: Epoch = None,
-    format: FormatOption = "md",
-    as_json: Json = False,
-    out: TableOut = None,
+    round: options.Round = None,
+    epoch: options.Epoch = None,
+    format: options.FormatOption = "md",
+    as_json: options.Json = False,
+    out: options.TableOut = None,
 ) -> None:
     """Compare two runs, the partitions of a sweep, or two sweeps.
 
@@ -186,7 +172,7 @@ def compare(
     from flsim.results.sweeps import expanded, is_sweep, tuned_notes
     from flsim.show.table import TERMINAL, note
 
-    refuse_two_prints(format, out, as_json)
+    options.refuse_two_prints(format, out, as_json)
     a, b = _two(expanded([a]), None if b is None else expanded([b]))
     paths = [path for path in (a, b) if path is not None]
     kinds = {is_sweep(path) for path in paths}
@@ -201,7 +187,7 @@ def compare(
     text = comments * (format == "latex") + texts.get(format, "") + below * (format == "md")
     if as_json:
         text = json.dumps(as_object | {"tuned": notes}, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    write_table(table, text, format, out)
+    options.write_table(table, text, format, out)
 
 
 def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
@@ -264,7 +250,7 @@ def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | Non
 def trace(
     run: Annotated[Path, typer.Argument()],
     canary: Annotated[list[str] | None, typer.Option(show_default="all canaries")] = None,
-    out: FigureOut = None,
+    out: options.FigureOut = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
     as_csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
@@ -284,7 +270,7 @@ def trace(
         as_json: Print a JSON list instead of text.
         as_csv: Print CSV instead of text.
     """
-    refuse_json_and_csv(as_json, as_csv)
+    options.refuse_json_and_csv(as_json, as_csv)
     from flsim.results.canary_table import trace as traced
     from flsim.results.store import read_run
     from flsim.runs import roundlog
@@ -331,12 +317,12 @@ def report(
 
 def canaries(
     run: Annotated[Path, typer.Argument()],
-    round: Round = None,
-    epoch: Epoch = None,
+    round: options.Round = None,
+    epoch: options.Epoch = None,
     written: Annotated[bool, typer.Option("--written")] = False,
-    device: TorchDevice = "cpu",
-    format: FormatOption = "md",
-    out: TableOut = None,
+    device: options.TorchDevice = "cpu",
+    format: options.FormatOption = "md",
+    out: options.TableOut = None,
 ) -> None:
     """List the canaries of a run, and whether they were memorized.
 
@@ -354,24 +340,21 @@ def canaries(
     from flsim.results.store import read_run, refuse_two_points
     from flsim.show.memorization import table_of_canaries
 
-    refuse_two_prints(format, out)
+    options.refuse_two_prints(format, out)
     refuse_two_points(round, epoch)
     results = read_run(run)
     at = results.at(round, epoch)
-    texts = _written(run, at, device) if written else None
+    texts = None
+    if written:
+        from flsim.runs.config.custom_code import announce
+        from flsim.runs.folder import Run
+        from flsim.runs.measuring import written_after
+
+        options.check_device(device)
+        opened = Run.open(run)
+        announce(opened.config, "architecture")
+        tokens = written_after(opened, at, device)
+        texts = {canary: opened.corpus.vocabulary.text(ids) for canary, ids in tokens.items()}
     table = canary_table(results, at, written=texts)
     text = "" if format == "parquet" else table_of_canaries(table).text(format)
-    write_table(table, text, format, out)
-
-
-def _written(folder: Path, round: int, device: str) -> dict[str, str]:
-    """Return the phrases that beam search generates with the checkpoint of a round, as words by canary id."""
-    from flsim.runs.config.custom_code import announce
-    from flsim.runs.folder import Run
-    from flsim.runs.measuring import written_after
-
-    check_device(device)
-    run = Run.open(folder)
-    announce(run.config, "architecture")
-    tokens = written_after(run, round, device)
-    return {canary: run.corpus.vocabulary.text(ids) for canary, ids in tokens.items()}
+    options.write_table(table, text, format, out)

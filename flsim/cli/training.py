@@ -82,8 +82,10 @@ def sweep(
         file: TOML file of a sweep, e.g. experiments/table1.toml.
         out: Sweep folder, e.g. runs/table1-smoke.
     """
+    from flsim.cli.results import report, table
     from flsim.data.corpus import Corpus
     from flsim.data.stores import located
+    from flsim.results.sweeps import published_of
     from flsim.runs.sweeps import definition, folder
     from server.sweep import sweep as train_sweep
 
@@ -110,23 +112,15 @@ def sweep(
         train = opened.split("train")
         failed = train_sweep(sweep_folder, planned, train, address, at_once, at.whole_cluster)
     if any((sweep_folder.run(planned_run.name) / "run.json").exists() for planned_run in planned):
-        _show(sweep_folder.path)
+        table([sweep_folder.path], against="paper" if published_of([sweep_folder.path]) else None)
+        report([sweep_folder.path], sweep_folder.path / "report.html")
+        say(f"Report: {sweep_folder.path / 'report.html'}")
     if failed:
         name, why = next(iter(failed.items()))
         raise RunFailed(
             f"{len(failed)} of {len(planned)} runs failed, the first {name}: {why}; read {sweep_folder.log(name)}, "
             f"and repeat the command to try again"
         )
-
-
-def _show(path: Path) -> None:
-    """Print the table next to the published table, and write the report."""
-    from flsim.cli.results import report, table
-    from flsim.results.sweeps import published_of
-
-    table([path], against="paper" if published_of([path]) else None)
-    report([path], path / "report.html")
-    say(f"Report: {path / 'report.html'}")
 
 
 def tune(

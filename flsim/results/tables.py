@@ -79,7 +79,7 @@ was not measured in every run of a row, or if it needs two seeds and there is on
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -89,13 +89,14 @@ from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
 from flsim.results import columns
 from flsim.results.against_published import AGAINST
+from flsim.results.columns import By
 from flsim.results.published import ASKED, PUBLISHED, asked, cells_of
 from flsim.results.seeds import Sample, by_series, distinctions, sample
 from flsim.results.store import RunResults, refuse_two_points
 
-By = Literal["run", "series"]
 STANDARD = [quantity for quantity in select_for(QUANTITIES.values(), "table") if quantity.is_standard]
 OPTIONAL = [quantity for quantity in select_for(QUANTITIES.values(), "table") if not quantity.is_standard]
+NUMBERS = [*numbers(STANDARD), *of_model(STANDARD)]
 COLUMNS = {
     "setting": "string",
     "run": "string",
@@ -103,8 +104,7 @@ COLUMNS = {
     "epochs": "Float64",
     **{name: kind for quantity in flags(STANDARD) for name, kind in columns.columns_of(quantity).items()},
     "canaries": "Int64",
-    **{name: kind for quantity in numbers(STANDARD) for name, kind in columns.columns_of(quantity).items()},
-    **{name: kind for quantity in of_model(STANDARD) for name, kind in columns.columns_of(quantity).items()},
+    **{name: kind for number in NUMBERS for name, kind in columns.columns_of(number).items()},
     "references": "Int64",
     "status": "string",
 }
@@ -118,10 +118,9 @@ SERIES = {
     "round": "Int64",
     "epochs": "Float64",
     **{name: "Float64" for flag in flags(STANDARD) for name in (flag.name, f"{flag.name}_sd")},
-    **{name: "Float64" for flag in flags(STANDARD) for name in columns.columns_over_seeds(flag)},
+    **{name: "Float64" for flag in flags(STANDARD) for name in columns.columns_of(flag, "series")},
     "canaries": "Float64",
-    **{name: kind for number in numbers(STANDARD) for name, kind in columns.columns_over_seeds(number).items()},
-    **{name: kind for number in of_model(STANDARD) for name, kind in columns.columns_over_seeds(number).items()},
+    **{name: kind for number in NUMBERS for name, kind in columns.columns_of(number, "series").items()},
     "references": "Int64",
 }
 CONTROLS = columns.columns_of_controls(flags(STANDARD))
@@ -134,9 +133,13 @@ GROUPS: dict[By, tuple[dict[str, str], ...]] = {
 
 def types(by: By, own: Sequence[Quantity] = ()) -> dict[str, str]:
     """Return all columns that a table may have, with their types; `own` are quantities of custom measures."""
-    of_quantity = columns.columns_of if by == "run" else columns.columns_over_seeds
     always = COLUMNS if by == "run" else SERIES
-    groups = (*map(of_quantity, (*OPTIONAL, *own)), *GROUPS[by], AGAINST, columns.columns_of_controls(flags(own)))
+    groups = (
+        *(columns.columns_of(quantity, by) for quantity in (*OPTIONAL, *own)),
+        *GROUPS[by],
+        AGAINST,
+        columns.columns_of_controls(flags(own)),
+    )
     return always | {name: kind for group in groups for name, kind in group.items()}
 
 
@@ -181,8 +184,7 @@ def memorization_table(
         row |= cells_of((published or {}).get(first)) | asked(first, (published or {}).get(first))
     optional = [quantity for quantity in quantities if not quantity.is_standard]
     controls = columns.columns_of_controls(flags(optional))
-    of_quantity = columns.columns_of if by == "run" else columns.columns_over_seeds
-    groups = (*map(of_quantity, optional), *GROUPS[by], controls)
+    groups = (*(columns.columns_of(quantity, by) for quantity in optional), *GROUPS[by], controls)
     return columns.described(columns.frame(rows, COLUMNS if by == "run" else SERIES, groups), optional)
 
 
@@ -271,7 +273,7 @@ def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
         return {name: mean_of_known(counts), f"{name}_sd": _deviation(counts), **shares}
     means = np.array([canaries.mean() for canaries in values])  # seeds have equal weights
     cells = (float(means.mean()), *t_interval(means), *t_interval(np.concatenate(values)))
-    return dict(zip(columns.columns_over_seeds(quantity), cells, strict=True))
+    return dict(zip(columns.columns_of(quantity, "series"), cells, strict=True))
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:

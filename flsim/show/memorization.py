@@ -8,17 +8,8 @@ import pandas as pd
 
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
-from flsim.results.against_published import (
-    CLEARLY,
-    COMPARED,
-    COUNTED,
-    agreements,
-    chance,
-    has_shares,
-    measured,
-    sizes,
-    source_of,
-)
+from flsim.results import against_published
+from flsim.results.against_published import CLEARLY
 from flsim.results.canary_table import WINDOW, WRITTEN
 from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
 from flsim.results.columns import is_in, mean_of, prefix_of, quantities_in
@@ -130,7 +121,14 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         [
             *mean(table, number, has_note=not (over_seeds and number.is_standard)),
             *_intervals(table, number, over_seeds),
-            *companions(table, number, quantities),
+            *(
+                replace(column, is_extra=True)
+                for other in quantities
+                if other.beside == number.name and is_in(table, other)
+                for column in mean(table, other)
+            ),
+            *_published(table, number.name, number.format),
+            *marks(table, number.name),
         ]
         for number in numbers(quantities)
         if not number.beside
@@ -213,13 +211,13 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
     interval = Column("CI %", bounds, is_extra=True, note=SHARE_INTERVAL)
     counts = [text_of_count(count) for count in sorted(set(table["canaries"]))]
     note = "" if flag.is_standard else f"{name}: {flag.outcome} canaries; {flag.sentence}"
-    if not has_shares(table):
+    if not against_published.has_shares(table):
         out_of = [f"/{text_of_count(count)}" if len(counts) > 1 else "" for count in table["canaries"]]
         cells = [cell and cell + rest for cell, rest in zip(formatted(table[flag.name], template), out_of, strict=True)]
         heading = f"{name} /{counts[0]}" if len(counts) == 1 else name
         return [[Column(heading, cells, note=note), interval, *_lowest(table, flag, "Lowest")]]
-    source = source_of(table, flag.name)
-    share, published = measured(table, flag.name)[0], measured(table, source)[1]
+    source = against_published.source_of(table, flag.name)
+    share, published = against_published.measured(table, flag.name)[0], against_published.measured(table, source)[1]
     standard = ", ".join(f"{quantity.heading} %" for quantity in flags(QUANTITIES.values()) if quantity.is_standard)
     note = note or SHARE.format(standard, " to ".join(dict.fromkeys((counts[0], counts[-1]))))
     unit = [
@@ -274,7 +272,8 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
     if f"{metric}_size" in table:
         cells = [MARKS.get(cell, "") for cell in text_of(table[f"{metric}_size"])]
         columns.append(Column("vs", cells, is_number=False, note=VS))
-    if f"{metric}_pairs" in table and metric not in COUNTED:  # for counts, the marks of size and twins are enough
+    # for counts, the marks of size and twins are enough
+    if f"{metric}_pairs" in table and metric not in against_published.COUNTED:
         columns.append(Column("Pairs", formatted(table[f"{metric}_pairs"], "{:.0f}%", 100), note=PAIRS))
     if f"{metric}_twin" in table:
         columns.append(Column("Twin", text_of(table[f"{metric}_twin"]), is_number=False, note=TWIN))
@@ -283,10 +282,10 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
 
 def agreement(table: pd.DataFrame) -> str:
     """Return a sentence about each metric over all rows, if `flsim.results.against_published` compared them."""
-    if not table.attrs.get(COMPARED):
+    if not table.attrs.get(against_published.COMPARED):
         return ""
-    judged = agreements(table)
-    sentences = [sizes(table), *map(str, judged), *chance(judged)]
+    judged = against_published.agreements(table)
+    sentences = [against_published.sizes(table), *map(str, judged), *against_published.chance(judged)]
     return "\n" + "".join(note(sentence) for sentence in sentences if sentence)
 
 
@@ -300,15 +299,6 @@ def mean(table: pd.DataFrame, number: Quantity, has_note: bool = True) -> list[C
     note = number.note or f"mean over canaries, {number.sentence}"
     cells = formatted(table[mean_of(number)], number.format)
     return [Column(number.heading, cells, note=f"{number.heading}: {note}" if has_note else "")]
-
-
-def companions(table: pd.DataFrame, number: Quantity, quantities: Sequence[Quantity]) -> list[Column]:
-    """Return the columns next to a mean over canaries: related numbers, and the published value."""
-    columns = []
-    for other in quantities:
-        if other.beside == number.name and is_in(table, other):
-            columns += [replace(column, is_extra=True) for column in mean(table, other)]
-    return [*columns, *_published(table, number.name, number.format), *marks(table, number.name)]
 
 
 def utility(table: pd.DataFrame, quantities: Sequence[Quantity], has_deviations: bool = False) -> list[list[Column]]:
