@@ -48,7 +48,7 @@ def _version(distribution: str) -> str:
 
 
 @app.callback()
-def options(
+def _version_option(
     version: Annotated[
         bool,
         typer.Option(

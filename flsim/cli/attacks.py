@@ -2,65 +2,31 @@
 
 import json
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.options import (
-    RUNS,
-    CheckpointRound,
-    ClaimDelta,
-    Epoch,
-    FigureOut,
-    Format,
-    Json,
-    OneSetting,
-    Round,
-    TableOut,
-    TorchDevice,
-    check_device,
-    print_or_write,
-    refuse_json_and_csv,
-    refuse_two_prints,
-    write_table,
-)
+from flsim.cli import options
 
 if TYPE_CHECKING:
-    from flsim.attacks.membership.attacked import ElsewhereHParams
     from flsim.attacks.result import Result
 
 
 def audit(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
     threshold: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="RANK",
-            help="Largest rank at which a canary counts as found; choose it before you look at ranks.",
-            show_default="|R| / 1,000, and 100 from |R| = 100,000 on",
-        ),
+        int | None, typer.Option(min=1, metavar="RANK", show_default="|R| / 1,000, and 100 from |R| = 100,000 on")
     ] = None,
-    delta: ClaimDelta = None,
-    summary: Annotated[
-        bool,
-        typer.Option(
-            "--summary",
-            help="Print one screen for a reader who decides, such as a data protection officer: what was tested and "
-            "found, what follows, and what does not.",
-        ),
-    ] = False,
-    round: Round = None,
-    epoch: Epoch = None,
-    format: Annotated[
-        Format, typer.Option(metavar="FORMAT", help="Format of the output: md, csv or parquet.")
-    ] = Format.md,
-    out: TableOut = None,
-    as_json: Json = False,
+    delta: options.ClaimDelta = None,
+    summary: Annotated[bool, typer.Option("--summary")] = False,
+    round: options.Round = None,
+    epoch: options.Epoch = None,
+    format: Annotated[options.Format, typer.Option(metavar="FORMAT")] = "md",
+    out: options.TableOut = None,
+    as_json: options.Json = False,
 ) -> None:
     """Audit the privacy of a run with its canaries.
 
@@ -74,6 +40,12 @@ def audit(
     Example: flsim audit runs/theirs --summary
 
     Example: flsim audit runs/dp --delta 1e-6 --format csv --out audit.csv
+
+    Args:
+        threshold: Largest rank at which a canary counts as found; choose it before you look at ranks.
+        summary: Print one screen for a reader who decides, such as a data protection officer: what was tested and
+            found, what follows, and what does not.
+        format: Format of the output: md, csv or parquet.
     """
     import pandas as pd
 
@@ -85,18 +57,18 @@ def audit(
     from flsim.results.sweeps import over_runs
     from flsim.show.table import to_csv
 
-    if format is Format.latex:
+    if format == "latex":
         raise InputError("--format latex: audits have the formats md, csv and parquet; choose one of them")
-    refuse_two_prints(format, out, as_json)
+    options.refuse_two_prints(format, out, as_json)
     refuse_two_points(round, epoch)
     subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values()
     if summary:
-        if as_json or format is not Format.md or threshold is not None:
+        if as_json or format != "md" or threshold is not None:
             raise InputError("--summary: is text of a fixed test; remove --json, --format and --threshold")
-        print_or_write("\n".join(map(summary_of, subjects)), out)
+        options.print_or_write("\n".join(map(summary_of, subjects)), out)
         return
     pairs = [(subject, audit_subject(subject, threshold)) for subject in subjects]
-    for subject, audited in pairs if format is not Format.md else []:
+    for subject, audited in pairs if format != "md" else []:
         if audited.frame.empty:
             say(f"run {subject.results.name}: has no row. {audited.notes[-1]}")
     frame = pd.concat([audited.frame for _, audited in pairs], ignore_index=True)
@@ -104,10 +76,10 @@ def audit(
         json.dumps({"runs": [to_json(*pair) for pair in pairs]}, indent=2) + "\n"
         if as_json
         else to_csv(frame)
-        if format is Format.csv
+        if format == "csv"
         else "\n".join(to_text(*pair) for pair in pairs)
     )
-    write_table(frame, text, format, out)
+    options.write_table(frame, text, format, out)
 
 
 ELSEWHERE = "A model that was trained elsewhere"
@@ -145,18 +117,12 @@ UserColumn = Annotated[
 ]
 
 
-class Unit(StrEnum):
-    """The unit whose membership is attacked."""
-
-    record = "record"
-    user = "user"
-
-
+Unit = Literal["record", "user"]  # whose membership is attacked
 ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quantile, blind, ez, wbc, recall, dc-pdd"
 
 
 def membership(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
     attack: Annotated[
         list[str] | None,
         typer.Option(
@@ -165,46 +131,20 @@ def membership(
             show_default="loss to blind",
         ),
     ] = None,
-    unit: Annotated[
-        Unit,
-        typer.Option(
-            help="Unit whose membership is attacked: a record, or a user. A user is scored by records that training "
-            "did not read."
-        ),
-    ] = Unit.record,
-    records: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Largest number of members, and of non-members, e.g. 5000.",
-        ),
-    ] = 1_000,
-    reference: Annotated[
-        Path | None,
-        typer.Option(
-            help="For the attacks reference, ez and wbc, and --unit user: checkpoint of a run on another corpus with "
-            'the same vocabulary; or base, the model before training of architecture "hf".',
-            show_default="frequency of single words",
-        ),
-    ] = None,
-    shadows: Annotated[
-        bool,
-        typer.Option(
-            "--shadows",
-            help="Attack each run with the other runs as shadow models, with LiRA and RMIA. All runs need data.shadow.",
-        ),
-    ] = False,
-    by_setting: OneSetting = False,
-    out: FigureOut = None,
-    delta: ClaimDelta = None,
-    round: CheckpointRound = None,
-    device: TorchDevice = "cpu",
+    unit: Annotated[Unit, typer.Option()] = "record",
+    records: Annotated[int, typer.Option(min=1, metavar="N")] = 1_000,
+    reference: Annotated[Path | None, typer.Option(show_default="frequency of single words")] = None,
+    shadows: Annotated[bool, typer.Option("--shadows")] = False,
+    by_setting: options.OneSetting = False,
+    out: options.FigureOut = None,
+    delta: options.ClaimDelta = None,
+    round: options.CheckpointRound = None,
+    device: options.TorchDevice = "cpu",
     model: OtherFactory = None,
     members: Members = None,
     non_members: NonMembers = None,
     text_column: TextColumn = "text",
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Attack membership: distinguish training records or users from non-members.
 
@@ -228,15 +168,24 @@ def membership(
     Example: flsim membership runs/holdout --unit user
 
     Example: flsim membership runs/membership-smoke --unit user --over-seeds
+
+    Args:
+        unit: Unit whose membership is attacked: a record, or a user. A user is scored by records that training did not
+            read.
+        records: Largest number of members, and of non-members, e.g. 5000.
+        reference: For the attacks reference, ez and wbc, and --unit user: checkpoint of a run on another corpus with
+            the same vocabulary; or base, the model before training of architecture "hf".
+        shadows: Attack each run with the other runs as shadow models, with LiRA and RMIA. All runs need data.shadow.
     """
     from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams
     from flsim.attacks.membership.inference import attack_run
-    from flsim.attacks.membership.tables import means_over_seeds, means_to_text, to_text
+    from flsim.attacks.membership.shadows import by_setting as by_shadows
+    from flsim.attacks.membership.tables import means_over_seeds, means_to_text, shadows_to_text, to_text
     from flsim.attacks.membership.users import attack_users
     from flsim.results.sweeps import expanded, over_runs, run_folders
     from flsim.show.table import json_rows
 
-    check_device(device)
+    options.check_device(device)
     if shadows:
         if out is not None:
             raise InputError(f"--out {out}: attacks with shadow models have no figure; remove --out or --shadows")
@@ -245,9 +194,16 @@ def membership(
                 "--over-seeds: with --shadows, the seeds of a setting are its shadow models; remove --over-seeds "
                 "or --shadows"
             )
-        _by_shadows(run_folders(expanded(runs)), records, round, device, as_json)
+        of_settings = by_shadows(run_folders(expanded(runs)), AttackHParams(records, round, device=device))
+        objects = [
+            {"setting": setting, "attacks": json_rows(attacks), "targets": json_rows(targets)}
+            for setting, attacks, targets in of_settings
+        ]
+        options.show(
+            lambda: {"shadows": objects}, lambda: "\n".join(shadows_to_text(*result) for result in of_settings), as_json
+        )
         return
-    if unit is Unit.user and attack:
+    if unit == "user" and attack:
         raise InputError(
             f"--attack {attack[0]}: this option is for attacks on records, and users have a single attack; remove "
             "--attack or --unit user"
@@ -255,7 +211,7 @@ def membership(
 
     elsewhere = ElsewhereHParams(model, members, non_members, text_column)
     hparams = AttackHParams(records, round, reference, delta, device, elsewhere)
-    is_of_users = unit is Unit.user
+    is_of_users = unit == "user"
     results = over_runs(
         runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
     )
@@ -265,99 +221,38 @@ def membership(
         plot(results, out)
     if by_setting:
         means = means_over_seeds(results)
-        typer.echo(json.dumps(json_rows(means), indent=2) if as_json else means_to_text(means), nl=as_json)
+        options.show(lambda: json_rows(means), lambda: means_to_text(means), as_json)
     else:
         _print_by_run(results, to_text, as_json)
-
-
-def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
-    from flsim.attacks.membership.attacked import AttackHParams
-    from flsim.attacks.membership.shadows import by_setting
-    from flsim.attacks.membership.tables import shadows_to_text
-    from flsim.show.table import json_rows
-
-    results = by_setting(runs, AttackHParams(count, round, device=device))
-    if as_json:
-        objects = [
-            {"setting": setting, "attacks": json_rows(attacks), "targets": json_rows(targets)}
-            for setting, attacks, targets in results
-        ]
-        typer.echo(json.dumps({"shadows": objects}, indent=2, allow_nan=False))
-    else:
-        typer.echo("\n".join(shadows_to_text(*result) for result in results), nl=False)
 
 
 of_sampling = partial(typer.Option, rich_help_panel="Sampling")
 
 
 def extract(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
     prefix: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1,
-            metavar="WORDS",
-            help="Number of first words that the attacker knows; repeatable, e.g. --prefix 1 --prefix 3.",
-            show_default="1, 3, 5 and 10, if strings are longer",
-        ),
+        list[int] | None, typer.Option(min=1, metavar="WORDS", show_default="1, 3, 5 and 10, if strings are longer")
     ] = None,
-    suffix: Annotated[
-        int, typer.Option(min=1, metavar="WORDS", help="Largest number of words after the prefix of a record, e.g. 10.")
-    ] = 5,
-    records: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Largest number of training records, and of held-out records, e.g. 5000."
-        ),
-    ] = 1_000,
-    temperature: Annotated[
-        float,
-        of_sampling(help="Divisor of log-probabilities; 1 leaves the model's probabilities unchanged."),
-    ] = 1.0,
-    top_k: Annotated[
-        int,
-        of_sampling(
-            metavar="N",
-            help="Number of most likely tokens to sample from; 0 samples from all tokens.",
-        ),
-    ] = 40,
-    top_p: Annotated[
-        float,
-        of_sampling(help="Sample from the most likely tokens with this share of the probability, e.g. 0.9."),
-    ] = 1.0,
-    edits: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="WORDS",
-            help="Also count suffixes with at most this number of inserted, deleted or replaced words, and suffixes "
-            "with a BLEU score above 0.75, e.g. 2.",
-            show_default="neither",
-        ),
-    ] = None,
-    personal_data: Annotated[
-        bool,
-        typer.Option(
-            "--personal-data",
-            help="Measure which mail addresses, telephone and card numbers of a user the model generates from text of "
-            "this user, and of others.",
-        ),
-    ] = False,
-    names: Annotated[
-        Path | None,
-        typer.Option(help="With --personal-data: file with a name on each line, to search for names as well."),
-    ] = None,
-    by_setting: OneSetting = False,
-    out: FigureOut = None,
-    round: CheckpointRound = None,
-    epoch: Epoch = None,
-    device: TorchDevice = "cpu",
+    suffix: Annotated[int, typer.Option(min=1, metavar="WORDS")] = 5,
+    records: Annotated[int, typer.Option(min=1, metavar="N")] = 1_000,
+    temperature: Annotated[float, of_sampling()] = 1.0,
+    top_k: Annotated[int, of_sampling(metavar="N")] = 40,
+    top_p: Annotated[float, of_sampling()] = 1.0,
+    edits: Annotated[int | None, typer.Option(min=0, metavar="WORDS", show_default="neither")] = None,
+    personal_data: Annotated[bool, typer.Option("--personal-data")] = False,
+    names: Annotated[Path | None, typer.Option()] = None,
+    by_setting: options.OneSetting = False,
+    out: options.FigureOut = None,
+    round: options.CheckpointRound = None,
+    epoch: options.Epoch = None,
+    device: options.TorchDevice = "cpu",
     model: OtherFactory = None,
     members: Members = None,
     non_members: NonMembers = None,
     text_column: TextColumn = "text",
     user_column: UserColumn = "user",
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measure which training text an attacker can extract.
 
@@ -377,17 +272,35 @@ def extract(
     Example: flsim extract runs/lora --personal-data --names names.txt
 
     Example: flsim extract runs/theirs --personal-data --members train.jsonl --non-members heldout.jsonl
+
+    Args:
+        prefix: Number of first words that the attacker knows; repeatable, e.g. --prefix 1 --prefix 3.
+        suffix: Largest number of words after the prefix of a record, e.g. 10.
+        records: Largest number of training records, and of held-out records, e.g. 5000.
+        temperature: Divisor of log-probabilities; 1 leaves the model's probabilities unchanged.
+        top_k: Number of most likely tokens to sample from; 0 samples from all tokens.
+        top_p: Sample from the most likely tokens with this share of the probability, e.g. 0.9.
+        edits: Also count suffixes with at most this number of inserted, deleted or replaced words, and suffixes with a
+            BLEU score above 0.75, e.g. 2.
+        personal_data: Measure which mail addresses, telephone and card numbers of a user the model generates from text
+            of this user, and of others.
+        names: With --personal-data: file with a name on each line, to search for names as well.
     """
     from flsim.attacks.extraction.extract import extract as extract_from
+    from flsim.attacks.extraction.personal import personal_data_of
+    from flsim.attacks.extraction.personal import to_text as personal_data_to_text
     from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
-    from flsim.attacks.membership.attacked import ElsewhereHParams
+    from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams
+    from flsim.results.sweeps import over_runs
 
-    check_device(device)
+    options.check_device(device)
     elsewhere = ElsewhereHParams(model, members, non_members, text_column, user_column)
     if personal_data:
         if prefix or edits is not None or by_setting or out is not None or epoch is not None:
             raise InputError("--personal-data: remove --prefix, --edits, --over-seeds, --out and --epoch")
-        _personal_data(runs, names, records, round, device, elsewhere, as_json)
+        hparams = AttackHParams(records, round, device=device, elsewhere=elsewhere)
+        found = over_runs(runs, lambda path: personal_data_of(path, names, hparams))
+        _print_by_run(found, personal_data_to_text, as_json)
         return
     if names is not None:
         raise InputError(f"--names {names}: is for --personal-data; add it, or remove --names")
@@ -409,53 +322,26 @@ def extract(
         from flsim.attacks.extraction.plot import plot
 
         plot(measured, out, by_setting)
-    if as_json:
-        typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
-    else:
-        typer.echo(over_seeds_to_text(measured) if by_setting else to_text(measured), nl=False)
-
-
-def _personal_data(
-    runs: list[Path],
-    names: Path | None,
-    records: int,
-    round: int | None,
-    device: str,
-    elsewhere: "ElsewhereHParams",
-    as_json: bool,
-) -> None:
-    from flsim.attacks.extraction.personal import personal_data_of, to_text
-    from flsim.attacks.membership.attacked import AttackHParams
-    from flsim.results.sweeps import over_runs
-
-    hparams = AttackHParams(records, round, device=device, elsewhere=elsewhere)
-    results = over_runs(runs, lambda path: personal_data_of(path, names, hparams))
-    _print_by_run(results, to_text, as_json)
+    text = over_seeds_to_text if by_setting else to_text
+    options.show(measured.to_json, lambda: text(measured), as_json)
 
 
 def _print_by_run(results: Mapping[Path, "Result"], to_text: Callable[[str, "Result"], str], as_json: bool) -> None:
-    if as_json:
-        objects = [{"folder": str(path)} | result.to_json() for path, result in results.items()]
-        typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
-    else:
-        typer.echo("\n".join(to_text(path.resolve().name, result) for path, result in results.items()), nl=False)
+    options.show(
+        lambda: {"runs": [{"folder": str(path)} | one.to_json() for path, one in results.items()]},
+        lambda: "\n".join(to_text(path.resolve().name, one) for path, one in results.items()),
+        as_json,
+    )
 
 
 def forgetting(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
-    alpha: Annotated[
-        float,
-        typer.Option(help="Accuracy up to which canaries count as forgotten, e.g. 0.6; chance is 0.5."),
-    ] = 0.6,
-    by_hardness: Annotated[
-        bool, typer.Option("--by-hardness", help="Divide canaries into thirds by their log-perplexity in arm OUT.")
-    ] = False,
-    pool: Annotated[bool, typer.Option("--pool", help="Combine all numbers of copies in one group.")] = False,
-    out: FigureOut = None,
-    as_json: Json = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print a row for each group and number of rounds as CSV instead of text.")
-    ] = False,
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
+    alpha: Annotated[float, typer.Option()] = 0.6,
+    by_hardness: Annotated[bool, typer.Option("--by-hardness")] = False,
+    pool: Annotated[bool, typer.Option("--pool")] = False,
+    out: options.FigureOut = None,
+    as_json: options.Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
     """Measure how fast canaries are forgotten.
 
@@ -468,8 +354,14 @@ def forgetting(
     Example: flsim forgetting runs/forgetting-smoke --alpha 0.65 --out forgetting.png
 
     Example: flsim forgetting runs/forgetting-smoke --by-hardness --csv > forgetting.csv
+
+    Args:
+        alpha: Accuracy up to which canaries count as forgotten, e.g. 0.6; chance is 0.5.
+        by_hardness: Divide canaries into thirds by their log-perplexity in arm OUT.
+        pool: Combine all numbers of copies in one group.
+        as_csv: Print a row for each group and number of rounds as CSV instead of text.
     """
-    refuse_json_and_csv(as_json, as_csv)
+    options.refuse_json_and_csv(as_json, as_csv)
     from flsim.attacks.forgetting.measure import measure_forgetting
     from flsim.attacks.forgetting.tables import to_text
     from flsim.show.table import to_csv
@@ -479,44 +371,21 @@ def forgetting(
         from flsim.attacks.forgetting.plot import plot
 
         plot(measured, out)
-    if as_json:
-        typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
-    else:
-        typer.echo(to_csv(measured.success) if as_csv else to_text(measured), nl=False)
+    text = to_csv(measured.success) if as_csv else to_text(measured)
+    options.show(measured.to_json, lambda: text, as_json)
 
 
 def reveal(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
     round: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Round whose updates are attacked, e.g. 41; needs the checkpoint before it.",
-            show_default="the last round of each run that has a checkpoint before it",
-        ),
+        int | None, typer.Option(min=1, show_default="the last round of each run that has a checkpoint before it")
     ] = None,
-    records: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Largest number of records to test inside each sum, and outside.")
-    ] = 100,
-    references: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Largest number K of references of a test; the smallest p-value is 1 / (K + 1).",
-        ),
-    ] = 999,
-    noise: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="Z",
-            help="Noise multiplier of further sums, for a run with a clip; repeatable, e.g. --noise 0.1 --noise 1.",
-            show_default="only the noise of the run",
-        ),
-    ] = None,
-    out: FigureOut = None,
-    device: TorchDevice = "cpu",
-    as_json: Json = False,
+    records: Annotated[int, typer.Option(min=1, metavar="N")] = 100,
+    references: Annotated[int, typer.Option(min=1, metavar="N")] = 999,
+    noise: Annotated[list[float] | None, typer.Option(metavar="Z", show_default="only the noise of the run")] = None,
+    out: options.FigureOut = None,
+    device: options.TorchDevice = "cpu",
+    as_json: options.Json = False,
 ) -> None:
     """Measure what the updates of a round reveal about its users.
 
@@ -528,14 +397,20 @@ def reveal(
     Example: flsim reveal runs/demo/non-iid --round 41
 
     Example: flsim reveal runs/dp --noise 0.01 --noise 0.1 --out reveal.png
+
+    Args:
+        round: Round whose updates are attacked, e.g. 41; needs the checkpoint before it.
+        records: Largest number of records to test inside each sum, and outside.
+        references: Largest number K of references of a test; the smallest p-value is 1 / (K + 1).
+        noise: Noise multiplier of further sums, for a run with a clip; repeatable, e.g. --noise 0.1 --noise 1.
     """
     from flsim.attacks.reveal.reveal import reveal as reveal_in
     from flsim.attacks.reveal.tables import to_text
 
-    check_device(device)
+    options.check_device(device)
     revealed = reveal_in(*runs, round=round, records=records, references=references, noise=noise or (), device=device)
     if out is not None:
         from flsim.attacks.reveal.plot import plot
 
         plot(revealed, out)
-    typer.echo(json.dumps(revealed.to_json(), indent=2, allow_nan=False) if as_json else to_text(revealed), nl=as_json)
+    options.show(revealed.to_json, lambda: to_text(revealed), as_json)

@@ -11,11 +11,13 @@ import typer
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.progress import say
-from flsim.cli.options import Json, TorchDevice, check_device
+from flsim.cli.options import Json, TorchDevice, check_device, given
 from flsim.measures.built_in import ALSO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pandas as pd
 
     from flsim.canaries.spec import Canary
     from flsim.data.records import Users
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from flsim.evaluation.evaluate import EvaluationHParams
     from flsim.measures.quantity import Quantity
     from flsim.results.rows import Row
+    from flsim.results.store import RunResults
     from flsim.runs.elsewhere import Canaries
 
     Words = tuple[Layout, Vocabulary | None, Users | None, Path | None]
@@ -35,143 +38,30 @@ CONTROLS = "none (controls)"  # in place of a configuration
 
 
 def evaluate(
-    checkpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Checkpoint of a run, or a run folder for its newest checkpoint; omit it with --model.",
-            show_default=False,
-        ),
-    ] = None,
+    checkpoint: Annotated[Path | None, typer.Argument(show_default=False)] = None,
     run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run",
-            help="Run folder of the checkpoint, e.g. runs/iid.",
-            show_default="the folder above CHECKPOINT's",
-            rich_help_panel=OF_RUN,
-        ),
+        Path | None, typer.Option("--run", show_default="the folder above CHECKPOINT's", rich_help_panel=OF_RUN)
     ] = None,
     calibrate: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Checkpoint of a run without these canaries, whose scores are subtracted; repeatable. With base, the "
-            'model before training of architecture "hf".',
-            show_default="no calibrated exposure",
-            rich_help_panel=OF_RUN,
-        ),
+        list[Path] | None, typer.Option(show_default="no calibrated exposure", rich_help_panel=OF_RUN)
     ] = None,
-    model: Annotated[
-        str | None,
-        for_model(
-            metavar="FACTORY",
-            help="Function or class that returns the model, e.g. model.py:load or package.module:load. The file is "
-            "executed: use only code that you trust. Or a folder of a Hugging Face model or adapter, or of several "
-            "named by rounds.",
-        ),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        for_model(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Argument for the function of --model, e.g. width=48; repeatable.",
-        ),
-    ] = None,
-    state: Annotated[
-        Path | None,
-        for_model(
-            help="State dict to load into the model: .pt, .safetensors, or .npz of a Flower server; or a folder of "
-            "them, whose names have the rounds, e.g. round-10.pt.",
-            show_default="weights that the function loads",
-        ),
-    ] = None,
-    context: Annotated[
-        int | None,
-        for_model(
-            help="Tokens that the model reads, e.g. 32, if it is a module without methods start and step.",
-            show_default="none",
-        ),
-    ] = None,
-    round: Annotated[
-        int | None,
-        for_model(help="Round of the model, e.g. 100.", show_default="that in its name, or 0"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        for_model(
-            help="Folder for the measurements, e.g. runs/theirs, which table, plot, audit and others read; more rounds "
-            "are added.",
-            show_default="stores nothing",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        for_model(help="With --out: name of the model in tables.", show_default="that of --model"),
-    ] = None,
-    canaries: Annotated[
-        Path | None,
-        for_model(
-            help="Folder that flsim data canaries wrote; or file of canaries, .csv or .json, with id, words or tokens, "
-            "and if known copies, p_u and p_e."
-        ),
-    ] = None,
-    corpus: Annotated[
-        str | None,
-        for_model(
-            metavar="CORPUS",
-            help="Folder or URI of a corpus with the model's vocabulary; its test users measure utility.",
-        ),
-    ] = None,
-    vocabulary: Annotated[
-        str | None,
-        for_model(
-            help="In place of --corpus: file with one word per line in the order of ids, or the number of token "
-            "ids, e.g. 10004."
-        ),
-    ] = None,
-    layout: Annotated[
-        str,
-        for_model(help="With --vocabulary: numbering of special tokens and words, as in tff, fedjax or fedml."),
-    ] = "tff",
-    references: Annotated[
-        int | None,
-        for_model(
-            help="Number of references to rank each canary against, |R|.",
-            show_default="2000000",
-        ),
-    ] = None,
-    prefix: Annotated[
-        int | None,
-        for_model(
-            help="Number of words of a canary that the attacker knows.",
-            show_default="1, or that of the folder of canaries",
-        ),
-    ] = None,
-    beam_width: Annotated[
-        int | None,
-        for_model(help="Number of phrases that beam search keeps at each step.", show_default="5"),
-    ] = None,
-    test_users: Annotated[
-        int | None,
-        for_model(
-            help="Number of test users to measure accuracy and perplexity on, e.g. 100.",
-            show_default="all",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        for_model(
-            help="Seed of the references and the test users.",
-            show_default="0, or that of the folder of canaries",
-        ),
-    ] = None,
-    decide: Annotated[
-        bool,
-        for_measures(
-            "--decide",
-            help="Measure only whether each canary is memorized, not its rank. Much faster.",
-        ),
-    ] = False,
+    model: Annotated[str | None, for_model(metavar="FACTORY")] = None,
+    set_: Annotated[list[str] | None, for_model("--set", metavar="NAME=VALUE")] = None,
+    state: Annotated[Path | None, for_model(show_default="weights that the function loads")] = None,
+    context: Annotated[int | None, for_model(show_default="none")] = None,
+    round: Annotated[int | None, for_model(show_default="that in its name, or 0")] = None,
+    out: Annotated[Path | None, for_model(show_default="stores nothing")] = None,
+    name: Annotated[str | None, for_model(show_default="that of --model")] = None,
+    canaries: Annotated[Path | None, for_model()] = None,
+    corpus: Annotated[str | None, for_model(metavar="CORPUS")] = None,
+    vocabulary: Annotated[str | None, for_model()] = None,
+    layout: Annotated[str, for_model()] = "tff",
+    references: Annotated[int | None, for_model(show_default="2000000")] = None,
+    prefix: Annotated[int | None, for_model(show_default="1, or that of the folder of canaries")] = None,
+    beam_width: Annotated[int | None, for_model(show_default="5")] = None,
+    test_users: Annotated[int | None, for_model(show_default="all")] = None,
+    seed: Annotated[int | None, for_model(show_default="0, or that of the folder of canaries")] = None,
+    decide: Annotated[bool, for_measures("--decide")] = False,
     also: Annotated[
         list[str] | None,
         for_measures(
@@ -181,20 +71,8 @@ def evaluate(
             + ", or a custom measure as path/to/file.py:NAME; flsim executes the file.",
         ),
     ] = None,
-    samples: Annotated[
-        int | None,
-        for_measures(
-            help="With --also space or generation: number of sequences to draw.",
-            show_default="5000",
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        for_measures(
-            help="With --also space or path: largest number of prefixes that a search reads.",
-            show_default="20000",
-        ),
-    ] = None,
+    samples: Annotated[int | None, for_measures(show_default="5000")] = None,
+    nodes: Annotated[int | None, for_measures(show_default="20000")] = None,
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -216,31 +94,57 @@ def evaluate(
     Example: flsim evaluate --model my.py:Net --state checkpoints --canaries planted --out runs/theirs
 
     docs/auditing.md measures a Transformer step by step.
+
+    Args:
+        checkpoint: Checkpoint of a run, or a run folder for its newest checkpoint; omit it with --model.
+        run: Run folder of the checkpoint, e.g. runs/iid.
+        calibrate: Checkpoint of a run without these canaries, whose scores are subtracted; repeatable. With base, the
+            model before training of architecture "hf".
+        model: Function or class that returns the model, e.g. model.py:load or package.module:load. The file is
+            executed: use only code that you trust. Or a folder of a Hugging Face model or adapter, or of several named
+            by rounds.
+        set_: Argument for the function of --model, e.g. width=48; repeatable.
+        state: State dict to load into the model: .pt, .safetensors, or .npz of a Flower server; or a folder of them,
+            whose names have the rounds, e.g. round-10.pt.
+        context: Tokens that the model reads, e.g. 32, if it is a module without methods start and step.
+        round: Round of the model, e.g. 100.
+        out: Folder for the measurements, e.g. runs/theirs, which table, plot, audit and others read; more rounds are
+            added.
+        name: With --out: name of the model in tables.
+        canaries: Folder that flsim data canaries wrote; or file of canaries, .csv or .json, with id, words or tokens,
+            and if known copies, p_u and p_e.
+        corpus: Folder or URI of a corpus with the model's vocabulary; its test users measure utility.
+        vocabulary: In place of --corpus: file with one word per line in the order of ids, or the number of token ids,
+            e.g. 10004.
+        layout: With --vocabulary: numbering of special tokens and words, as in tff, fedjax or fedml.
+        references: Number of references to rank each canary against, |R|.
+        prefix: Number of words of a canary that the attacker knows.
+        beam_width: Number of phrases that beam search keeps at each step.
+        test_users: Number of test users to measure accuracy and perplexity on, e.g. 100.
+        seed: Seed of the references and the test users.
+        decide: Measure only whether each canary is memorized, not its rank. Much faster.
+        samples: With --also space or generation: number of sequences to draw.
+        nodes: With --also space or path: largest number of prefixes that a search reads.
     """
     from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
+    from flsim.results.rows import frame
     from flsim.runs.config.toml import override_value
     from flsim.runs.elsewhere import OtherModel, measure
-    from flsim.show.table import note
+    from flsim.show.table import json_rows, note
 
-    how = {"references": references, "prefix": prefix, "beam_width": beam_width, "test_users": test_users}
-    settings: dict[str, Any] = {option: value for option, value in how.items() if value is not None}
-    of_model: dict[str, object] = {
-        "--set": set_ or None,
-        "--state": state,
-        "--context": context,
-        "--round": round,
-        "--out": out,
-    }
-    of_model |= {"--name": name, "--canaries": canaries, "--corpus": corpus, "--vocabulary": vocabulary, "--seed": seed}
-    named = [option for option, value in of_model.items() if value is not None]
-    named += [f"--{option.replace('_', '-')}" for option in settings]
     if (checkpoint is None) == (model is None):
         raise InputError("name either a checkpoint of a run or a --model")
     check_device(device)
-    more = {"decide": decide or None, "also": tuple(also or ()) or None, "samples": samples, "nodes": nodes}
-    settings |= {option: value for option, value in more.items() if value is not None}
+    how: dict[str, Any] = {
+        "references": references,
+        "prefix": prefix,
+        "beam_width": beam_width,
+        "test_users": test_users,
+    }
+    how |= {"decide": decide or None, "also": tuple(also or ()) or None, "samples": samples, "nodes": nodes}
+    settings: dict[str, Any] = {option: value for option, value in how.items() if value is not None}
     if checkpoint is not None:
-        if named:
+        if named := given(OF_MODEL):
             raise InputError(
                 f"{', '.join(named)}: these options are for --model, because a run has its own canaries and "
                 "corpus; name a checkpoint or --model, not both"
@@ -265,7 +169,7 @@ def evaluate(
         rows = measure(other, known, hparams, at, device, test, out, name)
         measured = known.planting.canaries
     if as_json:
-        typer.echo(to_json(rows), nl=True)
+        typer.echo(json.dumps(json_rows(frame(rows))))
         return
     own = own_quantities(hparams.also)
     is_one = len({row.round for row in rows}) == 1
@@ -338,9 +242,12 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     return words.layout, words.vocabulary, None, None
 
 
-def to_json(rows: "Sequence[Row]") -> str:
-    """Return rows as a JSON list; a value that is not finite is null."""
-    return json.dumps([asdict(row) | {"value": row.value if math.isfinite(row.value) else None} for row in rows])
+def _results(rows: "Sequence[Row]", roster: "pd.DataFrame", own: "Sequence[Quantity]") -> "RunResults":
+    from flsim.results.rows import frame
+    from flsim.results.store import RunResults
+
+    custom, last = {quantity.name: quantity for quantity in own}, max(row.round for row in rows)
+    return RunResults(rows[0].run, "", "completed", None, last, last, frame(rows), roster, own=custom)
 
 
 def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[Quantity]" = ()) -> str:
@@ -350,16 +257,12 @@ def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import of_model
     from flsim.results.canary_table import canary_table
-    from flsim.results.rows import frame
-    from flsim.results.store import RunResults
     from flsim.show.memorization import table_of_canaries
     from flsim.show.table import note
 
     listed = sorted(canaries, key=lambda canary: canary.id)
     roster = pd.DataFrame([(one.id, one.p_u, one.p_e) for one in listed], columns=["canary", "p_u", "p_e"])
-    custom = {quantity.name: quantity for quantity in own}
-    at = rows[0].round
-    results = RunResults(rows[0].run, "", "completed", None, at, at, frame(rows), roster, own=custom)
+    results, at = _results(rows, roster, own), rows[0].round
     text = table_of_canaries(canary_table(results)).markdown() if listed else ""
     references, numbers = results.references(at) or 0.0, list[str]()
     text += note(f"Ranks are among {references:,.0f} references; at most {math.log2(references + 1):.1f} bits.")
@@ -382,16 +285,12 @@ def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", own: "Sequence[Q
     from flsim.results.canary_table import traced
     from flsim.results.columns import quantities_of
     from flsim.results.differences import name_of_configuration
-    from flsim.results.rows import frame
-    from flsim.results.store import RunResults
     from flsim.show.table import Field, table_of
 
     names = pd.Series({one.id: name_of_configuration(vars(one)) for one in canaries.planting.canaries})
     names[[canary.id for canary in canaries.controls]] = CONTROLS
     names = names.sort_values(key=lambda column: column == CONTROLS, kind="stable")
-    roster, custom = pd.DataFrame({"canary": names.index}), {quantity.name: quantity for quantity in own}
-    last = max(row.round for row in rows)
-    results = RunResults(rows[0].run, "", "completed", None, last, last, frame(rows), roster, own=custom)
+    results = _results(rows, pd.DataFrame({"canary": names.index}), own)
     of_canaries = [quantity for quantity in traced(quantities_of([results])) if not quantity.is_partial]
     table = []
     for round_ in results.evaluated:
@@ -417,9 +316,9 @@ def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", own: "Sequence[Q
 
 
 def quantize(
-    run: Annotated[Path, typer.Argument(help="Folder of a run with evaluated checkpoints, e.g. runs/iid.")],
-    out: Annotated[Path, typer.Option(help="New run folder for the rounded checkpoints, e.g. runs/iid-8bit.")],
-    bits: Annotated[int, typer.Option(help="Bits of each weight; 8 bits allow 256 values in a tensor.")] = 8,
+    run: Annotated[Path, typer.Argument()],
+    out: Annotated[Path, typer.Option()],
+    bits: Annotated[int, typer.Option()] = 8,
     device: TorchDevice = "cpu",
 ) -> None:
     """Measure a run again with weights of few bits.
@@ -429,6 +328,11 @@ def quantize(
     The authors of The Secret Sharer (appendix D.3) tried this defence, and memorization did not change.
 
     Example: flsim quantize runs/iid --out runs/iid-8bit
+
+    Args:
+        run: Folder of a run with evaluated checkpoints, e.g. runs/iid.
+        out: New run folder for the rounded checkpoints, e.g. runs/iid-8bit.
+        bits: Bits of each weight; 8 bits allow 256 values in a tensor.
     """
     from flsim.results.store import read_run
     from flsim.results.tables import memorization_table
@@ -441,12 +345,10 @@ def quantize(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help='Folder of a run of architecture "hf", e.g. runs/lora.')],
-    out: Annotated[Path, typer.Option(help="New folder for the model, e.g. exported.")],
-    round: Annotated[
-        int | None, typer.Option(help="Round of the checkpoint; of central training, a step.", show_default="the last")
-    ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Add the adapters to the base: a complete model.")] = False,
+    run: Annotated[Path, typer.Argument()],
+    out: Annotated[Path, typer.Option()],
+    round: Annotated[int | None, typer.Option(show_default="the last")] = None,
+    merge: Annotated[bool, typer.Option("--merge")] = False,
 ) -> None:
     """Write a Hugging Face model that peft or transformers loads.
 
@@ -456,6 +358,12 @@ def export(
     Example: flsim export runs/lora --out adapter
 
     Example: flsim export runs/lora --round 100 --merge --out model
+
+    Args:
+        run: Folder of a run of architecture "hf", e.g. runs/lora.
+        out: New folder for the model, e.g. exported.
+        round: Round of the checkpoint; of central training, a step.
+        merge: Add the adapters to the base: a complete model.
     """
     from flsim.runs.loading import export_network
 
@@ -463,21 +371,9 @@ def export(
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/iid.")],
-    round: Annotated[
-        int | None,
-        typer.Option(
-            help="Logged round to train again, e.g. 120; for central training, a logged step.", show_default="the last"
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE",
-            help="Device for torch, cpu or cuda; it must be the device of the clients.",
-            show_default="cuda if torch finds a GPU",
-        ),
-    ] = None,
+    run: Annotated[Path, typer.Argument()],
+    round: Annotated[int | None, typer.Option(show_default="the last")] = None,
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", show_default="cuda if torch finds a GPU")] = None,
     json_: Json = False,
 ) -> None:
     """Train a round again, and compare the result with the log.
@@ -489,6 +385,11 @@ def verify(
     Example: flsim verify runs/iid
 
     Example: flsim verify runs/iid --round 120
+
+    Args:
+        run: Run folder, e.g. runs/iid.
+        round: Logged round to train again, e.g. 120; for central training, a logged step.
+        device: Device for torch, cpu or cuda; it must be the device of the clients.
     """
     import torch
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,124 +32,28 @@ LAYOUT = "Numbering of special tokens and words, as in tff, fedjax or fedml."
 
 @data.command("import", rich_help_panel=MAKE)
 def import_(
-    sources: Annotated[
-        list[Path], typer.Argument(help="Files, which can be compressed; several files become one corpus.")
-    ],
+    sources: Annotated[list[Path], typer.Argument()],
     out: Out,
-    vocabulary: Annotated[
-        int | None,
-        of_words(
-            help="Size of the vocabulary in token ids, e.g. 5000; four of them are special.",
-            show_default="10,000, or fewer if the text has fewer words",
-        ),
-    ] = None,
-    by: Annotated[
-        Literal["words", "characters"],
-        of_words(help="Unit of text with a token id. With characters, options that count words count characters."),
-    ] = "words",
-    tokenizer: Annotated[
-        Path | None,
-        of_words(
-            metavar="FOLDER",
-            help="Folder of a Hugging Face tokenizer that cuts the text, with tokenizer.json.",
-            show_default="cuts the text into words",
-        ),
-    ] = None,
-    train_tokenizer: Annotated[
-        int | None,
-        of_words(
-            metavar="TOKENS",
-            help="Cut the text with a byte-level BPE tokenizer with this number of tokens, e.g. 4096. It is trained on "
-            "the train users.",
-            show_default="cuts the text into words",
-        ),
-    ] = None,
-    words_per_record: Annotated[
-        int | None,
-        of_words(
-            help="Number of words after which a record is cut, e.g. 40. With a tokenizer, the number of tokens; longer "
-            "texts become several records.",
-            show_default="20, by characters 600, with a tokenizer 64",
-        ),
-    ] = None,
+    vocabulary: Annotated[int | None, of_words(show_default="10,000, or fewer if the text has fewer words")] = None,
+    by: Annotated[Literal["words", "characters"], of_words()] = "words",
+    tokenizer: Annotated[Path | None, of_words(metavar="FOLDER", show_default="cuts the text into words")] = None,
+    train_tokenizer: Annotated[int | None, of_words(metavar="TOKENS", show_default="cuts the text into words")] = None,
+    words_per_record: Annotated[int | None, of_words(show_default="20, by characters 600, with a tokenizer 64")] = None,
     layout: Annotated[str, of_words(help=LAYOUT)] = "tff",
-    vocabulary_from: Annotated[
-        Path | None,
-        of_words(
-            help="File of words with counts whose most frequent words are the vocabulary, e.g. so.wordcount.",
-            show_default="counts words in SOURCES",
-        ),
-    ] = None,
-    words_per_user: Annotated[
-        int,
-        of_users(
-            help="Number of words of each user. Authors with fewer words are dropped, and authors with more words "
-            "become several users."
-        ),
-    ] = 2_000,
-    heldout: Annotated[
-        float,
-        of_users(help="Share of authors kept out of training as non-members for attacks, 0 to 1."),
-    ] = 0.1,
-    test: Annotated[
-        float,
-        of_users(help="Share of authors kept out of training to measure accuracy and perplexity, 0 to 1."),
-    ] = 0.1,
-    seed: Annotated[int, of_users(help="Seed that determines which authors are kept out.")] = 0,
-    format: Annotated[
-        str | None,
-        of_files(
-            help="Format of all SOURCES: tff-sqlite, tff-hdf5, parquet, jsonl, json, csv, stackexchange, "
-            "text (a record per line), or a custom reader as path/to/file.py:NAME.",
-            show_default="detected from the content",
-        ),
-    ] = None,
-    lines_per_author: Annotated[
-        int | None,
-        of_files(
-            help="Consecutive lines of format text that count as an author, e.g. 50.",
-            show_default="200",
-        ),
-    ] = None,
-    user_column: Annotated[
-        str,
-        of_files(help="Column of the author in Parquet or CSV, or key in JSON, e.g. author.id."),
-    ] = "user",
-    text_column: Annotated[str, of_files(help="Column of the text in Parquet or CSV, or key in JSON.")] = "text",
-    prompt_column: Annotated[
-        str | None,
-        of_files(
-            help="With a tokenizer: column of a prompt in Parquet or CSV, or key in JSON, which the text answers, e.g. "
-            "instruction. Models are trained on the answers only.",
-            show_default="no prompts",
-        ),
-    ] = None,
-    delimiter: Annotated[
-        str | None,
-        of_files(
-            help="Character between two fields of CSV, e.g. ; or the word tab.",
-            show_default="tab in .tsv files, otherwise a comma",
-        ),
-    ] = None,
-    ascii: Annotated[
-        bool,
-        of_files(
-            "--ascii",
-            help="Remove characters outside ASCII from plain text, as TensorFlow Federated does.",
-        ),
-    ] = False,
-    drop_authors: Annotated[
-        str | None,
-        of_users(
-            metavar="NAME,...",
-            help="Authors whose posts are dropped, e.g. nan,AutoModerator.",
-            show_default="none",
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        of_machines(help="Number of processes, e.g. 4.", show_default="one per core"),
-    ] = None,
+    vocabulary_from: Annotated[Path | None, of_words(show_default="counts words in SOURCES")] = None,
+    words_per_user: Annotated[int, of_users()] = 2_000,
+    heldout: Annotated[float, of_users()] = 0.1,
+    test: Annotated[float, of_users()] = 0.1,
+    seed: Annotated[int, of_users()] = 0,
+    format: Annotated[str | None, of_files(show_default="detected from the content")] = None,
+    lines_per_author: Annotated[int | None, of_files(show_default="200")] = None,
+    user_column: Annotated[str, of_files()] = "user",
+    text_column: Annotated[str, of_files()] = "text",
+    prompt_column: Annotated[str | None, of_files(show_default="no prompts")] = None,
+    delimiter: Annotated[str | None, of_files(show_default="tab in .tsv files, otherwise a comma")] = None,
+    ascii: Annotated[bool, of_files("--ascii")] = False,
+    drop_authors: Annotated[str | None, of_users(metavar="NAME,...", show_default="none")] = None,
+    workers: Annotated[int | None, of_machines(show_default="one per core")] = None,
     as_json: Json = False,
 ) -> None:
     """Turn files of posts into a corpus of users.
@@ -170,6 +73,32 @@ def import_(
 
     Example: flsim data import posts.jsonl --train-tokenizer 4096 --out corpora/bpe
 
+    Args:
+        sources: Files, which can be compressed; several files become one corpus.
+        vocabulary: Size of the vocabulary in token ids, e.g. 5000; four of them are special.
+        by: Unit of text with a token id. With characters, options that count words count characters.
+        tokenizer: Folder of a Hugging Face tokenizer that cuts the text, with tokenizer.json.
+        train_tokenizer: Cut the text with a byte-level BPE tokenizer with this number of tokens, e.g. 4096. It is
+            trained on the train users.
+        words_per_record: Number of words after which a record is cut, e.g. 40. With a tokenizer, the number of tokens;
+            longer texts become several records.
+        vocabulary_from: File of words with counts whose most frequent words are the vocabulary, e.g. so.wordcount.
+        words_per_user: Number of words of each user. Authors with fewer words are dropped, and authors with more words
+            become several users.
+        heldout: Share of authors kept out of training as non-members for attacks, 0 to 1.
+        test: Share of authors kept out of training to measure accuracy and perplexity, 0 to 1.
+        seed: Seed that determines which authors are kept out.
+        format: Format of all SOURCES: tff-sqlite, tff-hdf5, parquet, jsonl, json, csv, stackexchange, text (a record
+            per line), or a custom reader as path/to/file.py:NAME.
+        lines_per_author: Consecutive lines of format text that count as an author, e.g. 50.
+        user_column: Column of the author in Parquet or CSV, or key in JSON, e.g. author.id.
+        text_column: Column of the text in Parquet or CSV, or key in JSON.
+        prompt_column: With a tokenizer: column of a prompt in Parquet or CSV, or key in JSON, which the text answers,
+            e.g. instruction. Models are trained on the answers only.
+        delimiter: Character between two fields of CSV, e.g. ; or the word tab.
+        ascii: Remove characters outside ASCII from plain text, as TensorFlow Federated does.
+        drop_authors: Authors whose posts are dropped, e.g. nan,AutoModerator.
+        workers: Number of processes, e.g. 4.
     """
     from flsim.base.errors import InputError
     from flsim.data.importing.gather import ImportHParams
@@ -233,10 +162,8 @@ def inspect_(
 
 @data.command("push", rich_help_panel=LOOK)
 def push_(
-    corpus: Annotated[Path, typer.Argument(help="Folder of a corpus, e.g. corpora/mine.")],
-    uri: Annotated[
-        str, typer.Argument(metavar="URI", help="Place for the copy: s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.")
-    ],
+    corpus: Annotated[Path, typer.Argument()],
+    uri: Annotated[str, typer.Argument(metavar="URI")],
 ) -> None:
     """Copy a corpus into an object store.
 
@@ -245,6 +172,10 @@ def push_(
     An interrupted copy continues when you repeat the command.
 
     Example: flsim data push corpora/stackoverflow s3://bucket/stackoverflow
+
+    Args:
+        corpus: Folder of a corpus, e.g. corpora/mine.
+        uri: Place for the copy: s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
     """
     from flsim.data.corpus import Corpus
     from flsim.data.stores import push
@@ -266,33 +197,15 @@ def show(values: dict[str, Any], as_json: bool) -> None:
 @data.command(rich_help_panel=MAKE)
 def synthetic(
     out: Out,
-    users: Annotated[int, of_users(help="Number of training users.")] = 400,
-    words_per_user: Annotated[int, of_users(help="Number of words of each user.")] = 250,
-    vocabulary: Annotated[
-        int,
-        of_words(help="Size of the vocabulary in token ids; four of them are special."),
-    ] = 600,
-    heterogeneity: Annotated[
-        float,
-        of_users(
-            help="Dirichlet concentration of the topics of a user, above 0: near 0 each user writes about one "
-            "topic, at 100 all users are similar."
-        ),
-    ] = 0.5,
-    test_users: Annotated[
-        int,
-        of_users(help="Number of further users to measure accuracy and perplexity on."),
-    ] = 40,
-    heldout_users: Annotated[int, of_users(help="Number of further users, non-members for attacks.")] = 40,
+    users: Annotated[int, of_users()] = 400,
+    words_per_user: Annotated[int, of_users()] = 250,
+    vocabulary: Annotated[int, of_words()] = 600,
+    heterogeneity: Annotated[float, of_users()] = 0.5,
+    test_users: Annotated[int, of_users()] = 40,
+    heldout_users: Annotated[int, of_users()] = 40,
     layout: Annotated[str, of_words(help=LAYOUT)] = "tff",
-    by: Annotated[
-        Literal["words", "characters"],
-        of_words(
-            help='Unit of text: "words", or "characters", which spell words, in records of up to 96; '
-            "--vocabulary then counts words.",
-        ),
-    ] = "words",
-    seed: Annotated[int, typer.Option(help="Seed of the text.")] = 0,
+    by: Annotated[Literal["words", "characters"], of_words()] = "words",
+    seed: Annotated[int, typer.Option()] = 0,
     as_json: Json = False,
 ) -> None:
     """Make a corpus of random text.
@@ -301,6 +214,18 @@ def synthetic(
     mixture of topics.
 
     Example: flsim data synthetic --users 400 --words-per-user 250 --out corpora/small
+
+    Args:
+        users: Number of training users.
+        words_per_user: Number of words of each user.
+        vocabulary: Size of the vocabulary in token ids; four of them are special.
+        heterogeneity: Dirichlet concentration of the topics of a user, above 0: near 0 each user writes about one
+            topic, at 100 all users are similar.
+        test_users: Number of further users to measure accuracy and perplexity on.
+        heldout_users: Number of further users, non-members for attacks.
+        by: Unit of text: "words", or "characters", which spell words, in records of up to 96; --vocabulary then counts
+            words.
+        seed: Seed of the text.
     """
     from flsim.data.inspect import inspect
     from flsim.data.synthetic import SPELLED, SyntheticHParams, make_synthetic
@@ -323,29 +248,10 @@ CHANGE = "Change a corpus"
 of_models = partial(typer.Option, rich_help_panel="The two models")
 
 
-class Within(StrEnum):
-    """Records among which repetitions are dropped."""
-
-    corpus = "corpus"
-    user = "user"
-
-
-class Device(StrEnum):
-    """Device that trains the models."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 @data.command(rich_help_panel=CHANGE)
 def plant(
     corpus: From,
-    config: Annotated[
-        Path,
-        typer.Option(
-            help="TOML file of a run; its section canaries and its seed are used, e.g. experiments/demo.toml."
-        ),
-    ],
+    config: Annotated[Path, typer.Option()],
     out: Out,
     set_: Overrides = None,
     as_json: Json = False,
@@ -356,6 +262,9 @@ def plant(
     and plant no further canaries. Commands that drop records count how many copies of each canary remain.
 
     Example: flsim data plant corpora/demo --config experiments/demo.toml --out corpora/planted
+
+    Args:
+        config: TOML file of a run; its section canaries and its seed are used, e.g. experiments/demo.toml.
     """
     from flsim.canaries.in_corpus import plant_corpus
     from flsim.data.corpus import Corpus
@@ -371,18 +280,9 @@ def plant(
 def deduplicate(
     corpus: From,
     out: Out,
-    near: Annotated[
-        float | None,
-        typer.Option(
-            help="Jaccard similarity of word n-grams, above 0 to 1, at which two records count as equal, e.g. 0.8. "
-            "Slower.",
-            show_default="drops only exact copies",
-        ),
-    ] = None,
-    ngram: Annotated[int, typer.Option(help="Words in an n-gram of --near.")] = 2,
-    within: Annotated[
-        Within, typer.Option(help="Compare all records of the corpus, or the records of each user separately.")
-    ] = Within.corpus,
+    near: Annotated[float | None, typer.Option(show_default="drops only exact copies")] = None,
+    ngram: Annotated[int, typer.Option()] = 2,
+    within: Annotated[Literal["corpus", "user"], typer.Option()] = "corpus",
     as_json: Json = False,
 ) -> None:
     """Drop train records that repeat an earlier record.
@@ -390,13 +290,18 @@ def deduplicate(
     Users remain in the corpus, even if all their records are dropped.
 
     Example: flsim data deduplicate corpora/planted --near 0.8 --out corpora/distinct
+
+    Args:
+        near: Jaccard similarity of word n-grams, above 0 to 1, at which two records count as equal, e.g. 0.8. Slower.
+        ngram: Words in an n-gram of --near.
+        within: Compare all records of the corpus, or the records of each user separately.
     """
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
     from flsim.defences.deduplication import DeduplicationHParams
     from flsim.defences.deduplication import deduplicate as drop_repeated
 
-    hparams = DeduplicationHParams(near, within.value, ngram)
+    hparams = DeduplicationHParams(near, within, ngram)
     show(inspect(drop_repeated(Corpus.open(corpus, verify=True), out, hparams)), as_json)
 
 
@@ -404,19 +309,16 @@ def deduplicate(
 def sanitize(
     corpus: From,
     out: Out,
-    share: Annotated[float, typer.Option(help="Share of the train records to drop, above 0 and below 1.")] = 0.1,
-    epochs: Annotated[float, of_models(help="Number of passes of each model over its half of the records.")] = 20.0,
-    batch_size: Annotated[int, of_models(help="Number of records in a step.")] = 32,
-    learning_rate: Annotated[float, of_models(help="Learning rate of the optimizer.")] = 0.01,
-    optimizer: Annotated[
-        str,
-        of_models(help="Optimizer: sgd, momentum, adam, ..., or a custom optimizer as path/to/file.py:NAME."),
-    ] = "adam",
-    embedding: Annotated[int, of_models(help="Size of the word embeddings.")] = 96,
-    units: Annotated[int, of_models(help="Number of LSTM cells.")] = 670,
-    seed: Annotated[int, typer.Option(help="Seed of the split into halves and of the models.")] = 0,
-    device: Annotated[Device, of_machines(help="Device to train on.")] = Device.cpu,
-    threads: Annotated[int, of_machines(help="CPU threads for torch.")] = 1,
+    share: Annotated[float, typer.Option()] = 0.1,
+    epochs: Annotated[float, of_models()] = 20.0,
+    batch_size: Annotated[int, of_models()] = 32,
+    learning_rate: Annotated[float, of_models()] = 0.01,
+    optimizer: Annotated[str, of_models()] = "adam",
+    embedding: Annotated[int, of_models()] = 96,
+    units: Annotated[int, of_models()] = 670,
+    seed: Annotated[int, typer.Option()] = 0,
+    device: Annotated[Literal["cpu", "cuda"], of_machines()] = "cpu",
+    threads: Annotated[int, of_machines()] = 1,
     as_json: Json = False,
 ) -> None:
     """Drop train records that look like secrets.
@@ -427,6 +329,18 @@ def sanitize(
     Records with copies in both halves are not found, so deduplicate the corpus first.
 
     Example: flsim data sanitize corpora/distinct --share 0.1 --out corpora/sane
+
+    Args:
+        share: Share of the train records to drop, above 0 and below 1.
+        epochs: Number of passes of each model over its half of the records.
+        batch_size: Number of records in a step.
+        learning_rate: Learning rate of the optimizer.
+        optimizer: Optimizer: sgd, momentum, adam, ..., or a custom optimizer as path/to/file.py:NAME.
+        embedding: Size of the word embeddings.
+        units: Number of LSTM cells.
+        seed: Seed of the split into halves and of the models.
+        device: Device to train on.
+        threads: CPU threads for torch.
     """
     import torch
 
@@ -441,4 +355,4 @@ def sanitize(
     at_least_one(threads=threads)
     torch.set_num_threads(threads)
     hparams = SanitizationHParams(share, ModelHParams(embedding, units), training)
-    show(inspect(drop_secrets(Corpus.open(corpus, verify=True), out, hparams, seed, device.value)), as_json)
+    show(inspect(drop_secrets(Corpus.open(corpus, verify=True), out, hparams, seed, device)), as_json)

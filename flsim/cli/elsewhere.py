@@ -1,9 +1,8 @@
 """`flsim data canaries` and `flsim data preflight`: canaries for a training without flsim."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,61 +12,21 @@ from flsim.cli.data import LAYOUT
 from flsim.cli.options import Json
 
 ELSEWHERE = "Train elsewhere"
-
-
-class Rows(StrEnum):
-    """Form of records for a training elsewhere."""
-
-    jsonl = "jsonl"
-    csv = "csv"
-    parquet = "parquet"
-    instructions = "instructions"
+Rows = Literal["jsonl", "csv", "parquet", "instructions"]  # form of records for a training elsewhere
 
 
 def canaries(
-    users: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|N",
-            help="Training data, .jsonl, .csv or .parquet, with a row for each record; or the number of users or "
-            "clients, e.g. 50.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="New folder for the canaries, e.g. planted.")],
-    vocabulary: Annotated[
-        Path | None,
-        typer.Option(help="File with the words of phrases, one per line, e.g. words.txt.", show_default="none"),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="In place of --vocabulary: folder of a Hugging Face model or tokenizer. Phrases consist of its tokens "
-            "that are complete words.",
-            show_default="none",
-        ),
-    ] = None,
-    records: Annotated[
-        int | None, typer.Option(metavar="N", help="With a number of users: number of records of each user, e.g. 200.")
-    ] = None,
-    user_column: Annotated[str, typer.Option(help="Column of the training data that names the user.")] = "user",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Setting of canaries, e.g. count=20, p_u=[0.1], controls=100 or coins=true; repeatable. flsim "
-            "settings canaries lists all settings.",
-        ),
-    ] = None,
-    prefix: Annotated[
-        int,
-        typer.Option(help="First words of a phrase that an attacker knows; in instruction rows, the prompt."),
-    ] = 1,
-    format: Annotated[
-        Rows, typer.Option(metavar="FORMAT", help="Form of the records: jsonl, csv, parquet or instructions.")
-    ] = Rows.jsonl,
+    users: Annotated[str, typer.Option(metavar="FILE|N")],
+    out: Annotated[Path, typer.Option()],
+    vocabulary: Annotated[Path | None, typer.Option(show_default="none")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(show_default="none")] = None,
+    records: Annotated[int | None, typer.Option(metavar="N")] = None,
+    user_column: Annotated[str, typer.Option()] = "user",
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE")] = None,
+    prefix: Annotated[int, typer.Option()] = 1,
+    format: Annotated[Rows, typer.Option(metavar="FORMAT")] = "jsonl",
     layout: Annotated[str, typer.Option(help=LAYOUT)] = "tff",
-    seed: Annotated[int, typer.Option(help="Seed of phrases, coins and places.")] = 0,
+    seed: Annotated[int, typer.Option()] = 0,
     as_json: Json = False,
 ) -> None:
     """Draw canaries for a training without flsim.
@@ -78,6 +37,21 @@ def canaries(
     Example: flsim data canaries --vocabulary words.txt --users posts.jsonl --set insertions=[1,4,16] --out planted
 
     Example: flsim data canaries --vocabulary words.txt --users 50 --records 200 --set coins=true --out planted
+
+    Args:
+        users: Training data, .jsonl, .csv or .parquet, with a row for each record; or the number of users or clients,
+            e.g. 50.
+        out: New folder for the canaries, e.g. planted.
+        vocabulary: File with the words of phrases, one per line, e.g. words.txt.
+        tokenizer: In place of --vocabulary: folder of a Hugging Face model or tokenizer. Phrases consist of its tokens
+            that are complete words.
+        records: With a number of users: number of records of each user, e.g. 200.
+        user_column: Column of the training data that names the user.
+        set_: Setting of canaries, e.g. count=20, p_u=[0.1], controls=100 or coins=true; repeatable. flsim settings
+            canaries lists all settings.
+        prefix: First words of a phrase that an attacker knows; in instruction rows, the prompt.
+        format: Form of the records: jsonl, csv, parquet or instructions.
+        seed: Seed of phrases, coins and places.
     """
     from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, WordList
     from flsim.canaries.spec import CanaryHParams
@@ -104,7 +78,7 @@ def canaries(
         raise InputError("the words of phrases need either --vocabulary or --tokenizer; set one of them")
     hparams = validate(CanaryHParams, settings, "--set")
     canary_set = CanarySet.draw(words, holders, hparams, seed, prefix)
-    canary_set.write(out, format.value)
+    canary_set.write(out, format)
     if canary_set.warning:
         say(f"warning: {canary_set.warning}")
     copies = canary_set.planting.insertions
@@ -114,37 +88,20 @@ def canaries(
         "records": int(copies.sum()),
         "users": len(holders),
         "unit": canary_set.unit,
-        "file": str(out / FILES[format.value]),
+        "file": str(out / FILES[format]),
     }
     typer.echo(json.dumps(summary) if as_json else "\n".join(f"{name}: {value}" for name, value in summary.items()))
 
 
 def preflight(
-    planted: Annotated[Path, typer.Argument(help="Folder that flsim data canaries wrote, e.g. planted.")],
-    training: Annotated[
-        Path,
-        typer.Argument(help="Training file with the canaries in place, .jsonl, .csv or .parquet, e.g. train.jsonl."),
-    ],
-    text_column: Annotated[
-        str, typer.Option(help="Column of the text; in instruction rows, of the completion.")
-    ] = "text",
-    prompt_column: Annotated[
-        str | None, typer.Option(help="Column of the prompt, before the text.", show_default="no prompt")
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder of a Hugging Face tokenizer; or your function from text to token ids, as "
-            "path/to/file.py:NAME. The file is executed.",
-            show_default="words",
-        ),
-    ] = None,
-    record_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Longest record of training in tokens, e.g. 128.", show_default="no limit"),
-    ] = None,
-    mask_prompt: Annotated[bool, typer.Option("--mask-prompt", help="Prompts have no loss.")] = False,
-    no_begin: Annotated[bool, typer.Option("--no-begin", help="Records have no begin token.")] = False,
+    planted: Annotated[Path, typer.Argument()],
+    training: Annotated[Path, typer.Argument()],
+    text_column: Annotated[str, typer.Option()] = "text",
+    prompt_column: Annotated[str | None, typer.Option(show_default="no prompt")] = None,
+    tokenizer: Annotated[str | None, typer.Option(show_default="words")] = None,
+    record_length: Annotated[int | None, typer.Option(min=1, show_default="no limit")] = None,
+    mask_prompt: Annotated[bool, typer.Option("--mask-prompt")] = False,
+    no_begin: Annotated[bool, typer.Option("--no-begin")] = False,
     as_json: Json = False,
 ) -> None:
     """Check that a training without flsim would train on its canaries.
@@ -156,6 +113,17 @@ def preflight(
     Example: flsim data preflight planted train.jsonl --tokenizer models/gpt2 --record-length 128
 
     Example: flsim data preflight planted train.jsonl --prompt-column prompt --text-column completion --mask-prompt
+
+    Args:
+        planted: Folder that flsim data canaries wrote, e.g. planted.
+        training: Training file with the canaries in place, .jsonl, .csv or .parquet, e.g. train.jsonl.
+        text_column: Column of the text; in instruction rows, of the completion.
+        prompt_column: Column of the prompt, before the text.
+        tokenizer: Folder of a Hugging Face tokenizer; or your function from text to token ids, as path/to/file.py:NAME.
+            The file is executed.
+        record_length: Longest record of training in tokens, e.g. 128.
+        mask_prompt: Prompts have no loss.
+        no_begin: Records have no begin token.
     """
     from flsim.canaries.elsewhere import CanarySet
     from flsim.canaries.preflight import NONE, Training, encoder, read_records

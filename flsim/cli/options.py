@@ -1,10 +1,12 @@
 """Options that several commands share, and the layout of help texts."""
 
 import inspect
-from enum import StrEnum
+import json
+import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import click
 import typer
@@ -25,6 +27,7 @@ MEASURE = "Measure"
 TABLES = "Tables and figures"
 PANELS = (START, DATA, TRAIN, MEASURE, TABLES)
 # Headings of options for machines.
+COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
 of_machines = partial(typer.Option, rich_help_panel="Machines")
 
 Overrides = Annotated[
@@ -105,15 +108,7 @@ ClaimDelta = Annotated[
 OneSetting = Annotated[bool, typer.Option("--over-seeds", help="Means and intervals over the seeds of each setting.")]
 
 
-class Format(StrEnum):
-    """Format of a table."""
-
-    md = "md"
-    csv = "csv"
-    latex = "latex"
-    parquet = "parquet"
-
-
+Format = Literal["md", "csv", "latex", "parquet"]  # of a table
 FormatOption = Annotated[
     Format, typer.Option(metavar="FORMAT", help="Format of the output: md, csv, latex or parquet.")
 ]
@@ -121,9 +116,9 @@ FormatOption = Annotated[
 
 def refuse_two_prints(format: Format, out: Path | None, as_json: bool = False) -> None:
     """Raise InputError if both --json and --format are set, or if Parquet would be printed."""
-    if as_json and format is not Format.md:
+    if as_json and format != "md":
         raise InputError(f"--json and --format {format}: choose one of them")
-    if format is Format.parquet and out is None:
+    if format == "parquet" and out is None:
         raise InputError("--format parquet: cannot be printed; name a file with --out")
 
 
@@ -137,10 +132,15 @@ def write_table(frame: "pd.DataFrame", text: str, format: Format, out: Path | No
     """Write a frame as Parquet, or print or write its text in another format."""
     from flsim.show.table import write_parquet
 
-    if format is Format.parquet and out is not None:
+    if format == "parquet" and out is not None:
         write_parquet(frame, out)
     else:
         print_or_write(text, out)
+
+
+def show(value: Callable[[], object], text: Callable[[], str], as_json: bool) -> None:
+    """Print a value as JSON, or a text that ends with a line break."""
+    typer.echo(json.dumps(value(), indent=2, allow_nan=False) if as_json else text(), nl=as_json)
 
 
 def print_or_write(text: str, out: Path | None) -> None:
@@ -152,6 +152,13 @@ def print_or_write(text: str, out: Path | None) -> None:
     else:
         with named_file(out) as partial:
             partial.write_text(text, encoding="utf-8")
+
+
+def given(panel: str) -> list[str]:
+    """Return the options of a panel that the command line has."""
+    context = click.get_current_context()
+    options = [option for option in context.command.params if getattr(option, "rich_help_panel", None) == panel]
+    return [option.opts[0] for option in options if context.get_parameter_source(str(option.name)) is COMMAND_LINE]
 
 
 def check_device(device: str) -> None:
@@ -170,11 +177,15 @@ class InPanels(TyperGroup):
 
 
 def lay_out(app: typer.Typer) -> None:
-    """Give each command of `app` its docstring as help text, with each paragraph on one line, and examples at the end.
+    """Give each command of `app` the texts of its docstring: help, with a line per paragraph, options, and examples.
 
     Rich keeps the line breaks of the source in all paragraphs except the first, and reads brackets as markup.
     """
     for command in app.registered_commands:
-        paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(command.callback.__doc__ or "").split("\n\n")]
+        text, _, options = inspect.cleandoc(command.callback.__doc__ or "").partition("\n\nArgs:\n")
+        parameters = inspect.signature(command.callback).parameters if command.callback else {}
+        for name, described in re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", options, re.MULTILINE):
+            get_args(parameters[name].annotation)[1].help = " ".join(described.split())
+        paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
         end = next((place for place, text in enumerate(paragraphs) if text.startswith("Example: ")), len(paragraphs))
         command.help, command.epilog = escape("\n\n".join(paragraphs[:end])), "\n\n".join(paragraphs[end:])

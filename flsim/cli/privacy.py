@@ -13,7 +13,7 @@ import typer
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.progress import say
-from flsim.cli.options import AtOnce, Json, Overrides
+from flsim.cli.options import AtOnce, Json, Overrides, given, show
 from flsim.cli.training import TIER, CorpusOption, Only, Seeds
 
 if TYPE_CHECKING:
@@ -24,71 +24,24 @@ if TYPE_CHECKING:
 OF_RECORDS = "Record-level: epsilon protects one record, not its author. Below, a user means a record."
 BOTH = "both"  # fixed-size and poisson
 INDEPENDENT = "independent"
-of_plan = partial(typer.Option, rich_help_panel="A plan, instead of RUN")
+OF_PLAN = "A plan, instead of RUN"
+of_plan = partial(typer.Option, rich_help_panel=OF_PLAN)
 
 
 def privacy(
-    run: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of a run, for the epsilon that it spent so far.", show_default="describe a plan"),
-    ] = None,
-    users: Annotated[int | None, of_plan(help="Training users, N, e.g. 392000.")] = None,
-    cohort: Annotated[
-        int | None,
-        of_plan(help="Number of users per round, e.g. 5000; with Poisson sampling the expected number."),
-    ] = None,
-    rounds: Annotated[int | None, of_plan(help="Number of rounds, e.g. 8000.")] = None,
-    noise_multiplier: Annotated[
-        float | None,
-        of_plan(
-            help="Noise multiplier z, e.g. 1: standard deviation of the noise on the sum of updates, divided by the "
-            "clip norm."
-        ),
-    ] = None,
-    epsilon: Annotated[
-        float | None,
-        of_plan(help="Instead of --noise-multiplier: the largest epsilon, e.g. 4. Prints the smallest sufficient z."),
-    ] = None,
-    sampler: Annotated[
-        str,
-        of_plan(
-            help="Sampler of cohorts: a built-in sampler, both (fixed-size and poisson), or a custom sampler as "
-            "path/to/file.py:NAME."
-        ),
-    ] = BOTH,
-    sampler_option: Annotated[
-        list[str] | None,
-        of_plan(
-            metavar="NAME=VALUE",
-            help="An option of the sampler, as in training.sampler_options, e.g. separation=10. Can be repeated.",
-        ),
-    ] = None,
-    noise: Annotated[
-        str,
-        of_plan(help="Noise process, as in privacy.noise, e.g. blt or path/to/file.py:NAME."),
-    ] = INDEPENDENT,
-    noise_option: Annotated[
-        list[str] | None,
-        of_plan(
-            metavar="NAME=VALUE",
-            help="An option of the noise, as in privacy.noise_options, e.g. buffers=2. Can be repeated.",
-        ),
-    ] = None,
-    records_per_user: Annotated[
-        int | None,
-        of_plan(
-            min=1,
-            help="Also plan DP-SGD over records with the same sampling probability, for users of at most this many "
-            "records, e.g. 8.",
-        ),
-    ] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(
-            help="Delta of (epsilon, delta)-privacy, e.g. 1e-7.", show_default="that of RUN; required for a plan"
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+    run: Annotated[Path | None, typer.Argument(show_default="describe a plan")] = None,
+    users: Annotated[int | None, of_plan()] = None,
+    cohort: Annotated[int | None, of_plan()] = None,
+    rounds: Annotated[int | None, of_plan()] = None,
+    noise_multiplier: Annotated[float | None, of_plan()] = None,
+    epsilon: Annotated[float | None, of_plan()] = None,
+    sampler: Annotated[str, of_plan()] = BOTH,
+    sampler_option: Annotated[list[str] | None, of_plan(metavar="NAME=VALUE")] = None,
+    noise: Annotated[str, of_plan()] = INDEPENDENT,
+    noise_option: Annotated[list[str] | None, of_plan(metavar="NAME=VALUE")] = None,
+    records_per_user: Annotated[int | None, of_plan(min=1)] = None,
+    delta: Annotated[float | None, typer.Option(show_default="that of RUN; required for a plan")] = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Compute the epsilon of a run or of a plan.
 
@@ -103,6 +56,24 @@ def privacy(
 
     Example: flsim privacy --users 9136 --cohort 800 --rounds 160 --epsilon 8 --delta 1e-5 --sampler min-separation
     --sampler-option separation=10 --noise blt --noise-option buffers=2
+
+    Args:
+        run: Folder of a run, for the epsilon that it spent so far.
+        users: Training users, N, e.g. 392000.
+        cohort: Number of users per round, e.g. 5000; with Poisson sampling the expected number.
+        rounds: Number of rounds, e.g. 8000.
+        noise_multiplier: Noise multiplier z, e.g. 1: standard deviation of the noise on the sum of updates, divided by
+            the clip norm.
+        epsilon: Instead of --noise-multiplier: the largest epsilon, e.g. 4. Prints the smallest sufficient z.
+        sampler: Sampler of cohorts: a built-in sampler, both (fixed-size and poisson), or a custom sampler as
+            path/to/file.py:NAME.
+        sampler_option: An option of the sampler, as in training.sampler_options, e.g. separation=10. Can be repeated.
+        noise: Noise process, as in privacy.noise, e.g. blt or path/to/file.py:NAME.
+        noise_option: An option of the noise, as in privacy.noise_options, e.g. buffers=2. Can be repeated.
+        records_per_user: Also plan DP-SGD over records with the same sampling probability, for users of at most this
+            many records, e.g. 8.
+        delta: Delta of (epsilon, delta)-privacy, e.g. 1e-7.
+        as_json: Print a JSON list instead of a table.
     """
     from flsim.privacy.table import to_text
 
@@ -110,12 +81,7 @@ def privacy(
     plan = {"--users": users, "--cohort": cohort, "--rounds": rounds}
     aim = {"--noise-multiplier": noise_multiplier, "--epsilon": epsilon}
     if run is not None:
-        twice = [name for name, value in {**plan, **aim}.items() if value is not None]
-        others = {"--sampler": sampler != BOTH, "--noise": noise != INDEPENDENT}
-        others |= {"--sampler-option": bool(sampler_option), "--noise-option": bool(noise_option)}
-        others |= {"--records-per-user": records_per_user is not None}
-        twice += [name for name, is_given in others.items() if is_given]
-        if twice:
+        if twice := given(OF_PLAN):
             raise InputError(
                 f"{', '.join(twice)}: {run} stores these values; name a run, or describe a plan with options, not both"
             )
@@ -131,12 +97,9 @@ def privacy(
         names = _with_options(sampler, sampler_option), _with_options(noise, noise_option)
         lines = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, *names, records_per_user)
         unit = "user"
-    if as_json:
-        typer.echo(json.dumps([{"unit": unit} | line.to_json() for line in lines], indent=2, allow_nan=False))
-    else:
-        if unit == "record":
-            typer.echo(OF_RECORDS)
-        typer.echo(to_text(lines, calibration=epsilon is not None), nl=False)
+    head = f"{OF_RECORDS}\n" * (unit == "record")
+    objects = [{"unit": unit} | line.to_json() for line in lines]
+    show(lambda: objects, lambda: head + to_text(lines, calibration=epsilon is not None), as_json)
 
 
 def _with_options(name: str, options: list[str] | None) -> str:
@@ -260,46 +223,18 @@ MEASUREMENT = "Measurement of time and memory"
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="TOML file of a sweep or of a run, e.g. experiments/table1.toml.")],
+    file: Annotated[Path, typer.Argument()],
     tier: Annotated[str | None, typer.Option(help=TIER, show_default="smoke")] = None,
     seeds: Seeds = None,
     only: Only = None,
     corpus: CorpusOption = None,
     set_: Overrides = None,
-    effect: Annotated[
-        float,
-        typer.Option(
-            min=0.0, metavar="BITS", help="Difference in mean exposure, in bits, that the runs should detect."
-        ),
-    ] = 1.0,
-    sd_canaries: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="BITS",
-            help="Standard deviation of differences over canaries, in bits.",
-            show_default="the demo's",
-        ),
-    ] = None,
-    sd_seeds: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="BITS",
-            help="Standard deviation of differences between seeds, in bits.",
-            show_default="the demo's",
-        ),
-    ] = None,
+    effect: Annotated[float, typer.Option(min=0.0, metavar="BITS")] = 1.0,
+    sd_canaries: Annotated[float | None, typer.Option(min=0.0, metavar="BITS", show_default="the demo's")] = None,
+    sd_seeds: Annotated[float | None, typer.Option(min=0.0, metavar="BITS", show_default="the demo's")] = None,
     as_json: Json = False,
     at_once: AtOnce = None,
-    calibration: Annotated[
-        bool,
-        typer.Option(
-            "--calibration/--no-calibration",
-            help="Train a short run of each configuration.",
-            rich_help_panel=MEASUREMENT,
-        ),
-    ] = True,
+    calibration: Annotated[bool, typer.Option("--calibration/--no-calibration", rich_help_panel=MEASUREMENT)] = True,
 ) -> None:
     """Predict what a run or a sweep needs on this machine.
 
@@ -312,6 +247,13 @@ def plan(
     Example: flsim plan experiments/table1.toml --tier smoke
 
     Example: flsim plan experiments/table2.toml --tier paper --no-calibration
+
+    Args:
+        file: TOML file of a sweep or of a run, e.g. experiments/table1.toml.
+        effect: Difference in mean exposure, in bits, that the runs should detect.
+        sd_canaries: Standard deviation of differences over canaries, in bits.
+        sd_seeds: Standard deviation of differences between seeds, in bits.
+        calibration: Train a short run of each configuration.
     """
     import torch
 
@@ -330,4 +272,4 @@ def plan(
         is_measured = calibration and request.is_there
         measured = measure(request.planned, machine, at_once, request.whole_cluster) if is_measured else None
         made = plan_of(request, machine, effect, spread, measured, at_once)
-    typer.echo(json.dumps(asdict(made), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)
+    show(lambda: asdict(made), lambda: page(made), as_json)

@@ -1,34 +1,18 @@
 """`flsim table`, `plot`, `compare`, `trace`, `canaries` and `report`: results of runs, for people and for files."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.options import (
-    RUNS,
-    Epoch,
-    FigureOut,
-    Format,
-    FormatOption,
-    Json,
-    Round,
-    TableOut,
-    TorchDevice,
-    check_device,
-    check_figure,
-    refuse_json_and_csv,
-    refuse_two_prints,
-    write_table,
-)
+from flsim.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import pandas as pd
+
+    Compared = tuple[pd.DataFrame, dict[str, str], dict[str, Any]]  # a frame; texts by format; an object of JSON
 
 
 OverSeeds = Annotated[
@@ -41,34 +25,18 @@ OverSeeds = Annotated[
 ]
 
 
-class Kind(StrEnum):
-    """Kind of a plot."""
-
-    rounds = "rounds"
-    utility = "utility"
-    loss = "loss"
-
-
-class Against(StrEnum):
-    """Source of published values."""
-
-    paper = "paper"
+Kind = Literal["rounds", "utility", "loss"]
+Against = Literal["paper"]
 
 
 def table(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
-    format: FormatOption = Format.md,
-    out: TableOut = None,
-    round: Round = None,
-    epoch: Epoch = None,
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
+    format: options.FormatOption = "md",
+    out: options.TableOut = None,
+    round: options.Round = None,
+    epoch: options.Epoch = None,
     over_seeds: OverSeeds = None,
-    against: Annotated[
-        Against | None,
-        typer.Option(
-            help="For the runs of a sweep: show whether each value agrees with the published value.",
-            show_default="no comparison",
-        ),
-    ] = None,
+    against: Annotated[Against | None, typer.Option(show_default="no comparison")] = None,
 ) -> None:
     """Print a table of what runs memorized.
 
@@ -88,6 +56,9 @@ def table(
     Example: flsim table runs/seed-* --each-seed
 
     Example: flsim table runs/table1-smoke --against paper --format latex
+
+    Args:
+        against: For the runs of a sweep: show whether each value agrees with the published value.
     """
     from flsim.base.progress import say
     from flsim.results.against_published import against as marked
@@ -98,7 +69,7 @@ def table(
     from flsim.show.memorization import TUNED, table_of_runs
     from flsim.show.table import note
 
-    refuse_two_prints(format, out)
+    options.refuse_two_prints(format, out)
     runs = expanded(runs)
     rows = published_of(runs)
     if against and not rows:
@@ -107,39 +78,28 @@ def table(
     read = list(by_folder.values())
     published = {run: rows[folder] for folder, run in by_folder.items() if folder in rows}
     why = None
-    if over_seeds is None and format in {Format.md, Format.latex}:
+    if over_seeds is None and format in {"md", "latex"}:
         over_seeds, why = has_means(read, round, epoch)
     results = memorization_table(read, round, epoch, published, by="series" if over_seeds else "run")
     if against:
         results = marked(results)
     if notes := tuned_notes(runs):
         results.attrs[TUNED] = notes
-        for sentence in notes if format is Format.csv else ():
+        for sentence in notes if format == "csv" else ():
             say(sentence)  # below a table that is too wide for the note
-    text = "" if format is Format.parquet else table_of_runs(results).text(format.value)
-    if format is Format.md and why:
+    text = "" if format == "parquet" else table_of_runs(results).text(format)
+    if format == "md" and why:
         text += "\n" + note(f"No means over seeds: {why}.")
-    if over_seeds and format is Format.md:
+    if over_seeds and format == "md":
         compared = compare_partitions(read, round, epoch)
         text += f"\n{compared}" if compared else ""
-    write_table(results, text, format, out)
+    options.write_table(results, text, format, out)
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
-    out: Annotated[
-        Path,
-        typer.Option(
-            callback=check_figure, help="File to write, .png, .svg or .pdf, e.g. plot.png; replaces an existing file."
-        ),
-    ],
-    kind: Annotated[
-        Kind,
-        typer.Option(
-            metavar="KIND",
-            help="Kind of the figure: rounds, utility or loss, e.g. utility.",
-        ),
-    ] = Kind.rounds,
+    runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
+    out: Annotated[Path, typer.Option(callback=options.check_figure)],
+    kind: Annotated[Kind, typer.Option(metavar="KIND")] = "rounds",
     over_seeds: OverSeeds = None,
 ) -> None:
     """Plot what runs memorized: over epochs, or against perplexity.
@@ -161,6 +121,10 @@ def plot(
     Example: flsim plot runs/four-settings-demo --kind utility --out partitions.png
 
     Example: flsim plot runs/secret-sharer-figures-smoke --kind loss --out loss.png
+
+    Args:
+        out: File to write, .png, .svg or .pdf, e.g. plot.png; replaces an existing file.
+        kind: Kind of the figure: rounds, utility or loss, e.g. utility.
     """
     from flsim.results.sweeps import expanded, read_shown
     from flsim.runs import roundlog
@@ -168,25 +132,19 @@ def plot(
 
     read = read_shown(expanded(runs))
     losses = {}
-    if kind is Kind.loss:
+    if kind == "loss":
         losses = {run: roundlog.mean_losses(roundlog.read(folder), run.evaluated) for folder, run in read.items()}
-    write_plot(list(read.values()), out, over_seeds, kind.value, losses)
+    write_plot(list(read.values()), out, over_seeds, kind, losses)
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="Run folder or sweep folder, e.g. runs/iid.")],
-    b: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Second run folder or sweep folder, e.g. runs/non-iid.",
-            show_default="compares IID with non-IID in A",
-        ),
-    ] = None,
-    round: Round = None,
-    epoch: Epoch = None,
-    format: FormatOption = Format.md,
-    as_json: Json = False,
-    out: TableOut = None,
+    a: Annotated[Path, typer.Argument()],
+    b: Annotated[Path | None, typer.Argument(show_default="compares IID with non-IID in A")] = None,
+    round: options.Round = None,
+    epoch: options.Epoch = None,
+    format: options.FormatOption = "md",
+    as_json: options.Json = False,
+    out: options.TableOut = None,
 ) -> None:
     """Compare two runs, the partitions of a sweep, or two sweeps.
 
@@ -205,81 +163,78 @@ def compare(
     Example: flsim compare runs/table1-smoke
 
     Example: flsim compare runs/plain runs/clipped --format csv
+
+    Args:
+        a: Run folder or sweep folder, e.g. runs/iid.
+        b: Second run folder or sweep folder, e.g. runs/non-iid.
     """
     from flsim.base.progress import say
+    from flsim.results.sweeps import expanded, is_sweep, tuned_notes
+    from flsim.show.table import TERMINAL, note
 
-    refuse_two_prints(format, out, as_json)
-    table, texts, as_object = _compared(a, b, round, epoch)
-    for note in as_object["tuned"] if format is Format.csv else ():
-        say(note)  # below a table that is too wide for the note
-    text = json.dumps(as_object, indent=2, allow_nan=False, ensure_ascii=False) + "\n" if as_json else ""
-    write_table(table, text or texts.get(format, ""), format, out)
+    options.refuse_two_prints(format, out, as_json)
+    a, b = _two(expanded([a]), None if b is None else expanded([b]))
+    paths = [path for path in (a, b) if path is not None]
+    kinds = {is_sweep(path) for path in paths}
+    if len(kinds) > 1:
+        raise InputError(f"{a} and {b}: a run and a sweep are not comparable; name two runs, a sweep, or two sweeps")
+    table, texts, as_object = (_compared_sweeps if True in kinds else _compared_runs)(a, b, round, epoch)
+    notes = tuned_notes(paths)
+    for sentence in notes if format == "csv" else ():
+        say(sentence)  # below a table that is too wide for the note
+    below = "".join(f"\n{note(text)}" for text in notes)
+    comments = "".join(f"% {line}\n" for text in notes for line in note(text, TERMINAL - 2).splitlines())
+    text = comments * (format == "latex") + texts.get(format, "") + below * (format == "md")
+    if as_json:
+        text = json.dumps(as_object | {"tuned": notes}, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    options.write_table(table, text, format, out)
 
 
-def _compared(
-    a: Path, b: Path | None, round: int | None, epoch: float | None
-) -> "tuple[pd.DataFrame, dict[Format, str], dict[str, Any]]":
-    """Return a comparison as a data frame, as text in each format, and as a JSON object."""
+def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
     from flsim.attacks.membership import side_by_side
-    from flsim.results.differences import compare_runs, differences, same_names, twins
+    from flsim.results.differences import compare_runs
     from flsim.results.store import read_run
-    from flsim.results.sweeps import expanded, is_sweep, read_sweep, tuned_notes
-    from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown, table_of_pairs
+    from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown
+    from flsim.show.table import to_csv
+
+    first = read_run(a)
+    if b is None:
+        raise InputError(f"{a}: comparing needs two runs or a sweep; name another run, or a sweep folder")
+    second = read_run(b)
+    if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
+        raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
+    compared = compare_runs(first, second, round, epoch)
+    proven = side_by_side.Proof.read(a, round, epoch), side_by_side.Proof.read(b, round, epoch)
+    texts = {
+        "md": "\n".join(filter(None, [runs_to_markdown(compared), side_by_side.to_markdown(*proven)])),
+        "latex": runs_to_latex(compared),
+        "csv": to_csv(compared.table),
+    }
+    proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
+    return compared.table, texts, runs_to_json(compared) | proof
+
+
+def _compared_sweeps(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
+    from flsim.results.differences import differences, same_names, twins
+    from flsim.results.sweeps import read_sweep
+    from flsim.show.differences import table_of_pairs
     from flsim.show.table import json_rows, note, to_csv
 
-    a, b = _two(expanded([a]), None if b is None else expanded([b]))
-    are_sweeps = [is_sweep(path) for path in (a, b) if path is not None]
-    if not any(are_sweeps):
-        first = read_run(a)
-        if b is None:
-            raise InputError(f"{a}: comparing needs two runs or a sweep; name another run, or a sweep folder")
-        second = read_run(b)
-        if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
-            raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
-        compared = compare_runs(first, second, round, epoch)
-        proven = side_by_side.Proof.read(a, round, epoch), side_by_side.Proof.read(b, round, epoch)
-        parts = [runs_to_markdown(compared), side_by_side.to_markdown(*proven)]
-        texts = {
-            Format.md: "\n".join(filter(None, parts)),
-            Format.latex: runs_to_latex(compared),
-            Format.csv: to_csv(compared.table),
-        }
-        proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
-        as_object = runs_to_json(compared) | proof
-        return compared.table, *_with_notes(texts, as_object, tuned_notes([a, b]))
-    if not all(are_sweeps):
-        raise InputError(f"{a} and {b}: a run and a sweep are not comparable; name two runs, a sweep, or two sweeps")
+    sweep = read_sweep(a)
     if b is None:
-        sweep = read_sweep(a)
         pairs = twins(sweep)
         heading = f"{sweep.heading}: IID (a) minus non-IID (b)"
         metadata = {"compared": "partitions", "a": "IID", "b": "non-IID"}
     else:
-        pairs = same_names(read_sweep(a), read_sweep(b))
+        pairs = same_names(sweep, read_sweep(b))
         heading, metadata = f"{a} (a) minus {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
-    table = differences(pairs, round, epoch)
-    if not (table["quantity"] == "canaries").any():
-        why = table["left_out"].dropna().iloc[0]
+    frame = differences(pairs, round, epoch)
+    if not (frame["quantity"] == "canaries").any():
+        why = frame["left_out"].dropna().iloc[0]
         raise InputError(f"{a}{'' if b is None else f' and {b}'}: there is no comparison: {why}")
-    texts = {
-        Format.md: f"{note(heading)}\n{table_of_pairs(table, pairs).markdown()}",
-        Format.latex: table_of_pairs(table, pairs).latex(),
-        Format.csv: to_csv(table),
-    }
-    notes = tuned_notes([a] if b is None else [a, b])
-    return table, *_with_notes(texts, {**metadata, "rows": json_rows(table)}, notes)
-
-
-def _with_notes(
-    texts: "Mapping[Format, str]", as_object: "Mapping[str, Any]", notes: "Sequence[str]"
-) -> tuple[dict[Format, str], dict[str, Any]]:
-    """Return texts and a JSON object with the sentences on the choice of settings; CSV has none."""
-    from flsim.show.table import TERMINAL, note
-
-    below = "".join(f"\n{note(text)}" for text in notes)
-    comments = "".join(f"% {line}\n" for text in notes for line in note(text, TERMINAL - 2).splitlines())
-    added = {Format.md: texts[Format.md] + below, Format.latex: comments + texts[Format.latex]}
-    return {**texts, **added}, {**as_object, "tuned": list(notes)}
+    table = table_of_pairs(frame, pairs)
+    texts = {"md": f"{note(heading)}\n{table.markdown()}", "latex": table.latex(), "csv": to_csv(frame)}
+    return frame, texts, {**metadata, "rows": json_rows(frame)}
 
 
 def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | None]:
@@ -293,13 +248,11 @@ def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | Non
 
 
 def trace(
-    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/demo/iid.")],
-    canary: Annotated[
-        list[str] | None, typer.Option(help="Id of a canary, e.g. c07; repeatable.", show_default="all canaries")
-    ] = None,
-    out: FigureOut = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of text.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of text.")] = False,
+    run: Annotated[Path, typer.Argument()],
+    canary: Annotated[list[str] | None, typer.Option(show_default="all canaries")] = None,
+    out: options.FigureOut = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
     """Print the exposure of each canary over rounds.
 
@@ -310,8 +263,14 @@ def trace(
     Example: flsim trace runs/demo/iid --canary c07 --canary c31 --out trace.png
 
     Example: flsim trace runs/demo/iid --csv > trace.csv
+
+    Args:
+        run: Run folder, e.g. runs/demo/iid.
+        canary: Id of a canary, e.g. c07; repeatable.
+        as_json: Print a JSON list instead of text.
+        as_csv: Print CSV instead of text.
     """
-    refuse_json_and_csv(as_json, as_csv)
+    options.refuse_json_and_csv(as_json, as_csv)
     from flsim.results.canary_table import trace as traced
     from flsim.results.store import read_run
     from flsim.runs import roundlog
@@ -332,11 +291,8 @@ def trace(
 
 
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders and sweep folders, e.g. runs/iid runs/non-iid.")],
-    out: Annotated[
-        Path,
-        typer.Option(help="File to write, .html, e.g. table1.html; replaces an existing file. /dev/stdout prints."),
-    ],
+    paths: Annotated[list[Path], typer.Argument()],
+    out: Annotated[Path, typer.Option()],
 ) -> None:
     """Write one HTML file about runs or a sweep.
 
@@ -348,6 +304,10 @@ def report(
     Example: flsim report runs/table1-smoke --out table1.html
 
     Example: flsim report runs/iid runs/non-iid --out partitions.html
+
+    Args:
+        paths: Run folders and sweep folders, e.g. runs/iid runs/non-iid.
+        out: File to write, .html, e.g. table1.html; replaces an existing file. /dev/stdout prints.
     """
     from flsim.report.page import write_report
     from flsim.results.sweeps import expanded
@@ -356,15 +316,13 @@ def report(
 
 
 def canaries(
-    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/iid.")],
-    round: Round = None,
-    epoch: Epoch = None,
-    written: Annotated[
-        bool, typer.Option("--written", help="Also show the phrase that Beam Search generates with the checkpoint.")
-    ] = False,
-    device: TorchDevice = "cpu",
-    format: FormatOption = Format.md,
-    out: TableOut = None,
+    run: Annotated[Path, typer.Argument()],
+    round: options.Round = None,
+    epoch: options.Epoch = None,
+    written: Annotated[bool, typer.Option("--written")] = False,
+    device: options.TorchDevice = "cpu",
+    format: options.FormatOption = "md",
+    out: options.TableOut = None,
 ) -> None:
     """List the canaries of a run, and whether they were memorized.
 
@@ -373,29 +331,30 @@ def canaries(
     Example: flsim canaries runs/demo/iid --written
 
     Example: flsim canaries runs/iid --epoch 10 --format csv --out canaries.csv
+
+    Args:
+        run: Run folder, e.g. runs/iid.
+        written: Also show the phrase that Beam Search generates with the checkpoint.
     """
     from flsim.results.canary_table import canary_table
     from flsim.results.store import read_run, refuse_two_points
     from flsim.show.memorization import table_of_canaries
 
-    refuse_two_prints(format, out)
+    options.refuse_two_prints(format, out)
     refuse_two_points(round, epoch)
     results = read_run(run)
     at = results.at(round, epoch)
-    texts = _written(run, at, device) if written else None
+    texts = None
+    if written:
+        from flsim.runs.config.custom_code import announce
+        from flsim.runs.folder import Run
+        from flsim.runs.measuring import written_after
+
+        options.check_device(device)
+        opened = Run.open(run)
+        announce(opened.config, "architecture")
+        tokens = written_after(opened, at, device)
+        texts = {canary: opened.corpus.vocabulary.text(ids) for canary, ids in tokens.items()}
     table = canary_table(results, at, written=texts)
-    text = "" if format is Format.parquet else table_of_canaries(table).text(format.value)
-    write_table(table, text, format, out)
-
-
-def _written(folder: Path, round: int, device: str) -> dict[str, str]:
-    """Return the phrases that beam search generates with the checkpoint of a round, as words by canary id."""
-    from flsim.runs.config.custom_code import announce
-    from flsim.runs.folder import Run
-    from flsim.runs.measuring import written_after
-
-    check_device(device)
-    run = Run.open(folder)
-    announce(run.config, "architecture")
-    tokens = written_after(run, round, device)
-    return {canary: run.corpus.vocabulary.text(ids) for canary, ids in tokens.items()}
+    text = "" if format == "parquet" else table_of_canaries(table).text(format)
+    options.write_table(table, text, format, out)

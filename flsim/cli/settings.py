@@ -3,8 +3,7 @@
 import difflib
 import re
 import textwrap
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,21 +24,12 @@ A key that flsim does not know is an error. On the command line, `--set section.
 custom code, name it as `path/to/file.py:NAME`. `flsim settings` prints this list in a terminal."""
 
 
-class Format(StrEnum):
-    """Format of the list."""
-
-    text = "text"
-    md = "md"
+Format = Literal["text", "md"]
 
 
 def settings(
-    section: Annotated[
-        str | None,
-        typer.Argument(
-            help="Section to list, e.g. model, or one setting, e.g. model.layers.", show_default="all sections"
-        ),
-    ] = None,
-    format: Annotated[Format, typer.Option(metavar="FORMAT", help="Format of the list: text or md.")] = Format.text,
+    section: Annotated[str | None, typer.Argument(show_default="all sections")] = None,
+    format: Annotated[Format, typer.Option(metavar="FORMAT")] = "text",
 ) -> None:
     """List the settings of a configuration file.
 
@@ -51,12 +41,16 @@ def settings(
     Example: flsim settings training.rounds
 
     Example: flsim settings --format md > configuration.md
+
+    Args:
+        section: Section to list, e.g. model, or one setting, e.g. model.layers.
+        format: Format of the list: text or md.
     """
     from flsim.runs.config.listing import architectures, sections
 
     listed = _selected(sections(), section)
     networks = architectures() if section in (None, NETWORKS_AFTER) else []
-    if format is Format.md:
+    if format == "md":
         typer.echo("\n".join(_markdown(listed, networks, with_title=section is None)))
     else:
         typer.echo("\n".join(_text(listed, networks)))

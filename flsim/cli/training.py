@@ -53,11 +53,9 @@ CorpusOption = Annotated[
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="TOML file of a sweep, e.g. experiments/table1.toml.")],
+    file: Annotated[Path, typer.Argument()],
     tier: Annotated[str, typer.Option(help=TIER)] = "smoke",
-    out: Annotated[
-        Path | None, typer.Option(help="Sweep folder, e.g. runs/table1-smoke.", show_default="runs/FILE-TIER")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(show_default="runs/FILE-TIER")] = None,
     seeds: Seeds = None,
     only: Only = None,
     corpus: CorpusOption = None,
@@ -79,9 +77,15 @@ def sweep(
     Example: flsim sweep experiments/table1.toml --tier smoke --seeds 5 --only fedavg --address auto
 
     Example: flsim sweep experiments/table1.toml --tier smoke --seeds 5-9 --out runs/table1-fresh
+
+    Args:
+        file: TOML file of a sweep, e.g. experiments/table1.toml.
+        out: Sweep folder, e.g. runs/table1-smoke.
     """
+    from flsim.cli.results import report, table
     from flsim.data.corpus import Corpus
     from flsim.data.stores import located
+    from flsim.results.sweeps import published_of
     from flsim.runs.sweeps import definition, folder
     from server.sweep import sweep as train_sweep
 
@@ -108,7 +112,9 @@ def sweep(
         train = opened.split("train")
         failed = train_sweep(sweep_folder, planned, train, address, at_once, at.whole_cluster)
     if any((sweep_folder.run(planned_run.name) / "run.json").exists() for planned_run in planned):
-        _show(sweep_folder.path)
+        table([sweep_folder.path], against="paper" if published_of([sweep_folder.path]) else None)
+        report([sweep_folder.path], sweep_folder.path / "report.html")
+        say(f"Report: {sweep_folder.path / 'report.html'}")
     if failed:
         name, why = next(iter(failed.items()))
         raise RunFailed(
@@ -117,23 +123,10 @@ def sweep(
         )
 
 
-def _show(path: Path) -> None:
-    """Print the table next to the published table, and write the report."""
-    from flsim.cli.results import Against, report, table
-    from flsim.results.sweeps import published_of
-
-    table([path], against=Against.paper if published_of([path]) else None)
-    report([path], path / "report.html")
-    say(f"Report: {path / 'report.html'}")
-
-
 def tune(
-    file: Annotated[Path, typer.Argument(help="TOML file of a search, e.g. experiments/tune-table1.toml.")],
-    tier: Annotated[str, typer.Option(help="Tier of the sweep to choose settings for, e.g. paper.")] = "smoke",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the search, e.g. runs/tune-table1-smoke.", show_default="runs/FILE-TIER"),
-    ] = None,
+    file: Annotated[Path, typer.Argument()],
+    tier: Annotated[str, typer.Option()] = "smoke",
+    out: Annotated[Path | None, typer.Option(show_default="runs/FILE-TIER")] = None,
     address: Address = None,
     at_once: AtOnce = None,
 ) -> None:
@@ -150,6 +143,11 @@ def tune(
     Repeat the command to continue an interrupted search.
 
     Example: flsim tune experiments/tune-table1.toml --tier smoke --out runs/tune-table1-smoke
+
+    Args:
+        file: TOML file of a search, e.g. experiments/tune-table1.toml.
+        tier: Tier of the sweep to choose settings for, e.g. paper.
+        out: Folder of the search, e.g. runs/tune-table1-smoke.
     """
     from flsim.runs.sweeps import tuning
     from flsim.runs.sweeps.folder import corpus_or_its_settings, refuse_impossible_runs
@@ -167,14 +165,8 @@ def tune(
 
 
 def demo(
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="New folder for the corpus, the runs and the results, e.g. runs/demo.",
-            show_default="runs/demo-DATE-TIME",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the corpus, the canaries and the training.")] = 0,
+    out: Annotated[Path | None, typer.Option(show_default="runs/demo-DATE-TIME")] = None,
+    seed: Annotated[int, typer.Option()] = 0,
     set_: Overrides = None,
 ) -> None:
     """Train on a built-in corpus, and show what was memorized.
@@ -184,6 +176,10 @@ def demo(
     minutes on two idle cores.
 
     Example: flsim demo --out runs/demo
+
+    Args:
+        out: New folder for the corpus, the runs and the results, e.g. runs/demo.
+        seed: Seed of the corpus, the canaries and the training.
     """
     from dataclasses import replace
     from importlib import resources
@@ -219,62 +215,17 @@ def demo(
 
 
 def run(
-    config: Annotated[Path, typer.Argument(help="TOML file of the run, e.g. experiments/demo.toml.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run folder, e.g. runs/iid; a new folder, or with --resume an existing folder.",
-            show_default="runs/CONFIG",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Seed of the run, as with --set seed=N.", show_default="as in CONFIG"),
-    ] = None,
+    config: Annotated[Path, typer.Argument()],
+    out: Annotated[Path | None, typer.Option(show_default="runs/CONFIG")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", show_default="as in CONFIG")] = None,
     set_: Overrides = None,
     address: Address = None,
-    head: Annotated[
-        str | None,
-        of_machines(
-            metavar="HOST:PORT",
-            help="Address of this machine at which to start a Ray head that other machines join, e.g. 10.0.0.1:6379.",
-        ),
-    ] = None,
-    cpus: Annotated[
-        int | None,
-        of_machines(
-            min=1,
-            metavar="N",
-            help="CPU cores for the Ray that this command starts, e.g. 8.",
-            show_default="all",
-        ),
-    ] = None,
-    in_process: Annotated[
-        bool,
-        of_machines(
-            "--in-process",
-            help="Train in this process, without Ray. Starts faster; the result is the same.",
-        ),
-    ] = False,
-    resume: Annotated[
-        bool,
-        of_resume("--resume", help="Continue the run in --out from its newest valid checkpoint."),
-    ] = False,
-    retrain_lost: Annotated[
-        bool,
-        of_resume(
-            "--retrain-lost",
-            help="With --resume: train the rounds again that are missing from rounds.jsonl.",
-        ),
-    ] = False,
-    begin_from: Annotated[
-        Path | None,
-        of_resume(
-            metavar="RUN",
-            help="Run of the other canaries.arm, e.g. runs/in. Training starts with a copy of its rounds before "
-            "the first window.",
-        ),
-    ] = None,
+    head: Annotated[str | None, of_machines(metavar="HOST:PORT")] = None,
+    cpus: Annotated[int | None, of_machines(min=1, metavar="N", show_default="all")] = None,
+    in_process: Annotated[bool, of_machines("--in-process")] = False,
+    resume: Annotated[bool, of_resume("--resume")] = False,
+    retrain_lost: Annotated[bool, of_resume("--retrain-lost")] = False,
+    begin_from: Annotated[Path | None, of_resume(metavar="RUN")] = None,
 ) -> None:
     """Train one run on Ray, and print its table.
 
@@ -287,6 +238,18 @@ def run(
     Example: flsim run experiments/demo.toml --set data.partition=iid --out runs/iid
 
     Example: flsim run experiments/demo.toml --out runs/demo --resume
+
+    Args:
+        config: TOML file of the run, e.g. experiments/demo.toml.
+        out: Run folder, e.g. runs/iid; a new folder, or with --resume an existing folder.
+        seed: Seed of the run, as with --set seed=N.
+        head: Address of this machine at which to start a Ray head that other machines join, e.g. 10.0.0.1:6379.
+        cpus: CPU cores for the Ray that this command starts, e.g. 8.
+        in_process: Train in this process, without Ray. Starts faster; the result is the same.
+        resume: Continue the run in --out from its newest valid checkpoint.
+        retrain_lost: With --resume: train the rounds again that are missing from rounds.jsonl.
+        begin_from: Run of the other canaries.arm, e.g. runs/in. Training starts with a copy of its rounds before the
+            first window.
     """
     import flsim
     from flsim.cli.results import table

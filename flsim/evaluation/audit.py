@@ -15,16 +15,7 @@ from flsim.base.errors import Diverged, InputError
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout
-from flsim.evaluation.evaluate import (
-    EvaluationHParams,
-    count_references,
-    measure_canaries,
-    measure_model,
-    refuse_non_finite,
-    refuse_own_of_model,
-    refuse_short,
-    rows_of,
-)
+from flsim.evaluation import evaluate
 from flsim.measures.prediction import predict_by_steps
 from flsim.models.language_model import LanguageModel, ModelSettings, State, TrainableModel
 from flsim.results.rows import REFERENCES, Row
@@ -252,7 +243,7 @@ def audit(
     model: LanguageModel,
     canaries: Sequence[Canary],
     layout: Layout,
-    hparams: EvaluationHParams,
+    hparams: evaluate.EvaluationHParams,
     seed: int = 0,
     name: str = "model",
     device: torch.device = CPU,
@@ -268,21 +259,23 @@ def audit(
         InputError: a parameter is not finite, the model breaks the protocol, or a canary is not longer than the prefix.
     """
     checked = Checked(model, layout, name)
-    refuse_short(canaries, hparams)
+    evaluate.refuse_short(canaries, hparams)
     if isinstance(model, nn.Module):
         model.to(device).eval()
         try:
-            refuse_non_finite(model.module if isinstance(model, ForwardModel) else model)
+            evaluate.refuse_non_finite(model.module if isinstance(model, ForwardModel) else model)
         except Diverged as error:
             raise InputError(f"{name}: {error}; measure a checkpoint from before training diverged") from error
     refuse_inconsistent(checked, device)
-    of_canaries = measure_canaries(checked, canaries, layout, hparams, seed, device)
+    of_canaries = evaluate.measure_canaries(checked, canaries, layout, hparams, seed, device)
     of_model = {}
     if test is None or not len(test):
-        refuse_own_of_model(hparams.also)
+        evaluate.refuse_own_of_model(hparams.also)
     else:
-        of_model = measure_model(checked, predict_by_steps(checked, device), test, hparams, seed, device)
-    return rows_of(run or name, round, of_canaries, of_model | {REFERENCES: count_references(canaries, hparams)})
+        of_model = evaluate.measure_model(checked, predict_by_steps(checked, device), test, hparams, seed, device)
+    return evaluate.rows_of(
+        run or name, round, of_canaries, of_model | {REFERENCES: evaluate.count_references(canaries, hparams)}
+    )
 
 
 def _near(one: Tensor, other: Tensor) -> bool:

@@ -98,7 +98,16 @@ def evaluate(
     in the order of their ids, before those of the model. Raises Diverged if a parameter or a score is not finite, and
     InputError if a canary is not longer than the prefix, or the vocabularies of model and test users differ.
     """
-    _refuse_mismatch(model, canaries, test, hparams)
+    if model.vocabulary_size != test.layout.vocabulary_size:
+        raise InputError(
+            f"the vocabulary of the model has {model.vocabulary_size:,} tokens, but the test users' corpus has "
+            f"{test.layout.vocabulary_size:,}; evaluate it on the corpus that it was trained on"
+        )
+    if not len(test):
+        raise InputError("the corpus has no test users for utility; import it with a larger test split")
+    refuse_short(canaries, hparams)
+    for template in {canary.template for canary in canaries if canary.template}:
+        refuse_uncounted(template.template, hparams.also)
     try:
         refuse_non_finite(model)
         if hparams.weight_bits is not None:
@@ -117,21 +126,6 @@ def rows_of(
     """Return rows of each canary's values, then of the model's."""
     rows = [Row(run, round, name, id_, float(value)) for id_, values in of_canaries for name, value in values.items()]
     return rows + [Row(run, round, name, "", float(value)) for name, value in of_model.items()]
-
-
-def _refuse_mismatch(
-    model: TrainableModel, canaries: Sequence[Canary], test: Users, hparams: EvaluationHParams
-) -> None:
-    if model.vocabulary_size != test.layout.vocabulary_size:
-        raise InputError(
-            f"the vocabulary of the model has {model.vocabulary_size:,} tokens, but the test users' corpus has "
-            f"{test.layout.vocabulary_size:,}; evaluate it on the corpus that it was trained on"
-        )
-    if not len(test):
-        raise InputError("the corpus has no test users for utility; import it with a larger test split")
-    refuse_short(canaries, hparams)
-    for template in {canary.template for canary in canaries if canary.template}:
-        refuse_uncounted(template.template, hparams.also)
 
 
 def refuse_uncounted(template: str, also: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,13 +139,7 @@ def read_weights(path: Path, names: list[str]) -> Weights:
             values = values[name]
     if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
         raise InputError(f"{path}: has no state dict; save model.state_dict()")
-    return {_unwrapped(str(name)): value for name, value in values.items()}
-
-
-def _unwrapped(name: str) -> str:
-    for prefix in WRAPPED:
-        name = name.removeprefix(prefix)
-    return name
+    return {reduce(str.removeprefix, WRAPPED, str(name)): value for name, value in values.items()}
 
 
 def checkpoints_in(path: Path, round: int | None = None) -> list[tuple[int, Path]]:

@@ -4,8 +4,9 @@ Thakkar et al. (2020), section 4.1, "Evaluation Methods"; words only, as in Tens
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -36,13 +37,7 @@ class Utility:
     correct_words: int = 0
 
     def merge(self, other: "Utility") -> "Utility":
-        return Utility(
-            self.cross_entropy + other.cross_entropy,
-            self.tokens + other.tokens,
-            self.correct_tokens + other.correct_tokens,
-            self.words + other.words,
-            self.correct_words + other.correct_words,
-        )
+        return Utility(*map(operator.add, astuple(self), astuple(other)))
 
     @property
     def accuracy(self) -> float:

@@ -25,7 +25,6 @@ from pathlib import Path
 from flsim.base.errors import RunFailed
 from flsim.base.machine import PeakMemory
 from flsim.base.progress import progress
-from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.planning.scale import cell, duration, evaluations_of, number, row_name, size, trained_on, with_unit
 from flsim.results.run_file import read_evaluations
@@ -122,17 +121,14 @@ def short_run(config: Config) -> Config:
     if not config.has_a_line_per_round:
         system = replace(system, checkpoint_every=part)
     evaluation = replace(config.evaluation, every=(PARTS - 1) * part, every_epochs=None)
-    canaries = _planted_sooner(config.canaries)
-    return replace(config.lasting(PARTS * part), canaries=canaries, evaluation=evaluation, system=system)
-
-
-def _planted_sooner(canaries: CanaryHParams) -> CanaryHParams:
-    """Return settings with windows and injections as fractions of training: a short run has fewer rounds."""
+    canaries = config.canaries  # windows and injections become fractions of training: a short run has fewer rounds
     if canaries.injections:
         last = max(1.0, *canaries.injections) / 0.8  # an injection has a round after it
-        return replace(canaries, injections=tuple(at / last for at in canaries.injections))
-    last = max(1.0, *(end for _, end in canaries.windows))
-    return replace(canaries, windows=tuple((begin / last, end / last) for begin, end in canaries.windows))
+        canaries = replace(canaries, injections=tuple(at / last for at in canaries.injections))
+    else:
+        last = max(1.0, *(end for _, end in canaries.windows))
+        canaries = replace(canaries, windows=tuple((begin / last, end / last) for begin, end in canaries.windows))
+    return replace(config.lasting(PARTS * part), canaries=canaries, evaluation=evaluation, system=system)
 
 
 def cost_key(config: Config) -> str:
@@ -176,7 +172,10 @@ def measure(
                 advance(len(spans))
         seconds = time.time() - began
     busy = max(end for _, end in spans) - min(begin for begin, _ in spans)
-    medians = {key: _median(observed) for key, observed in costs.items()}
+    medians = {
+        key: Cost(*(statistics.median(values) for values in zip(*map(astuple, observed), strict=True)))
+        for key, observed in costs.items()
+    }
     return medians, Measurement(memory.total, slots, max(0.0, seconds - busy), seconds, load)
 
 
@@ -207,10 +206,6 @@ def cost_of(run: Path, seconds: float) -> Cost:
     round_ = lines[1]["seconds"] / (lines[1]["round"] - lines[0]["round"])
     evaluation = max(stored, key=lambda attempt: attempt.ended).seconds
     return Cost(max(0.0, seconds - rounds * round_ - EVALUATIONS * evaluation), round_, evaluation)
-
-
-def _median(observed: Sequence[Cost]) -> Cost:
-    return Cost(*(statistics.median(values) for values in zip(*map(astuple, observed), strict=True)))
 
 
 def times_of(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
@@ -18,7 +18,6 @@ NUMBER = re.compile(r"[−+]?\d")
 class Note:
     """A paragraph in smaller type."""
 
-    kind: ClassVar = "note"
     text: Cell
 
 
@@ -26,7 +25,6 @@ class Note:
 class Facts:
     """A list of names, each with a description."""
 
-    kind: ClassVar = "facts"
     pairs: Sequence[tuple[str, Cell]]
 
 
@@ -34,7 +32,6 @@ class Facts:
 class Table:
     """A table whose first column names its rows."""
 
-    kind: ClassVar = "table"
     caption: Cell
     headings: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
@@ -52,7 +49,6 @@ class Table:
 class Figure:
     """Panels of one width, side by side if they fit."""
 
-    kind: ClassVar = "figure"
     caption: Cell
     panels: Sequence[tuple[Cell, Markup]]
     legend: Sequence[tuple[int, str]] = ()
@@ -66,7 +62,6 @@ class Figure:
 class Fold:
     """Folded blocks, which a click opens; a printed report shows them."""
 
-    kind: ClassVar = "fold"
     title: Cell
     blocks: "Sequence[Block]"
     is_open: bool = False

@@ -40,8 +40,6 @@ from flsim.report.gather import Gathered, RunView, Setting
 from flsim.results.differences import LIKE, Pair, differences, planned, to_wide
 from flsim.results.pairs import MANY, left_out_text, of_mean, pair_at_like_utility, share_at_ceiling
 from flsim.results.run_file import PARTITIONS
-from flsim.results.sweeps import Sweep
-from flsim.runs.config import Config
 from flsim.runs.config.custom_code import without_folders
 from flsim.show.differences import quantities_in_pairs
 
@@ -73,21 +71,12 @@ PLAIN_NAME = re.compile(r"^DP-|\+.*$")
 END, EQUAL = "end", "equal perplexity"
 AT_CEILING = "at_ceiling"
 TESTS = {None, "t", "exchange", "McNemar"}  # columns of a row of differences, one row for each quantity
-SCALED = ("value_a", "value_b", "difference", "low", "high")
+SCALED = ("value_a", "value_b", "difference", "low", "high", "p")
 
 Pairs = Sequence[tuple[dict[int, RunView], dict[int, RunView]]]  # by seed, the completed runs of two settings
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """Pairs of settings that differ in one factor only, at two values of the factor."""
-
-    factor: str
-    within: str
-    a: str
-    b: str
-    pairs: Sequence[tuple[Setting, Setting]]
-    between: int = 0
+Contrast = tuple[dict[str, Any], list[tuple[Setting, Setting]]]  # cells of its rows; pairs that differ in its factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,26 +84,19 @@ class _Profile:
     """A setting with the values of its configuration by key, and its sweep."""
 
     setting: Setting
-    config: Config
     values: Mapping[str, Any]
     sweep: Path | None
-
-    @property
-    def technique(self) -> tuple[Any, Any]:
-        return self.values["training.kind"], self.values.get("training.algorithm")
 
 
 def contrasts(gathered: Gathered) -> pd.DataFrame:
     """Return the frame of this module's docstring; a single pair of partitions has its row, not that of a factor."""
-    every_contrast = factor_contrasts(gathered)
-    single = [
-        contrast for contrast in every_contrast if contrast.factor.startswith(PARTITION) and len(contrast.pairs) == 1
-    ]
-    rows = [
-        row for contrast in every_contrast if contrast not in single for row in measured(contrast, gathered.quantities)
-    ]
-    is_averaged = any(row["factor"].startswith(PARTITION) for row in rows)
-    main = [contrast.pairs[0] for contrast in single] if single or is_averaged else None
+    single, rows = list[tuple[Setting, Setting]](), list[dict[str, Any]]()
+    for common, pairs in factor_contrasts(gathered):
+        if common["factor"].startswith(PARTITION) and len(pairs) == 1:
+            single += pairs
+        else:
+            rows += measured(common, pairs, gathered.quantities)
+    main = single if single or any(row["factor"].startswith(PARTITION) for row in rows) else None
     frame = pd.DataFrame([*rows, *_of_pairs(gathered, main)], columns=COLUMNS)
     families = frame.groupby(["scope", "quantity", "at"], sort=False).indices.values()
     for places in families:
@@ -128,29 +110,23 @@ COLUMNS = (
 )
 
 
-def measured(contrast: Contrast, quantities: Sequence[Quantity]) -> list[dict[str, Any]]:
+def measured(
+    common: dict[str, Any], settings: Sequence[tuple[Setting, Setting]], quantities: Sequence[Quantity]
+) -> list[dict[str, Any]]:
     """Return the rows of one factor's contrast, a row for each quantity that its runs measured.
 
     Only completed runs are compared. A seed without a completed run on one side of a pair is excluded from all pairs,
     so that the mean of each seed is over the same settings. If no seed remains, the pairs with the fewest common seeds
-    are excluded.
+    are excluded. Exposures among different numbers of references are not comparable.
     """
-    by_seed = [(_completed(a), _completed(b)) for a, b in contrast.pairs]
-    pairs, seeds = _with_common_seeds([(a, b) for a, b in by_seed if {*a} & {*b} and _references(a) == _references(b)])
-    compared = [both for both, pair in zip(contrast.pairs, by_seed, strict=True) if pair in pairs]
-    diverged = _diverged(compared or contrast.pairs, seeds)
-    common = {
-        "factor": contrast.factor + (f", {contrast.between} more between" if contrast.between else ""),
-        **{
-            "setting": contrast.within,
-            "a": contrast.a,
-            "b": contrast.b,
-            "scope": "factor",
-            "is_main": True,
-            "unit": "seeds",
-        },
-        **{"pairs": len(pairs), "of_pairs": len(contrast.pairs)},
-    }
+    by_seed = [(_completed(a), _completed(b)) for a, b in settings]
+    alike = [pair for pair in by_seed if len({frozenset(run.references for run in of.values()) for of in pair}) == 1]
+    pairs, seeds = _with_common_seeds([(a, b) for a, b in alike if {*a} & {*b}])
+    compared = [both for both, pair in zip(settings, by_seed, strict=True) if pair in pairs] or settings
+    runs = [run.results for both in compared for setting in both for run in setting.runs]
+    diverged = sorted({run.seed for run in runs if run.status == "diverged" and run.seed is not None} - {*seeds})
+    common = common | {"scope": "factor", "is_main": True, "unit": "seeds"}
+    common |= {"pairs": len(pairs), "of_pairs": len(settings)}
     lost = f"seeds {', '.join(map(str, diverged))}: a run diverged" if diverged else ""
     if not seeds:
         nothing = {"quantity": PRIMARY.name, "at": END, "n": 0}
@@ -174,10 +150,10 @@ def _at_end(pairs: Pairs, seeds: Sequence[int], quantity: Quantity) -> dict[str,
     def value(run: RunView) -> float:
         return run.value(quantity) * (100 / (len(run.results.planted) or 1) if quantity.is_flag else 1)
 
-    sides = [
-        [np.mean([value(side[seed]) for side in of_side]) for seed in seeds] for of_side in zip(*pairs, strict=True)
-    ]
-    a, b = (np.array(side, dtype="float64") for side in sides)
+    a, b = (
+        np.array([np.mean([value(side[seed]) for side in of_side]) for seed in seeds], dtype="float64")
+        for of_side in zip(*pairs, strict=True)
+    )
     means = {"value_a": a.mean(), "value_b": b.mean()}
     return {"quantity": quantity.name, "at": END} | means | of_mean(a - b if np.isfinite(a - b).all() else a[:0])
 
@@ -205,11 +181,6 @@ def _completed(setting: Setting) -> dict[int, RunView]:
     }
 
 
-def _references(runs: Mapping[int, RunView]) -> set[float | None]:
-    """Return the numbers of references of runs; exposures among different numbers are not comparable."""
-    return {run.references for run in runs.values()}
-
-
 def _with_common_seeds(pairs: Pairs) -> tuple[Pairs, list[int]]:
     """Return the pairs to compare, and the seeds that are completed on both sides of each pair."""
     for fewest in range(1, max((len({*a} & {*b}) for a, b in pairs), default=0) + 1):
@@ -217,12 +188,6 @@ def _with_common_seeds(pairs: Pairs) -> tuple[Pairs, list[int]]:
         if seeds := set.intersection(*({*a} & {*b} for a, b in compared)):
             return compared, sorted(seeds)
     return [], []
-
-
-def _diverged(pairs: Sequence[tuple[Setting, Setting]], compared: Sequence[int]) -> list[int]:
-    """Return the seeds with a diverged run in a setting of the pairs, without compared seeds."""
-    runs = [run.results for pair in pairs for setting in pair for run in setting.runs]
-    return sorted({run.seed for run in runs if run.status == "diverged" and run.seed is not None} - {*compared})
 
 
 def _of_pairs(gathered: Gathered, main: Sequence[tuple[Setting, Setting]] | None) -> Iterator[dict[str, Any]]:
@@ -245,36 +210,35 @@ def _of_pairs(gathered: Gathered, main: Sequence[tuple[Setting, Setting]] | None
 
 def _of_pair(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield exposure at the end and at equal perplexity, then flags, other numbers, perplexity and the ceiling."""
-    rows = {(row["at"], row["quantity"], row["test"]): row for row in frame.replace({pd.NA: None}).to_dict("records")}
-    at_end = {quantity: row for (at, quantity, test), row in rows.items() if at == END and test in TESTS}
+    rows = [row for row in frame.replace({pd.NA: None}).to_dict("records") if row["test"] in TESTS]
+    at_end = {row["quantity"]: row for row in rows if row["at"] == END}
     why = at_end.get("left out", {}).get("left_out") or ""
     if "canaries" not in at_end:
         yield {"quantity": PRIMARY.name, "at": END, "n": 0, "left_out": why}
         return
-    canaries = at_end["canaries"]["value_a"]
-    unit = {"n": at_end["canaries"]["n"], "unit": at_end["canaries"]["over"]}
+    canaries, ceiling = at_end["canaries"]["value_a"], at_end[AT_CEILING]
+    unit = {"n": at_end["canaries"]["n"], "unit": at_end["canaries"]["over"], "at": END}
 
-    def cells(name: str, at: str = END, factor: float = 1.0, row: Mapping[Any, Any] | None = None) -> dict[str, Any]:
-        row = at_end[name] if row is None else row
-        known = {value: row[value] for value in (*SCALED, "p") if row[value] is not None}
-        scaled = {value: number * factor if value in SCALED else number for value, number in known.items()}
-        return unit | {"quantity": name, "at": at} | scaled
+    def cells(row: Mapping[Any, Any], factor: float = 1.0) -> dict[str, Any]:
+        known = {value: row[value] * (1 if value == "p" else factor) for value in SCALED if row[value] is not None}
+        return unit | {"quantity": row["quantity"]} | known
 
     if PRIMARY.name in at_end:
-        yield cells(PRIMARY.name) | {"left_out": why}
-    like = rows.get((LIKE, PRIMARY.name, "t")) or rows.get((LIKE, PRIMARY.name, None))
-    if like and (like["difference"] is not None or like["left_out"]):
-        of_seeds = {"n": like["n"] or 0, "unit": "seeds", "left_out": like["left_out"] or ""}
-        yield cells(PRIMARY.name, EQUAL, row=like) | of_seeds
+        yield cells(at_end[PRIMARY.name]) | {"left_out": why}
+    for like in rows:
+        if (like["at"], like["quantity"]) == (LIKE, PRIMARY.name) and (
+            like["difference"] is not None or like["left_out"]
+        ):
+            of_seeds = {"at": EQUAL, "n": like["n"] or 0, "unit": "seeds", "left_out": like["left_out"] or ""}
+            yield cells(like) | of_seeds
     compared = [quantity for quantity in quantities_in_pairs(to_wide(frame)) if quantity.of_canaries]
     for quantity in [*flags(compared), *numbers(compared)]:
         if quantity.name in at_end and not quantity.is_primary:
-            yield cells(quantity.name, factor=100 / canaries if quantity.is_flag else 1.0)
+            yield cells(at_end[quantity.name], 100 / canaries if quantity.is_flag else 1.0)
     if at_end.get(PERPLEXITY.name, {}).get("difference") is not None:
-        yield cells(PERPLEXITY.name)
-    ceiling = at_end[AT_CEILING]
+        yield cells(at_end[PERPLEXITY.name])
     if max(ceiling["value_a"], ceiling["value_b"]) >= MANY * canaries:
-        yield cells(AT_CEILING, factor=100 / canaries)
+        yield cells(ceiling, 100 / canaries)
 
 
 def factor_contrasts(gathered: Gathered) -> list[Contrast]:
@@ -289,20 +253,15 @@ def factor_contrasts(gathered: Gathered) -> list[Contrast]:
         pairs = [(a, b, factors - {RATE}) for a, b, factors in pairs]
     every = {factors for _, _, factors in pairs}
     smallest = [factors for factors in every if not any(other < factors for other in every)]
-    smallest.sort(key=lambda factors: (min(map(_place, factors)), len(factors), sorted(factors)))
-    every_contrast: list[Contrast] = []
+    smallest.sort(
+        key=lambda factors: (min(ORDER.get(one, len(ORDER)) for one in factors), len(factors), sorted(factors))
+    )
+    strata: dict[tuple[frozenset[str], str], list[tuple[_Profile, _Profile]]] = {}
     for factors in smallest:
-        strata: dict[str, list[tuple[_Profile, _Profile]]] = {}
         for a, b, others in pairs:
             if others == factors:
-                strata.setdefault(_within(a, factors, names), []).append((a, b))
-        for within, of_stratum in strata.items():
-            every_contrast += _contrasts(factors, within, of_stratum, names)
-    return every_contrast
-
-
-def _place(factor: str) -> int:
-    return ORDER.get(factor, len(ORDER))
+                strata.setdefault((factors, _within(a, factors, names)), []).append((a, b))
+    return [one for (factors, within), both in strata.items() for one in _contrasts(factors, within, both, names)]
 
 
 def _profiles(gathered: Gathered) -> list[_Profile]:
@@ -313,37 +272,32 @@ def _profiles(gathered: Gathered) -> list[_Profile]:
         if run.config is None:
             continue
         sweep = run.path.parent.parent if run.planned else None
+        search = searched.get(sweep) if sweep else None
         values: dict[str, Any] = {}
         for key, value in flat(without_folders(run.config)):
-            if not (
-                FOLLOWING.fullmatch(key) or key == "seed" or _is_chosen(key, searched.get(sweep) if sweep else None)
-            ):
+            # older sweeps do not store the names of chosen settings, which were learning rates
+            is_chosen = search and (key in search.chosen or (not search.chosen and RATES.fullmatch(key)))
+            if not (FOLLOWING.fullmatch(key) or key == "seed" or is_chosen):
                 values[key] = tuple(value) if isinstance(value, list) else value
         for key in {*LENGTHS} & {*values}:
             like = [length for length in lengths if math.isclose(length, values[key], rel_tol=LIKE_LENGTH)]
             lengths += [] if like else [values[key]]
             values[key] = like[0] if like else values[key]
-        values["data.partition"] = (
-            run.config.partition or "iid"
-        )  # otherwise records are drawn at random, as in partition "iid"
-        profiles.append(_Profile(setting, run.config, values, sweep))
+        values["data.partition"] = run.config.partition or "iid"  # otherwise records are drawn at random, as in "iid"
+        profiles.append(_Profile(setting, values, sweep))
     return profiles
 
 
-def _is_chosen(key: str, sweep: Sweep | None) -> bool:
-    """Return whether a search chose a setting; older sweeps do not store the names, which were learning rates."""
-    return sweep is not None and (key in sweep.chosen or (not sweep.chosen and bool(RATES.fullmatch(key))))
-
-
 def _techniques(profiles: Sequence[_Profile]) -> dict[Setting, str]:
-    names: dict[tuple[Any, Any], list[str]] = {}
+    """Return the name of each setting's technique; one technique with several names is central training."""
+    names: dict[tuple[Any, Any], dict[Setting, str]] = {}
     for profile in profiles:
-        names.setdefault(profile.technique, []).append(PLAIN_NAME.sub("", profile.setting.technique))
+        key = profile.values["training.kind"], profile.values.get("training.algorithm")
+        names.setdefault(key, {})[profile.setting] = PLAIN_NAME.sub("", profile.setting.technique)
     return {
-        profile.setting: sorted_names[0]
-        if len(sorted_names := sorted({*names[profile.technique]})) == 1
-        else "central training"
-        for profile in profiles
+        setting: name if len({*of_technique.values()}) == 1 else "central training"
+        for of_technique in names.values()
+        for setting, name in of_technique.items()
     }
 
 
@@ -390,7 +344,7 @@ def _contrasts(
     names: Mapping[Setting, str],
 ) -> Iterator[Contrast]:
     """Yield each value of the first factor with its first value; for numbers, only the largest with the smallest."""
-    first_factor, *following = sorted(factors, key=lambda factor: (_place(factor), factor))
+    first_factor, *following = sorted(factors, key=lambda factor: (ORDER.get(factor, len(ORDER)), factor))
     levels: dict[tuple[Any, ...], str] = {}
     for profile in sorted(
         (profile for pair in pairs for profile in pair), key=lambda one_profile: _rank(first_factor, one_profile)
@@ -412,7 +366,8 @@ def _contrasts(
         with_it = [factor[0].lower() + factor[1:] for factor in [*following, *[RATE] * has_rates]]
         title = first_factor + (f" (each with its {', '.join(with_it)})" if with_it else "")
         settings = [(a.setting, b.setting) for a, b in compared]
-        yield Contrast(title, within, levels[level], levels[first], settings, between)
+        title += f", {between} more between" if between else ""
+        yield {"factor": title, "setting": within, "a": levels[level], "b": levels[first]}, settings
 
 
 def _keys(factor: str, values: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """Sections of a report on evidence: results of attacks, claims of the ledger, and forgetting of canaries."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,7 @@ from flsim.base.statistics import roc
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.report.blocks import Block, Cell, Figure, Note, Table, folded, number
 from flsim.report.figures import roc_panel
-from flsim.report.gather import Gathered, RunView, Setting
+from flsim.report.gather import Gathered, Setting
 from flsim.show import figure as show
 
 FOUND = (
@@ -73,39 +73,28 @@ Audited = Mapping[Setting, Sequence[Subject]]
 
 def proof(gathered: Gathered) -> list[Block]:
     """Return tables and ROC curves of each setting whose canaries were ranked, or that has canary users."""
-    audited = {setting: _subjects(setting) for setting in gathered.settings}
+    audited: dict[Setting, list[Subject]] = {setting: [] for setting in gathered.settings}
+    for setting, of_setting in audited.items():
+        for run, round_ in setting.shown_runs:
+            with suppress(InputError):  # an older run has no row
+                subject = subject_of(run.path, round_)
+                of_setting += [subject] if len(subject.ranks) or subject.coins or subject.canary_users else []
     blocks = [*_ranks_table(audited), *_coins_table(audited), *_users_table(audited)]
     return [*blocks, *_roc_figures(audited)] if blocks else []
 
 
-def _subjects(setting: Setting) -> list[Subject]:
-    """Return the detections of canaries and canary users of the runs of a setting; empty for runs without ranks."""
-    subjects: list[Subject] = []
-    for run, round_ in setting.shown_runs:
-        with suppress(InputError):  # an older run has no row
-            subjects.append(subject_of(run.path, round_))
-    return [subject for subject in subjects if len(subject.ranks) or subject.coins or subject.canary_users]
-
-
 def _ranks_table(audited: Audited) -> list[Block]:
-    ranked = {
-        setting: pooled(of_setting)
-        for setting, subjects in audited.items()
-        if (of_setting := [subject for subject in subjects if len(subject.ranks)])
-    }
+    of_ranks = {setting: [one for one in subjects if len(one.ranks)] for setting, subjects in audited.items()}
+    ranked = {setting: pooled(subjects) for setting, subjects in of_ranks.items() if subjects}
     if not ranked:
         return []
     has_claims = any(result.claim for result in ranked.values())
     rows = []
     for setting, result in ranked.items():
-        detection, claim = result.detection, result.claim
+        detection, epsilon = result.detection, result.claim and result.claim.epsilon
         share = f"{detection.tpr:.0%} ({detection.tpr_low:.0%} to {detection.tpr_high:.0%})"
         cells = [setting.label, f"{result.runs}", f"{detection.fpr:.2g}", share, number(result.low, "{:.2f}")]
-        of_ledger = [
-            number(result.allowed, "{:.1%}"),
-            number(claim and claim.epsilon, "{:.3g}"),
-            _verdict(result.verdict),
-        ]
+        of_ledger = [number(result.allowed, "{:.1%}"), number(epsilon, "{:.3g}"), _verdict(result.verdict)]
         rows.append(cells + of_ledger * has_claims)
     headings = ["Setting", "Seeds", "FPR", "Found", "ε at least", *["Allowed", "Ledger’s ε", "Ledger"] * has_claims]
     return [Table("Detected canaries, and the resulting bounds", headings, rows, FOUND + LEDGER * has_claims)]
@@ -120,9 +109,7 @@ def _coins_table(audited: Audited) -> list[Block]:
             planted = f"{bound['n_in']:,} of {bound['n_in'] + bound['n_out']:,}"
             guessed = f"{bound['detected']:,} of {2 * bound['threshold']:,}"
             cells = [planted, guessed, number(bound["delta"], "{:.2g}"), number(bound["low"], "{:.2f}")]
-            rows.append(
-                [_of_seed(setting.label, subject.results.seed), *cells, *_claimed(subject, proven, "trade-off, coins")]
-            )
+            rows.append(_tested(setting, subject, cells, proven.get("trade-off, coins")))
     headings = ["Run", "Planted", "Guessed right", "δ", "ε at least", "Ledger’s ε", "Ledger"]
     return [Table("Bounds from guesses of coins", headings, rows, COINS + LEDGER)] if rows else []
 
@@ -131,29 +118,25 @@ def _users_table(audited: Audited) -> list[Block]:
     """Return a table with a row for each run that has canary users."""
     rows: list[list[Cell]] = []
     for setting, subject in _pairs(audited):
-        if (users := subject.canary_users) is None:
-            continue
-        proven = {row["method"]: row for row in of_canary_users(subject)}
-        estimate = proven.get("epsilon, canary users", {}).get("estimate")
-        bound = proven.get("epsilon, canary users by coins", {}).get("low")
-        cells = [f"{len(users.members):,} of {len(users.cosines):,}", number(users.delta, "{:.2g}")]
-        cells += [number(estimate, "{:.2f}"), number(bound, "{:.2f}")]
-        claimed = _claimed(subject, proven, "trade-off, canary users by coins")
-        rows.append([_of_seed(setting.label, subject.results.seed), *cells, *claimed])
+        if users := subject.canary_users:
+            proven = {row["method"]: row for row in of_canary_users(subject)}
+            estimate = proven.get("epsilon, canary users", {}).get("estimate")
+            bound = proven.get("epsilon, canary users by coins", {}).get("low")
+            cells = [f"{len(users.members):,} of {len(users.cosines):,}", number(users.delta, "{:.2g}")]
+            cells += [number(estimate, "{:.2f}"), number(bound, "{:.2f}")]
+            rows.append(_tested(setting, subject, cells, proven.get("trade-off, canary users by coins")))
     headings = ["Run", "Canary users", "δ", "ε about", "ε at least", "Ledger’s ε", "Ledger"]
     return [Table("Evidence from canary users with random updates", headings, rows, USERS + LEDGER)] if rows else []
 
 
-def _pairs(audited: Audited) -> Iterator[tuple[Setting, Subject]]:
-    for setting, subjects in audited.items():
-        for subject in subjects:
-            yield setting, subject
-
-
-def _claimed(subject: Subject, proven: Mapping[str, Any], test: str) -> list[Cell]:
-    """Return the ledger's epsilon, and whether a test refutes it."""
+def _tested(setting: Setting, subject: Subject, cells: Sequence[Cell], test: Mapping[str, Any] | None) -> list[Cell]:
+    """Return a row of a run: its name, cells, the ledger's epsilon, and whether the test refutes it."""
     epsilon = number(subject.claim and subject.claim.epsilon, "{:.3g}")
-    return [epsilon, _verdict(Verdict.of_row(proven.get(test, {})))]
+    return [_of_seed(setting.label, subject.results.seed), *cells, epsilon, _verdict(Verdict.of_row(test or {}))]
+
+
+def _pairs(audited: Audited) -> list[tuple[Setting, Subject]]:
+    return [(setting, subject) for setting, subjects in audited.items() for subject in subjects]
 
 
 def _of_seed(label: str, seed: int | None) -> str:
@@ -293,13 +276,27 @@ def privacy(gathered: Gathered) -> list[Block]:
     rows = list[list[Cell]]()
     without = list[str]()
     for setting in gathered.settings:
-        epsilons = [row for run, round_ in setting.shown_runs[:1] for row in _epsilons(run, round_)]
-        without += [] if epsilons else [setting.label]
-        for unit, name, epsilon, delta, rounds, noise in epsilons:
-            how = conventions.get(name)
-            parts = how and (how.sampler, how.relation, how.sensitivity, how.accountant, how.conversion or "–")
-            numbers = [number(epsilon, "{:.4g}"), number(delta, "{:.3g}")]
-            rows.append([setting.label, name, *numbers, unit, *(parts or ["–"] * 5), number(noise, "{:g}"), rounds])
+        before = len(rows)
+        for run, round_ in setting.shown_runs[:1]:
+            noise = run.config.privacy.noise_multiplier if run.config else None
+            measured = run.results.rows
+            at = measured[(measured["round"] == round_) & (measured["canary"] == "")]
+            spent = at[at["metric"].str.contains("epsilon ")]
+            for metric, epsilon in zip(spent["metric"], spent["value"], strict=True):
+                record = "record " * metric.startswith("record ")
+                name = metric.removeprefix(record).removeprefix("epsilon ")
+                how = conventions.get(name)
+                parts = how and (how.sampler, how.relation, how.sensitivity, how.accountant, how.conversion or "–")
+                delta = run.results.of_model(f"{record}delta", round_)
+                cells = [
+                    setting.label,
+                    name,
+                    number(epsilon, "{:.4g}"),
+                    number(delta, "{:.3g}"),
+                    record.strip() or "user",
+                ]
+                rows.append([*cells, *(parts or ["–"] * 5), number(noise, "{:g}"), f"{round_:,}"])
+        without += [] if len(rows) > before else [setting.label]
     if not rows:
         return [Note("No run added noise, so no ε is finite: none of these runs is differentially private.")]
     headings = ["Setting", "Convention", "ε", "δ", "Of one", "Sampler", "Relation", "Sensitivity", "Accountant"]
@@ -314,20 +311,6 @@ def privacy(gathered: Gathered) -> list[Block]:
     notes += [f"Without noise, ε is infinite for: {'; '.join(without)}."] if without else []
     table = Table("ε at the last evaluation, by convention", headings, rows, note)
     return [table, *(Note(text) for text in notes if text)]
-
-
-def _epsilons(run: RunView, round_: int) -> list[tuple[str, str, float, float | None, str, float | None]]:
-    """Return unit, convention, epsilon, delta, rounds and noise multiplier of each epsilon of an evaluation."""
-    rows = run.results.rows
-    spent = rows[(rows["round"] == round_) & (rows["canary"] == "") & rows["metric"].str.contains("epsilon ")]
-    epsilons = []
-    for metric, value in zip(spent["metric"], spent["value"], strict=True):
-        is_record = metric.startswith("record ")
-        name = metric.removeprefix("record ").removeprefix("epsilon ")
-        delta = run.results.of_model("record delta" if is_record else "delta", round_)
-        noise = run.config.privacy.noise_multiplier if run.config else None
-        epsilons.append(("record" if is_record else "user", name, float(value), delta, f"{round_:,}", noise))
-    return epsilons
 
 
 Points = list[tuple[float, float, float, float]]
@@ -370,21 +353,15 @@ def times_table(measured: Forgetting) -> Table:
     for row in measured.times.to_dict("records"):
         at_last = last.loc[row["group"]] if row["group"] in last.index else {}
         time = row["k_max"] if row["is_censored"] is True else row["time"]
-        rows.append(
-            [
-                str(row["setting"]),
-                window_text(row),
-                planted_text(row),
-                f"{row['canaries'] - row['never_used']:,}",
-                number(row["k_max"], "{:,}"),
-                time_text(time, row["is_censored"]),
-                number(row["least_alpha"], "{:.2f}"),
-                time_text(row["median_time"], row["median_is_censored"]),
-                number(row["left"], "{:.0%}"),
-                number(at_last.get("precision"), "{:.0%}"),
-                number(at_last.get("heuristic_epsilon"), "{:.1f}"),
-            ]
-        )
+        cells = [window_text(row), planted_text(row), f"{row['canaries'] - row['never_used']:,}"]
+        cells += [
+            number(row["k_max"], "{:,}"),
+            time_text(time, row["is_censored"]),
+            number(row["least_alpha"], "{:.2f}"),
+        ]
+        cells += [time_text(row["median_time"], row["median_is_censored"]), number(row["left"], "{:.0%}")]
+        cells += [number(at_last.get("precision"), "{:.0%}"), number(at_last.get("heuristic_epsilon"), "{:.1f}")]
+        rows.append([str(row["setting"]), *cells])
     headings = ["Setting", "Rounds", "Planted", "Canaries", "Last k", "T", "At best", "Half by", "Remaining"]
     headings += ["Precision", "Heuristic epsilon"]
     alpha = float(measured.times["alpha"].iloc[0])

@@ -340,7 +340,14 @@ def configurations(gathered: Gathered) -> list[Block]:
     measured = [quantity for quantity in gathered.quantities if quantity.of_canaries]
     images = list[tuple[Cell, Markup]]()
     for index, setting in enumerate(gathered.settings):
-        maps = [(quantity, values) for quantity in measured if (values := _by_configuration(setting, quantity))]
+        maps = list[tuple[Quantity, Mapping[Configuration, float]]]()
+        for quantity in measured:
+            if not (last := setting.last(quantity.name)).empty:
+                # the percentage of a configuration's canaries that are memorized, or the mean of a number over them
+                scale_ = 100 if quantity.is_flag else quantity.scale
+                values = last["value"] == 1 if quantity.is_flag else last["value"]
+                groups = by_configuration(last.assign(value=values))
+                maps.append((quantity, {at: float(scale_ * rows["value"].mean()) for at, rows in groups.items()}))
         if maps:
             images.append((f"{setting.label} ({setting.seeds})", _maps(setting, maps, f"map-{index}")))
     caption = (
@@ -349,18 +356,6 @@ def configurations(gathered: Gathered) -> list[Block]:
         "probabilities, rows: numbers of copies."
     )
     return folded(Figure(caption, images), "Settings", most=TOGETHER)
-
-
-def _by_configuration(setting: Setting, quantity: Quantity) -> dict[Configuration, float]:
-    """Return the percentage of each configuration's canaries that are memorized, or the mean of a number over them."""
-    last = setting.last(quantity.name)
-    groups = {} if last.empty else by_configuration(last)
-    return {
-        configuration: float(
-            100 * (rows["value"] == 1).mean() if quantity.is_flag else rows["value"].mean() * quantity.scale
-        )
-        for configuration, rows in groups.items()
-    }
 
 
 def _maps(setting: Setting, maps: Sequence[tuple[Quantity, Mapping[Configuration, float]]], id_: str) -> Markup:

@@ -19,10 +19,10 @@ from flsim.results.run_file import PARTITIONS, read_evaluations
 from flsim.results.seeds import distinctions, without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
-from flsim.results.tables import rounds_text, user_share
+from flsim.results.tables import copies, rounds_text, user_share
 from flsim.runs import roundlog
 from flsim.runs.config import Config, load
-from flsim.show.plots import Curve, curve, exposure_by_utility, measured_values
+from flsim.show.plots import Curve, curve, exposure_by_utility, is_drawn, measured_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,23 +34,15 @@ class RunView:
     config: Config | None
     planned: SweepRun | None = None
 
-    @cached_property
-    def _canaries(self) -> dict[str, pd.DataFrame]:
-        rows = self.results.rows[self.results.rows["canary"] != ""]
-        known = self.results.roster["canary"].tolist()
-        return {
-            str(metric): values.pivot(index="round", columns="canary", values="value").reindex(columns=known).dropna()
-            for metric, values in rows.groupby("metric")
-        }
-
-    def of_canaries(self, metric: str) -> pd.DataFrame:
-        """Return float64 [rounds, canaries] of the rounds in which the metric was measured for all canaries."""
-        return self._canaries.get(metric, pd.DataFrame())
-
     def of_planted(self, metric: str) -> pd.DataFrame:
-        """Return the columns of `of_canaries` of the planted canaries."""
-        values = self.of_canaries(metric)
-        return values[self.results.planted["canary"].tolist()] if len(values) else values
+        """Return float64 [rounds, planted canaries] of the rounds in which the metric was measured for all canaries."""
+        measured = {
+            round_: values
+            for round_ in self.results.evaluated
+            if (values := self.results.of_canaries(metric, round_, is_partial=True)) is not None
+        }
+        frame = pd.DataFrame(measured).T.dropna()
+        return frame[self.results.planted["canary"].tolist()] if len(frame) else frame
 
     def value(self, quantity: Quantity, round_: int | None = None) -> float:
         """Return the count of a flag, the mean over planted canaries, or a number of the model, as displayed."""
@@ -171,24 +163,21 @@ class Line:
     label: str
     settings: list[Setting] = field(default_factory=list)
 
-    def in_partition(self, partition: str) -> Setting | None:
-        """Return the setting of a partition, or None."""
-        return next((setting for setting in self.settings if setting.partition == partition), None)
-
     @property
     def both_partitions(self) -> tuple[Setting, Setting] | None:
         """Return the IID and the non-IID setting; None without one of them."""
-        iid, other = self.in_partition("iid"), self.in_partition("non-iid")
-        return (iid, other) if iid and other else None
+        by_partition = {setting.partition: setting for setting in reversed(self.settings)}
+        both = [by_partition[partition] for partition in PARTITIONS if partition in by_partition]
+        return (both[0], both[1]) if len(both) == len(PARTITIONS) else None
 
     @property
     def paired(self) -> list[Setting]:
         """Return the IID and the non-IID setting with their common seeds, if any: a comparison excludes other seeds."""
-        both = [setting for partition in PARTITIONS if (setting := self.in_partition(partition))]
+        both = self.both_partitions or ()
         seeds = [{run.results.seed for run, _ in setting.shown_runs} for setting in both]
-        common = set.intersection(*seeds) - {None} if len(both) == len(PARTITIONS) else set()
+        common = set.intersection(*seeds) - {None} if seeds else set()
         if not common:
-            return both
+            return [*both]
         runs_of = [[run for run, _ in setting.shown_runs if run.results.seed in common] for setting in both]
         return [Setting(setting.label, setting.partition, runs) for setting, runs in zip(both, runs_of, strict=True)]
 
@@ -212,7 +201,8 @@ class Gathered:
     @cached_property
     def quantities(self) -> list[Quantity]:
         """Quantities in figures and maps: flags, numbers of canaries, and numbers of the model."""
-        return select_for(quantities_of([run.results for run in self.runs]), "report")
+        runs = [run.results for run in self.runs]
+        return [quantity for quantity in select_for(quantities_of(runs), "report") if is_drawn(quantity, runs)]
 
     @property
     def in_epochs(self) -> bool:
@@ -257,9 +247,7 @@ class Configuration:
     @property
     def label(self) -> str:
         """Return the configuration as text."""
-        often = (
-            "all canaries" if math.isnan(self.copies) else f"{self.copies:,.0f} cop{'y' if self.copies == 1 else 'ies'}"
-        )
+        often = "all canaries" if math.isnan(self.copies) else copies(int(self.copies))
         often = "controls, never planted" if self.copies == 0 else often
         often = f"p_u {user_share(self.p_u)}, p_e {percent(self.p_e)}" if self.is_grid else often
         return ", ".join(filter(None, (often, self.window)))
@@ -280,14 +268,12 @@ def by_configuration(rows: pd.DataFrame) -> Mapping[Configuration, pd.DataFrame]
     number = known.groupby(list(keys), dropna=False, sort=False).ngroup().to_numpy()
     order = known.assign(often=(known["p_u"] * known["p_e"]).round(12).fillna(known["copies"]).fillna(0.0))
     order = order.drop_duplicates(list(keys)).sort_values(["often", "p_u", "first"], na_position="first")
-    return {
-        _configuration(row): rows.iloc[np.flatnonzero(number == number[int(str(at))])] for at, row in order.iterrows()
-    }
-
-
-def _configuration(row: "pd.Series[float]") -> Configuration:
-    window = rounds_text(*(None if math.isnan(bound) else int(bound) for bound in (row["first"], row["last"])))
-    return Configuration(float(row["p_u"]), float(row["p_e"]), float(row["copies"]), window)
+    groups = dict[Configuration, pd.DataFrame]()
+    for at, row in order.iterrows():
+        window = rounds_text(*(None if math.isnan(row[bound]) else int(row[bound]) for bound in ("first", "last")))
+        configuration = Configuration(float(row["p_u"]), float(row["p_e"]), float(row["copies"]), window)
+        groups[configuration] = rows.iloc[np.flatnonzero(number == number[int(str(at))])]
+    return groups
 
 
 def percent(share: float) -> str:

@@ -138,16 +138,7 @@ def title_of(gathered: Gathered) -> str:
     if len(names) > MOST_NAMES:
         names = list(dict.fromkeys(setting.technique for setting in gathered.settings))
     what = ", ".join(names) if len(names) <= MOST_NAMES else plural(len(names), "setting")
-    partitions = [
-        PARTITIONS[partition]
-        for partition in PARTITIONS
-        if any(setting.partition == partition for setting in gathered.settings)
-    ]
-    where = (
-        f", {partitions[0]} against {partitions[1].replace('N', 'n')}"
-        if len(partitions) > 1
-        else f", {partitions[0]}"
-        if partitions
-        else ""
-    )
+    known = {setting.partition for setting in gathered.settings}
+    names = [name for partition, name in PARTITIONS.items() if partition in known]
+    where = f", {' against '.join([*names[:1], *(name.replace('N', 'n') for name in names[1:])])}" if names else ""
     return f"{what}{where}: {plural(len(gathered.runs), 'run')}"

@@ -39,7 +39,11 @@ def data(gathered: Gathered) -> list[Block]:
             blocks.append(Note(f"The corpus cannot be described: {error}"))
     if not paths:
         blocks.append(Note("The corpus of these runs is not known, because their folders have no config.toml."))
-    planted = _distinct_rosters(gathered)
+    by_roster: dict[str, tuple[RunView, list[str]]] = {}  # a run of each planting, and the names of all runs with it
+    for run in gathered.runs:
+        key = run.results.roster.drop(columns="words", errors="ignore").to_json()
+        by_roster.setdefault(key, (run, []))[1].append(run.results.name)
+    planted = list(by_roster.values())
     blocks += [_planted(*planting) for planting in planted[:1]]
     if len(planted) > 1:
         rest = [_planted(*planting) for planting in planted[1:]]
@@ -48,12 +52,8 @@ def data(gathered: Gathered) -> list[Block]:
 
 
 @cache
-def _inspected(path: Path | str) -> dict[str, Any]:
-    return inspect(Corpus.open(path))
-
-
 def _corpus(path: Path | str) -> Table:
-    summary = _inspected(path)
+    summary = inspect(Corpus.open(path))
     rows = []
     for name, split in summary["splits"].items():
         medians = [split[length].get("median") for length in ("words_per_record", "records_per_user", "words_per_user")]
@@ -73,15 +73,6 @@ def _corpus(path: Path | str) -> Table:
     notes = " ".join([note, *summary["notes"], *(f"Warning: {warning}." for warning in summary["warnings"])])
     name = "/".join(Path(str(path).partition("?")[0]).parts[-2:])
     return Table(f"The corpus {name}", headings, rows, notes)
-
-
-def _distinct_rosters(gathered: Gathered) -> list[tuple[RunView, list[str]]]:
-    """Return the different plantings: a run of each, and the names of all runs with it."""
-    by_roster: dict[str, tuple[RunView, list[str]]] = {}
-    for run in gathered.runs:
-        key = run.results.roster.drop(columns="words", errors="ignore").to_json()
-        by_roster.setdefault(key, (run, []))[1].append(run.results.name)
-    return list(by_roster.values())
 
 
 def _planted(run: RunView, names: Sequence[str]) -> Table:
@@ -186,7 +177,8 @@ def settings(gathered: Gathered) -> list[Block]:
     shared = {key: value for key, value in differing.items() if not key.startswith("system.")}
     blocks: list[Block] = [Note(f"No setting that all runs share differs from the defaults, {OF_PAPER}.")]
     if shared:
-        rows = [[_code(key), _text_of(value, key), _default_of(key, defaults)] for key, value in shared.items()]
+        known = {key: value for values in reversed(defaults.values()) for key, value in values.items()}
+        rows = [[_code(key), _text_of(value, key), _text_of(known[key], key)] for key, value in shared.items()]
         caption = f"All runs: settings that differ from the defaults, {OF_PAPER}"
         blocks = [Table(caption, ["Setting", "Here", "Default"], rows)]
     rows = []
@@ -214,10 +206,6 @@ def _flat(config: Config) -> dict[str, Any]:
             settings_by_key |= {f"{section}.{key}": value for key, value in values.items()}
     del settings_by_key["data.corpus"]
     return settings_by_key
-
-
-def _default_of(key: str, defaults: Mapping[RunView, Mapping[str, Any]]) -> str:
-    return _text_of(next(values[key] for values in defaults.values() if key in values), key)
 
 
 def _agreed(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -227,7 +227,11 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[
         ours_of_rows, published_of_rows = zip(*points.values(), strict=True)
         rows = order(ours_of_rows, published_of_rows, is_clear)
         twins = _twins(points)
-        clear_twins = frozenset(setting for setting in twins if is_clear is None or is_clear[_places(points, setting)])
+        of_setting = {
+            setting: tuple(at for at, key in enumerate(points) if key[2] == setting and key[1] in PARTITIONS)
+            for setting in twins
+        }
+        clear_twins = frozenset(one for one, at in of_setting.items() if is_clear is None or is_clear[at])
         cells = {
             key: (
                 None if math.isnan(share) else share,
@@ -251,11 +255,6 @@ def _is_clear(table: pd.DataFrame, metric: str, keys: list[Key]) -> NDArray[np.b
             for one, of_one in counts
         ]
     )
-
-
-def _places(points: Points, setting: str) -> tuple[int, ...]:
-    """Return the row numbers of the two partitions of a setting."""
-    return tuple(place for place, key in enumerate(points) if key[2] == setting and key[1] in PARTITIONS)
 
 
 def _twins(points: Points) -> dict[str, str]:

@@ -20,7 +20,7 @@ import pandas as pd
 from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import described, quantities_of
-from flsim.results.store import RunResults, refuse_two_points
+from flsim.results.store import RunResults
 
 PLANTED = ("p_u", "p_e", "planned_insertions", "sharers", "insertions")
 WINDOW = ("first_round", "last_round")
@@ -42,12 +42,9 @@ TYPES = {
 KINDS = {"flag": "boolean", "count": "Int64", "number": "Float64"}
 
 
-def canary_table(
-    run: RunResults, round: int | None = None, epoch: float | None = None, written: Mapping[str, str] | None = None
-) -> pd.DataFrame:
+def canary_table(run: RunResults, round: int | None = None, written: Mapping[str, str] | None = None) -> pd.DataFrame:
     """Return a row for each canary, in the roster's order, with the columns of the module; InputError as `at`."""
-    refuse_two_points(round, epoch)
-    at = run.at(round, epoch)
+    at = run.at(round)
     roster = run.roster
     words = roster["words"].map(" ".join) if "words" in roster else pd.Series(pd.NA, roster.index)
     table = pd.DataFrame({"canary": roster["canary"], "phrase": words})

@@ -1,7 +1,7 @@
 """Columns that tables of runs and tables over seeds have in common: their types and the sources of their cells."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -26,33 +26,24 @@ RECORD_PRIVACY = {
     "record_delta": "Float64",
 }
 FALSE_POSITIVE = "false_positive_rate"
+By = Literal["run", "series"]  # what a row of a table is
 OVER_SEEDS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")
 DESCRIBED = "quantities"  # attribute of a table: descriptions of custom measures
 
 
-def columns_of(quantity: Quantity) -> dict[str, str]:
-    """Return the columns that a table of runs has for a quantity, with their types."""
-    name = quantity.name
+def columns_of(quantity: Quantity, by: By = "run") -> dict[str, str]:
+    """Return the columns that a table of runs, or over seeds, has for a quantity, with their types."""
+    name, is_of_runs = quantity.name, by == "run"
     if quantity.is_flag:
-        return {
-            name: "Int64",
-            f"{name}_share_low": "Float64",
-            f"{name}_share_high": "Float64",
-            f"{name}_lowest": "string",
-        }
+        shares = dict.fromkeys((f"{name}_share_low", f"{name}_share_high"), "Float64")
+        of_seeds = {name: "Float64", f"{name}_sd": "Float64", **shares}
+        return {name: "Int64", **shares, f"{name}_lowest": "string"} if is_of_runs else of_seeds
     if not quantity.of_canaries:
-        return {name: "Float64"}
-    return dict.fromkeys((mean_of(quantity), *(f"{quantity.column}_{end}" for end in ("low", "high"))), "Float64")
-
-
-def columns_over_seeds(quantity: Quantity) -> dict[str, str]:
-    """Return the columns that a table over seeds has for a quantity, with their types."""
-    name = quantity.name
-    if quantity.is_flag:
-        return dict.fromkeys((name, f"{name}_sd", f"{name}_share_low", f"{name}_share_high"), "Float64")
-    if not quantity.of_canaries:
-        return dict.fromkeys((name, f"{name}_sd"), "Float64")
-    return dict.fromkeys((mean_of(quantity), *over_seeds(quantity)), "Float64")
+        return dict.fromkeys((name,) if is_of_runs else (name, f"{name}_sd"), "Float64")
+    # those of the primary number over seeds have no prefix
+    ends = [f"{quantity.column}_low", f"{quantity.column}_high"] if is_of_runs else []
+    ends = ends or [prefix_of(quantity) + end for end in OVER_SEEDS]
+    return dict.fromkeys((mean_of(quantity), *ends), "Float64")
 
 
 def columns_of_controls(flags: Iterable[Quantity]) -> dict[str, str]:
@@ -66,11 +57,6 @@ def mean_of(quantity: Quantity) -> str:
     return f"mean_{quantity.name}"
 
 
-def over_seeds(quantity: Quantity) -> list[str]:
-    """Return the columns of a number's intervals in a table over seeds; those of the primary number have no prefix."""
-    return [prefix_of(quantity) + name for name in OVER_SEEDS]
-
-
 def prefix_of(quantity: Quantity) -> str:
     """Return the prefix of the names of a number's columns; empty for the primary number."""
     return "" if quantity.is_primary else f"{quantity.column}_"
@@ -78,7 +64,7 @@ def prefix_of(quantity: Quantity) -> str:
 
 def names_of(quantity: Quantity) -> list[str]:
     """Return all names of a quantity in tables, its own name first."""
-    columns = (*columns_of(quantity), *columns_over_seeds(quantity), f"{quantity.name}_controls")
+    columns = (*columns_of(quantity), *columns_of(quantity, "series"), f"{quantity.name}_controls")
     return list(dict.fromkeys((quantity.name, quantity.column, *columns)))
 
 

@@ -39,16 +39,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from flsim.base import statistics
 from flsim.base.errors import InputError
-from flsim.base.statistics import (
-    ROUNDING,
-    holm,
-    mcnemar_p,
-    share_interval,
-    sign_flip_p,
-    signed_rank_p,
-    t_interval,
-)
 from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
 from flsim.results.columns import described
@@ -69,7 +61,7 @@ from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.seeds import sample
 from flsim.results.store import RunResults, refuse_two_points
 from flsim.results.sweeps import PARTITION, Sweep, SweepRun
-from flsim.results.tables import copies, memorization_table, rounds_text, user_share
+from flsim.results.tables import copies, mean_of_known, memorization_table, rounds_text, user_share
 
 END, LIKE = "end", "equal perplexity"
 ALL = "all"
@@ -164,7 +156,7 @@ def _frame(rows: Sequence[Row], types: Mapping[str, str], quantities: Sequence[Q
     frame = pd.DataFrame(rows, columns=list(types)).astype(types)
     tests = frame[frame["row"] != ALL].groupby(["at", "quantity", "test"], sort=False)
     for _, family in tests:
-        frame.loc[family.index, "p_holm"] = holm(family["p"].astype("float64").tolist())
+        frame.loc[family.index, "p_holm"] = statistics.holm(family["p"].astype("float64").tolist())
     return described(frame, quantities)
 
 
@@ -213,9 +205,13 @@ def _of_runs(
     counts = np.mean([at_ceiling_of(one.canaries, one.references) for one in paired], axis=0)
     yield unit | _two("at_ceiling", *counts.tolist())
     points = [[(run, run.at(round, epoch)) for run in runs] for _, *runs in pairs]
-    yield unit | _two("epochs", *(_mean([run.epochs_of(at) for run, at in side]) for side in zip(*points, strict=True)))
+    yield unit | _two(
+        "epochs", *(mean_of_known([run.epochs_of(at) for run, at in side]) for side in zip(*points, strict=True))
+    )
     for quantity in of_model(quantities):
-        sides = (_mean([run.of_model(quantity.name, at) for run, at in side]) for side in zip(*points, strict=True))
+        sides = (
+            mean_of_known([run.of_model(quantity.name, at) for run, at in side]) for side in zip(*points, strict=True)
+        )
         yield unit | _two(quantity.name, *sides)
     for quantity in (*numbers(quantities), *flags(quantities)):
         if all(quantity in one.quantities for one in paired):
@@ -234,23 +230,18 @@ def _of_runs(
     yield {"over": "seeds", "at": LIKE, "quantity": PRIMARY.name} | row
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if len(known) == len(values) else None
-
-
 def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:
     """Return the row of a quantity of canaries over seeds; equal differences of integers have no interval."""
     values = [[one.canaries[f"{quantity.name}_{side}"] for side in "ab"] for one in paired]
     if not quantity.is_flag:
         means = np.mean([[side.mean() for side in sides] for sides in values], axis=0)
-        per_seed = [np.round((a - b).to_numpy(), ROUNDING).mean() for a, b in values]
+        per_seed = [np.round((a - b).to_numpy(), statistics.ROUNDING).mean() for a, b in values]
         return _two(quantity.name, *means.tolist()) | of_mean(per_seed) | {"test": "t"}
     counts = np.array([[int((side == 1).sum()) for side in sides] for sides in values])
     gaps = counts[:, 0] - counts[:, 1]
-    low, high = t_interval(gaps.astype(float)) if np.ptp(gaps) else (math.nan, math.nan)
+    low, high = statistics.t_interval(gaps.astype(float)) if np.ptp(gaps) else (math.nan, math.nan)
     row = _two(quantity.name, *counts.mean(axis=0).tolist())
-    return row | {"low": low, "high": high, "p": sign_flip_p(gaps.tolist()), "test": "exchange"}
+    return row | {"low": low, "high": high, "p": statistics.sign_flip_p(gaps.tolist()), "test": "exchange"}
 
 
 def of_canaries(canaries: pd.DataFrame, quantity: Quantity) -> list[Row]:
@@ -264,7 +255,7 @@ def of_canaries(canaries: pd.DataFrame, quantity: Quantity) -> list[Row]:
 def of_differences(values: "pd.Series[float]") -> list[Row]:
     """Return the cells of the t test and of the signed-rank test of the paired differences [n] of canaries."""
     row = {"over": "canaries"} | of_mean(values)
-    ranks = {"p": signed_rank_p(np.round(values.to_numpy(), ROUNDING)), "test": "signed ranks"}
+    ranks = {"p": statistics.signed_rank_p(np.round(values.to_numpy(), statistics.ROUNDING)), "test": "signed ranks"}
     return [row | {"test": "t"}, {name: row[name] for name in ("over", "n", "difference")} | ranks]
 
 
@@ -273,10 +264,12 @@ def of_flags(a: NDArray[np.bool_], b: NDArray[np.bool_], name: str) -> list[Row]
     only_a, only_b = int((a & ~b).sum()), int((~a & b).sum())
     discordant = only_a + only_b
     # excludes one half exactly if the p-value of McNemar's test is below 5%
-    low, high = share_interval(only_a, discordant)
+    low, high = statistics.share_interval(only_a, discordant)
     row = {"over": "canaries"}
     return [
-        row | _two(name, int(a.sum()), int(b.sum())) | {"n": len(a), "p": mcnemar_p(only_a, only_b), "test": "McNemar"},
+        row
+        | _two(name, int(a.sum()), int(b.sum()))
+        | {"n": len(a), "p": statistics.mcnemar_p(only_a, only_b), "test": "McNemar"},
         row
         | _two(name, only_a, only_b)
         | {"difference": only_a / discordant if discordant else math.nan, "low": low, "high": high}
@@ -330,7 +323,17 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
         configuration = {name: group[name].iloc[0] for name in keys}
         named = side | configuration | {"row": name_of_configuration(configuration)}
         rows += [named | row for row in _of_configuration(group, pair)]
-    rows += [side | {"at": LIKE} | row for row in _at_like_utility(a, b)]
+    at_like: Row = side | {"at": LIKE}
+    try:
+        like = pair_at_like_utility(a, b)
+        rows += [
+            at_like | _two(PERPLEXITY.name, like.perplexity, like.perplexity),
+            at_like | _two("round", *like.rounds),
+        ]
+        means: Row = {"quantity": PRIMARY.name, "value_a": like.value_a, "value_b": like.value_b}
+        rows += [at_like | means | row for row in of_differences(like.differences)]
+    except InputError as error:
+        rows.append(at_like | {"quantity": PRIMARY.name, "left_out": str(error)})
     of_canary = [quantity for quantity in quantities if quantity.of_canaries]
     models = memorization_table([a, b], round, epoch)
     return Comparison(_frame(rows, types, of_canary), models, quantities, pair.never_planted)
@@ -342,18 +345,6 @@ def _of_configuration(canaries: pd.DataFrame, pair: PairedCanaries) -> Iterator[
     for quantity in pair.quantities:
         if quantity.of_canaries:
             yield from of_canaries(canaries, quantity)
-
-
-def _at_like_utility(a: RunResults, b: RunResults) -> Iterator[Row]:
-    try:
-        pair = pair_at_like_utility(a, b)
-    except InputError as error:
-        yield {"quantity": PRIMARY.name, "left_out": str(error)}
-        return
-    yield _two(PERPLEXITY.name, pair.perplexity, pair.perplexity)
-    yield _two("round", *pair.rounds)
-    for row in of_differences(pair.differences):
-        yield {"quantity": PRIMARY.name, "value_a": pair.value_a, "value_b": pair.value_b} | row
 
 
 def name_of_configuration(configuration: Mapping[Any, Any]) -> str:

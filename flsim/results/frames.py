@@ -31,7 +31,7 @@ typed, and missing cells were not measured.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from flsim.results.canary_table import TYPES as CANARY_TABLE
 from flsim.results.columns import described, quantities_of
 from flsim.results.seeds import without_copies
 from flsim.results.store import RunResults, read_run
-from flsim.results.sweeps import PARTITION, is_sweep, read_sweep
+from flsim.results.sweeps import PARTITION, SweepRun, is_sweep, read_sweep
 from flsim.results.tables import memorization_table, types
 
 RUN = {
@@ -86,34 +86,18 @@ TAKEN = {
 }
 
 
-@dataclass(frozen=True)
-class _ListedRun:
-    """A run, with its entry in the sweep."""
+Listed = tuple[dict[str, Any], RunResults, SweepRun | None]  # cells of folder, sweep and grid; run; entry of the sweep
 
-    folder: Path
-    results: RunResults
-    sweep: str | None = None
-    grid: str | None = None
-    axes: Mapping[str, Any] = field(default_factory=dict)
-    published: Mapping[str, Any] | None = None
 
-    @property
-    def rounds(self) -> Sequence[int]:
-        """Evaluated rounds; none for a diverged model, because its last finite evaluation is not a result."""
-        return [] if self.results.status == "diverged" else self.results.evaluated
+def _rounds(run: RunResults) -> Sequence[int]:
+    """Return the evaluated rounds; none for a diverged model, because its last finite evaluation is not a result."""
+    return [] if run.status == "diverged" else run.evaluated
 
-    def columns(self, round_: int | None) -> dict[str, Any]:
-        """Return the cells of the columns of `RUN`."""
-        results = self.results
-        return {
-            "folder": str(self.folder),
-            "sweep": self.sweep,
-            "grid": self.grid,
-            "partition": results.partition,
-            "seed": results.seed,
-            "series": results.series,
-            "is_final": results.status == "completed" and round_ == results.rounds,
-        }
+
+def _columns(cells: dict[str, Any], run: RunResults, round_: int | None) -> dict[str, Any]:
+    """Return the cells of the columns of `RUN`."""
+    is_final = run.status == "completed" and round_ == run.rounds
+    return cells | {"partition": run.partition, "seed": run.seed, "series": run.series, "is_final": is_final}
 
 
 def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -136,8 +120,8 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
         >>> runs[runs.is_final].groupby("partition").mean_exposure.mean()          # doctest: +SKIP
     """
     runs = [run for path in paths for run in _read(str(path))]
-    shown = without_copies([run.results for run in runs], [run.results for run in runs if run.sweep is not None])
-    runs = [run for run in runs if run.results in shown]
+    shown = without_copies([run for _, run, _ in runs], [run for _, run, planned in runs if planned])
+    runs = [listed for listed in runs if listed[1] in shown]
     if not runs:
         raise InputError(
             f"{', '.join(map(str, paths)) or 'no paths'}: found no runs; name run folders, or create some with "
@@ -146,31 +130,34 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
     return _runs(runs), _canaries(runs)
 
 
-def _read(pattern: str) -> Iterator[_ListedRun]:
+def _read(pattern: str) -> Iterator[Listed]:
     named = Path(pattern).exists()
     for path in [Path(pattern)] if named else sorted(map(Path, glob(pattern))):  # noqa: PTH207 (the pattern may be absolute)
         if is_sweep(path):
             sweep = read_sweep(path)
             for run in sweep.runs:
                 if run.results:
-                    folder = path / "runs" / run.name
-                    yield _ListedRun(folder, run.results, sweep.name, run.grid, run.axes, run.published)
+                    cells = {"folder": str(path / "runs" / run.name), "sweep": sweep.name, "grid": run.grid}
+                    yield cells, run.results, run
         elif named or (path / "run.json").is_file():
-            yield _ListedRun(path, read_run(path))
+            yield {"folder": str(path), "sweep": None, "grid": None}, read_run(path), None
 
 
-def _runs(listed: list[_ListedRun]) -> pd.DataFrame:
+def _runs(listed: list[Listed]) -> pd.DataFrame:
     """Return the frame of runs; each evaluation is a row, so it becomes a run with one evaluation."""
     described, evaluated, published = list[dict[str, Any]](), list[RunResults](), dict[RunResults, Mapping[str, Any]]()
-    for run in listed:
-        for round_ in run.rounds or (None,):
-            results = run.results
-            if round_ is not None:
-                results = replace(results, rows=results.rows[results.rows["round"] == round_])
-            described.append(run.columns(round_) | _cells(run.axes))
+    for cells, run, planned in listed:
+        axes = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)  # for grouping
+            for name, value in (planned.axes if planned else {}).items()
+            if name != PARTITION  # has its own column
+        }
+        for round_ in _rounds(run) or (None,):
+            results = run if round_ is None else replace(run, rows=run.rows[run.rows["round"] == round_])
+            described.append(_columns(cells, run, round_) | axes)
             evaluated.append(results)
-            if run.published:
-                published[results] = run.published
+            if planned and planned.published:
+                published[results] = planned.published
     before = pd.DataFrame(described).convert_dtypes().astype(RUN)
     table = memorization_table(evaluated, published=published)
     runs = pd.concat([before, table], axis=1)
@@ -178,34 +165,22 @@ def _runs(listed: list[_ListedRun]) -> pd.DataFrame:
     return runs
 
 
-def _cells(axes: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Return the axes as values for grouping, without the partition, which has its own column."""
-    return {
-        name: value if isinstance(value, bool | int | float | str) else str(value)
-        for name, value in axes.items()
-        if name != PARTITION
-    }
-
-
-def _canaries(listed: list[_ListedRun]) -> pd.DataFrame:
-    measured_by_some = {name for run in listed for name in run.results.rows["metric"].unique()}
+def _canaries(listed: list[Listed]) -> pd.DataFrame:
+    measured_by_some = {name for _, run, _ in listed for name in run.rows["metric"].unique()}
     quantities = [
         quantity
-        for quantity in quantities_of(run.results for run in listed)
+        for quantity in quantities_of(run for _, run, _ in listed)
         if quantity.of_canaries and (quantity.name in CANARY or quantity.name in measured_by_some)
     ]
     types = CANARY | {quantity.name: KINDS[quantity.kind] for quantity in quantities}
     tables = [pd.DataFrame(columns=list(types))]
-    for run in listed:
-        roster = run.results.roster
-        words = roster["words"].map(" ".join) if "words" in roster else None
-        for round_ in run.rounds:
-            values = {
-                quantity.name: run.results.of_canaries(quantity.name, round_, quantity.is_partial)
-                for quantity in quantities
-            }
-            measured = {name: None if value is None else value.to_numpy() for name, value in values.items()}
-            at = {"run": run.results.name, "round": round_, "epochs": run.results.epochs_of(round_), "words": words}
-            columns = run.columns(round_) | at | measured | {"is_planted": is_drawn(roster)}
-            tables.append(roster.assign(**columns).reindex(columns=list(types)))
+    for cells, run, _ in listed:
+        words = run.roster["words"].map(" ".join) if "words" in run.roster else None
+        for round_ in _rounds(run):
+            at = {"run": run.name, "round": round_, "epochs": run.epochs_of(round_), "words": words}
+            for quantity in quantities:
+                values = run.of_canaries(quantity.name, round_, quantity.is_partial)
+                at[quantity.name] = None if values is None else values.to_numpy()
+            columns = _columns(cells, run, round_) | at | {"is_planted": is_drawn(run.roster)}
+            tables.append(run.roster.assign(**columns).reindex(columns=list(types)))
     return described(pd.concat([table.astype(types) for table in tables], ignore_index=True), quantities)

@@ -39,11 +39,7 @@ DEMO = Spread()
 
 
 def power_of_exposure(
-    effect: float,
-    canaries: int,
-    seeds: int = 1,
-    spread: Spread = DEMO,
-    alpha: float = ALPHA,
+    effect: float, canaries: int, seeds: int = 1, spread: Spread = DEMO, alpha: float = ALPHA
 ) -> float:
     """Return the power of the two-sided t test for a mean difference in exposure of `effect` bits.
 
@@ -66,11 +62,7 @@ def power_of_exposure(
 
 
 def detectable_exposure(
-    canaries: int,
-    seeds: int = 1,
-    spread: Spread = DEMO,
-    alpha: float = ALPHA,
-    power: float = POWER,
+    canaries: int, seeds: int = 1, spread: Spread = DEMO, alpha: float = ALPHA, power: float = POWER
 ) -> float:
     """Return the smallest mean difference, bits, that is detected with probability `power`; infinite without a test."""
 
@@ -86,22 +78,14 @@ def detectable_exposure(
 
 
 def canaries_for(
-    effect: float,
-    seeds: int = 1,
-    spread: Spread = DEMO,
-    alpha: float = ALPHA,
-    power: float = POWER,
+    effect: float, seeds: int = 1, spread: Spread = DEMO, alpha: float = ALPHA, power: float = POWER
 ) -> int | None:
     """Return the number of canaries that detects a difference of `effect` bits; None if a million are too few."""
     return _least(lambda canaries: power_of_exposure(effect, canaries, seeds, spread, alpha), power)
 
 
 def seeds_for(
-    effect: float,
-    canaries: int,
-    spread: Spread = DEMO,
-    alpha: float = ALPHA,
-    power: float = POWER,
+    effect: float, canaries: int, spread: Spread = DEMO, alpha: float = ALPHA, power: float = POWER
 ) -> int | None:
     """Return the number of seeds, from two, that detects a mean difference of `effect` bits; None above a million."""
 

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from flsim.base.errors import InputError
 from flsim.base.progress import say
-from flsim.base.statistics import t_interval
 from flsim.results.rows import KEY
 from flsim.results.run_file import read_run_file, setting_of
 from flsim.results.store import RunResults, refuse_two_points
@@ -24,33 +20,6 @@ class Sample:
     runs: list[RunResults]  # all runs of the series, in the order given
     taken: list[tuple[RunResults, int]]  # the averaged runs, each with its evaluated round
     left_out: dict[str, str]  # the reason for each other run, by name
-
-    @property
-    def setting(self) -> str:
-        return self.runs[0].setting
-
-    @property
-    def diverged(self) -> int:
-        """Return the number of diverged runs, which is an outcome of the setting, not missing data."""
-        return sum(run.status == "diverged" for run in self.runs)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A mean over seeds and canaries, with intervals for other seeds and for other canaries."""
-
-    mean: float  # mean over all values
-    # 95% interval from Student's t over the seeds' means, for the mean over all seeds; NaN for one seed
-    over_seeds: tuple[float, float]
-    # the same over the pooled canaries of all seeds, which are treated as independent. Canaries of one model are not
-    # independent, so the interval is too narrow for other seeds.
-    over_canaries: tuple[float, float]
-
-
-def spread(values: Sequence[NDArray[np.floating[Any]]]) -> Spread:
-    """Return the mean of the seeds' means, with equal weights, and intervals; of float64 [canaries] for each seed."""
-    means = np.array([seed_values.mean() for seed_values in values])
-    return Spread(float(means.mean()), t_interval(means), t_interval(np.concatenate(values)))
 
 
 def by_series(runs: Sequence[RunResults]) -> list[list[RunResults]]:
@@ -105,6 +74,8 @@ def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | 
     """
     refuse_two_points(round, epoch)
     is_last = round is None and epoch is None
+    where = "yet" if round is None else f"at round {round}"
+    where = where if epoch is None else f"at {epoch:g} epochs"
     taken, left_out, refused = [], {}, []
     for run in runs:
         why = " ".join(f": {run.reason}".split()) if run.reason else ""
@@ -114,7 +85,7 @@ def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | 
         try:
             taken.append((run, run.at(round, epoch)))
         except InputError as error:
-            left_out[run.name] = f"{run.status}, not evaluated {_where(round, epoch)}"
+            left_out[run.name] = f"{run.status}, not evaluated {where}"
             if run.status == "completed" and run.evaluated:
                 refused.append(error)
     if refused and not taken:
@@ -132,12 +103,6 @@ def has_means(
         return any(len(sample(group, round, epoch).taken) > 1 for group in by_series(runs)), None
     except InputError as error:
         return False, error
-
-
-def _where(round: int | None, epoch: float | None) -> str:
-    if epoch is not None:
-        return f"at {epoch:g} epochs"
-    return "yet" if round is None else f"at round {round}"
 
 
 def _refuse_unlike(first: RunResults, round_: int, run: RunResults, other: int, has_point: bool) -> None:

@@ -138,7 +138,7 @@ class RunResults:
             raise InputError(f"run {self.name}: an older run without stored epochs; choose a --round")
         target = epochs * self.rounds_per_epoch
         nearest = min(self.evaluated, key=lambda round_: abs(round_ - target))
-        if not (math.isfinite(target) and abs(nearest - target) < _tolerance(target)):
+        if not (math.isfinite(target) and abs(nearest - target) < max(1.0, target / 100)):
             evaluated = _listed([f"{round_ / self.rounds_per_epoch:.3g}" for round_ in self.evaluated])
             raise InputError(f"run {self.name}: was not evaluated at {epochs:g} epochs; choose one of {evaluated}")
         return nearest
@@ -153,7 +153,7 @@ class RunResults:
         if epoch is None:
             return round is not None and round > last
         target = epoch * (self.rounds_per_epoch or 0.0)
-        return target - _tolerance(target) >= last
+        return target - max(1.0, target / 100) >= last
 
     def of_canaries(self, metric: str, round: int, is_partial: bool = False) -> "pd.Series[float] | None":
         """Return a metric of every canary, planted or not, by id in the roster's order; None if it was not measured.
@@ -240,11 +240,6 @@ def read_run(run_folder: Path) -> RunResults:
         own=custom,
         settings=read_settings(run_folder),
     )
-
-
-def _tolerance(target: float) -> float:
-    """Return the largest distance in rounds at which an evaluation counts as made at the end of an epoch."""
-    return max(1.0, target / 100)
 
 
 def _listed(values: Sequence[object]) -> str:

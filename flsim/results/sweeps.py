@@ -151,7 +151,7 @@ class Sweep:
 def read_sweep(path: Path) -> Sweep:
     """Return a sweep with its results so far; InputError if it is none, or a file of it or of a run is damaged."""
     described = _read(path)
-    results = {name: read_run(folder) for name in _names(path) if is_run(folder := _folder(path, name))}
+    results = {name: read_run(folder) for name in _names(path) if is_run(folder := path / RUNS / name)}
     runs = [
         SweepRun(
             *(run["name"], run["grid"], run["seed"], run["axes"]),
@@ -184,7 +184,9 @@ def expanded(paths: Sequence[Path | str]) -> list[Path]:
             )
     runs, skipped = list[Path](), list[Path]()
     for path in map(Path, paths):
-        inside = [path] if is_run(path) or is_sweep(path) else runs_inside(path)
+        within = [path, *sorted(path.glob("*"))]  # the folder itself, or what is directly inside, by name
+        inside = [one for one in within if is_run(one) or is_sweep(one)]
+        inside = [path] if path in inside else inside
         if inside or len(paths) == 1 or not path.exists():
             runs += inside or [path]
         else:
@@ -196,11 +198,6 @@ def expanded(paths: Sequence[Path | str]) -> list[Path]:
     return runs
 
 
-def runs_inside(folder: Path) -> list[Path]:
-    """Return the run folders and sweeps directly inside a folder, in the order of their names."""
-    return [path for path in sorted(folder.glob("*")) if is_run(path) or is_sweep(path)]
-
-
 def run_folders(paths: Sequence[Path]) -> list[Path]:
     """Return run folders, and those of started runs of sweeps; InputError if a run is named twice or none started."""
     folders: list[Path] = []
@@ -208,7 +205,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
         if not is_sweep(path):
             folders.append(path)
             continue
-        begun = [folder for name in _names(path) if is_run(folder := _folder(path, name))]
+        begun = [folder for name in _names(path) if is_run(folder := path / RUNS / name)]
         if not begun:
             raise InputError(f"{path}: no run of this sweep has started; train it with `flsim sweep`")
         folders += begun
@@ -245,7 +242,7 @@ def read_shown(paths: Sequence[Path]) -> dict[Path, RunResults]:
 def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
     """Return the published row of each run folder of the sweeps among the paths."""
     sweeps = [read_sweep(path) for path in paths if is_sweep(path)]
-    return {_folder(sweep.path, run.name): run.published for sweep in sweeps for run in sweep.runs if run.published}
+    return {sweep.path / RUNS / run.name: run.published for sweep in sweeps for run in sweep.runs if run.published}
 
 
 def tuned_notes(paths: Sequence[Path]) -> list[str]:
@@ -288,7 +285,3 @@ def _names(path: Path) -> list[str]:
     for name in names:
         inside(path / RUNS, name)
     return names
-
-
-def _folder(path: Path, name: str) -> Path:
-    return path / RUNS / name

@@ -79,24 +79,24 @@ was not measured in every run of a row, or if it needs two seeds and there is on
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from flsim.base.statistics import t_interval
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
 from flsim.results import columns
 from flsim.results.against_published import AGAINST
+from flsim.results.columns import By
 from flsim.results.published import ASKED, PUBLISHED, asked, cells_of
-from flsim.results.seeds import Sample, by_series, distinctions, sample, spread
+from flsim.results.seeds import Sample, by_series, distinctions, sample
 from flsim.results.store import RunResults, refuse_two_points
 
-By = Literal["run", "series"]
 STANDARD = [quantity for quantity in select_for(QUANTITIES.values(), "table") if quantity.is_standard]
 OPTIONAL = [quantity for quantity in select_for(QUANTITIES.values(), "table") if not quantity.is_standard]
+NUMBERS = [*numbers(STANDARD), *of_model(STANDARD)]
 COLUMNS = {
     "setting": "string",
     "run": "string",
@@ -104,8 +104,7 @@ COLUMNS = {
     "epochs": "Float64",
     **{name: kind for quantity in flags(STANDARD) for name, kind in columns.columns_of(quantity).items()},
     "canaries": "Int64",
-    **{name: kind for quantity in numbers(STANDARD) for name, kind in columns.columns_of(quantity).items()},
-    **{name: kind for quantity in of_model(STANDARD) for name, kind in columns.columns_of(quantity).items()},
+    **{name: kind for number in NUMBERS for name, kind in columns.columns_of(number).items()},
     "references": "Int64",
     "status": "string",
 }
@@ -119,10 +118,9 @@ SERIES = {
     "round": "Int64",
     "epochs": "Float64",
     **{name: "Float64" for flag in flags(STANDARD) for name in (flag.name, f"{flag.name}_sd")},
-    **{name: "Float64" for flag in flags(STANDARD) for name in columns.columns_over_seeds(flag)},
+    **{name: "Float64" for flag in flags(STANDARD) for name in columns.columns_of(flag, "series")},
     "canaries": "Float64",
-    **{name: kind for number in numbers(STANDARD) for name, kind in columns.columns_over_seeds(number).items()},
-    **{name: kind for number in of_model(STANDARD) for name, kind in columns.columns_over_seeds(number).items()},
+    **{name: kind for number in NUMBERS for name, kind in columns.columns_of(number, "series").items()},
     "references": "Int64",
 }
 CONTROLS = columns.columns_of_controls(flags(STANDARD))
@@ -135,9 +133,13 @@ GROUPS: dict[By, tuple[dict[str, str], ...]] = {
 
 def types(by: By, own: Sequence[Quantity] = ()) -> dict[str, str]:
     """Return all columns that a table may have, with their types; `own` are quantities of custom measures."""
-    of_quantity = columns.columns_of if by == "run" else columns.columns_over_seeds
     always = COLUMNS if by == "run" else SERIES
-    groups = (*map(of_quantity, (*OPTIONAL, *own)), *GROUPS[by], AGAINST, columns.columns_of_controls(flags(own)))
+    groups = (
+        *(columns.columns_of(quantity, by) for quantity in (*OPTIONAL, *own)),
+        *GROUPS[by],
+        AGAINST,
+        columns.columns_of_controls(flags(own)),
+    )
     return always | {name: kind for group in groups for name, kind in group.items()}
 
 
@@ -175,15 +177,14 @@ def memorization_table(
         samples = [sample(group, round, epoch) for group in by_series(runs)]
         firsts = [one.runs[0] for one in samples]
         rows = [
-            {"setting": one.setting + words} | _averaged(one, quantities)
+            {"setting": one.runs[0].setting + words} | _averaged(one, quantities)
             for one, words in zip(samples, distinctions(firsts), strict=True)
         ]
     for first, row in zip(firsts, rows, strict=True):
         row |= cells_of((published or {}).get(first)) | asked(first, (published or {}).get(first))
     optional = [quantity for quantity in quantities if not quantity.is_standard]
     controls = columns.columns_of_controls(flags(optional))
-    of_quantity = columns.columns_of if by == "run" else columns.columns_over_seeds
-    groups = (*map(of_quantity, optional), *GROUPS[by], controls)
+    groups = (*(columns.columns_of(quantity, by) for quantity in optional), *GROUPS[by], controls)
     return columns.described(columns.frame(rows, COLUMNS if by == "run" else SERIES, groups), optional)
 
 
@@ -232,7 +233,7 @@ def _averaged(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
         "runs": ", ".join(run.name for run in averaged) or None,
         "seeds": len(series.taken),
         "given": len(series.runs),
-        "diverged": series.diverged,
+        "diverged": sum(run.status == "diverged" for run in series.runs),  # an outcome, not missing data
         "canaries": float(np.mean([len(run.planted) for run in averaged or series.runs])),
         "left_out": "; ".join(f"{name} ({why})" for name, why in series.left_out.items()) or None,
     }
@@ -240,13 +241,19 @@ def _averaged(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
         return row
     rounds = {round_ for _, round_ in series.taken}
     row["round"] = rounds.pop() if len(rounds) == 1 else None
-    row["epochs"] = _mean([run.epochs_of(round_) for run, round_ in series.taken])
+    row["epochs"] = mean_of_known([run.epochs_of(round_) for run, round_ in series.taken])
     row["references"] = series.taken[0][0].references(series.taken[0][1])
     whole = {run.whole_test_users(round_) for run, round_ in series.taken}
     row["whole_test_users"] = None if None in whole else min(count for count in whole if count is not None)
     for quantity in quantities:
         row |= _cells_over_seeds(series, quantity)
-    return row | columns.controls(series.taken, flags(quantities)) | _privacy(series)
+    # epsilons of the run with the largest, because populations differ; blank if a run has no epsilon
+    epsilons = [columns.privacy(run, round_) for run, round_ in series.taken]
+    for epsilon, names in (("epsilon_sound", columns.PRIVACY), ("record_epsilon", columns.RECORD_PRIVACY)):
+        if all(epsilon in of_run for of_run in epsilons):
+            largest = max(epsilons, key=lambda of_run: float(of_run[epsilon]))
+            row |= {name: largest.get(name) for name in names}
+    return row | columns.controls(series.taken, flags(quantities))
 
 
 def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
@@ -254,39 +261,23 @@ def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
     name = quantity.name
     if not quantity.of_canaries:
         measured = [run.of_model(name, round_) for run, round_ in series.taken]
-        return {name: _mean(measured), f"{name}_sd": _deviation(measured)}
-    values = _of_canaries(series, name)
-    if not values:
+        return {name: mean_of_known(measured), f"{name}_sd": _deviation(measured)}
+    of_runs = [run.of_planted(name, round_) for run, round_ in series.taken]
+    values = [canaries.to_numpy() for canaries in of_runs if canaries is not None and not canaries.empty]
+    if not values or len(values) < len(of_runs):
         return {}
     if quantity.is_flag:
         memorized = [canaries == 1 for canaries in values]
         counts = [float(canaries.sum()) for canaries in memorized]
         shares = columns.shares(name, int(sum(counts)), sum(map(len, memorized)))
-        return {name: _mean(counts), f"{name}_sd": _deviation(counts), **shares}
-    over = spread(values)
-    cells = (over.mean, *over.over_seeds, *over.over_canaries)
-    return dict(zip(columns.columns_over_seeds(quantity), cells, strict=True))
+        return {name: mean_of_known(counts), f"{name}_sd": _deviation(counts), **shares}
+    means = np.array([canaries.mean() for canaries in values])  # seeds have equal weights
+    cells = (float(means.mean()), *t_interval(means), *t_interval(np.concatenate(values)))
+    return dict(zip(columns.columns_of(quantity, "series"), cells, strict=True))
 
 
-def _of_canaries(series: Sample, metric: str) -> list[NDArray[np.floating[Any]]]:
-    """Return the values of each run's planted canaries; empty if a run has no values."""
-    measured = [run.of_planted(metric, round_) for run, round_ in series.taken]
-    known = [values.to_numpy() for values in measured if values is not None and not values.empty]
-    return known if len(known) == len(measured) else []
-
-
-def _privacy(series: Sample) -> dict[str, Any]:
-    """Return epsilons of the run with the largest, because populations differ; blank if a run has no epsilon."""
-    epsilons = [columns.privacy(run, round_) for run, round_ in series.taken]
-    privacy: dict[str, Any] = {}
-    for epsilon, names in (("epsilon_sound", columns.PRIVACY), ("record_epsilon", columns.RECORD_PRIVACY)):
-        if all(epsilon in of_run for of_run in epsilons):
-            largest = max(epsilons, key=lambda of_run: float(of_run[epsilon]))
-            privacy |= {name: largest.get(name) for name in names}
-    return privacy
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None if a value is unknown."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if len(known) == len(values) else None
 

@@ -1,5 +1,6 @@
 """Differences as text: pairs of settings, the partitions in rows of a table, and two runs."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -75,6 +76,7 @@ PRIVACY = {
     "record_epsilon": ("Epsilon, record's", "{:.3g}", 1),
 }
 Units = tuple[list[Column], list[list[Column]]]
+Series = dict[str, list[list[RunResults]]]  # by partition, groups of runs that differ only in the seed
 
 
 def p_text(p: Any) -> str:
@@ -242,15 +244,14 @@ def compare_partitions(runs: Sequence[RunResults], round: int | None = None, epo
 
 def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
     """Return IID and non-IID series of equal settings and lengths, and the settings that several rows have."""
-    named: dict[str, dict[str, list[list[RunResults]]]] = {}
+    named: dict[str, Series] = {}
     groups = by_series(runs)
-    lengths = {(run.label, run.partition): set[int]() for run, *_ in groups}
-    for run, *_ in groups:
-        lengths[run.label, run.partition].add(run.rounds)
+    lengths = Counter({(run.label, run.partition, run.rounds) for run, *_ in groups})
+    of_partitions = Counter((label, partition) for label, partition, _ in lengths)
     for group in groups:
         first = group[0]
         if first.partition is not None:
-            has_lengths = max(len(lengths.get((first.label, partition), ())) for partition in PARTITIONS) > 1
+            has_lengths = max(of_partitions[first.label, partition] for partition in PARTITIONS) > 1
             label = first.label + f", {first.rounds:,} rounds" * has_lengths
             named.setdefault(label, {partition: [] for partition in PARTITIONS})[first.partition].append(group)
     pairs, several = list[Pair](), list[str]()
@@ -264,7 +265,7 @@ def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
     return pairs, several
 
 
-def _told_apart(partitions: dict[str, list[list[RunResults]]]) -> dict[str, dict[str, list[list[RunResults]]]]:
+def _told_apart(partitions: Series) -> dict[str, Series]:
     """Return series of one label in comparable parts, by the text that distinguishes them; "" if not needed.
 
     Pair IID and non-IID series that agree in every setting that varies. If a search chose different learning rates for
@@ -273,15 +274,9 @@ def _told_apart(partitions: dict[str, list[list[RunResults]]]) -> dict[str, dict
     if max(map(len, partitions.values())) == 1:
         return {"": partitions}
     names = {name for series in partitions.values() for name in differing([group[0].settings for group in series])}
-    twins = {
-        words: part
-        for words, part in _parts(partitions, names).items()
-        if all(len(rows) == 1 for rows in part.values())
-    }
-    paired = {id(group) for part in twins.values() for series in part.values() for group in series}
-    others = {
-        partition: [group for group in series if id(group) not in paired] for partition, series in partitions.items()
-    }
+    twins = {words: part for words, part in _parts(partitions, names).items() if {*map(len, part.values())} == {1}}
+    paired = [group for part in twins.values() for series in part.values() for group in series]
+    others = {partition: [one for one in series if one not in paired] for partition, series in partitions.items()}
     if not all(others.values()):
         return twins
     values = {
@@ -290,11 +285,9 @@ def _told_apart(partitions: dict[str, list[list[RunResults]]]) -> dict[str, dict
     return twins | _parts(others, {name for name, (iid, other) in values.items() if iid == other})
 
 
-def _parts(
-    partitions: dict[str, list[list[RunResults]]], names: Collection[str]
-) -> dict[str, dict[str, list[list[RunResults]]]]:
+def _parts(partitions: Series, names: Collection[str]) -> dict[str, Series]:
     """Return series of both partitions by the text of their values of some settings."""
-    parts: dict[str, dict[str, list[list[RunResults]]]] = {}
+    parts: dict[str, Series] = {}
     for partition, series in partitions.items():
         for group in series:
             parts.setdefault(words_of(group[0], names), {name: [] for name in PARTITIONS})[partition].append(group)
@@ -315,21 +308,14 @@ def runs_to_markdown(compared: Comparison, width: int = TERMINAL) -> str:
     if compared.table.empty:
         return "\n".join([NO_CANARIES + named, markdown(*_sides(compared), notes, width)])
     wide = to_wide(compared.table)
-    text = note(SIDES) + notes
-    legend = CONFIGURATIONS.format(
-        PRIMARY.heading,
-        PRIMARY.title.lower(),
-        ", ".join(flag.heading for flag in flags(compared.quantities) if flag.is_standard),
-    )
-    text_of_rows = note(legend) + _sentences(compared.quantities) + note(SCOPE)
-    return "\n".join(
-        [
-            named,
-            markdown(*_means(compared, wide), note(RUNS) + _at_equal_perplexity(wide), width),
-            markdown(*_sides(compared), text, width),
-            markdown(*_configurations(compared, wide[1:]), text_of_rows, width),
-        ]
-    )
+    names = ", ".join(flag.heading for flag in flags(compared.quantities) if flag.is_standard)
+    legend = note(CONFIGURATIONS.format(PRIMARY.heading, PRIMARY.title.lower(), names))
+    tables = {
+        note(RUNS) + _at_equal_perplexity(wide): _means(compared, wide),
+        note(SIDES) + notes: _sides(compared),
+        legend + _sentences(compared.quantities) + note(SCOPE): _configurations(compared, wide[1:]),
+    }
+    return "\n".join([named, *(markdown(*units, text, width) for text, units in tables.items())])
 
 
 def runs_to_latex(compared: Comparison) -> str:
@@ -418,12 +404,9 @@ def _warnings(compared: Comparison, width: int) -> str:
     lines, models, table = list[str](), compared.models, compared.table
     if compared.never_planted:
         number = compared.never_planted
-        which = (
-            "1 canary was not planted in either run and is"
-            if number == 1
-            else f"{number} canaries were not planted in either run and are"
-        )
-        lines.append(f"{which} excluded from all numbers.")
+        which = "1 canary was" if number == 1 else f"{number} canaries were"
+        is_ = "is" if number == 1 else "are"
+        lines.append(f"{which} not planted in either run and {is_} excluded from all numbers.")
     ceiling = table[(table["row"] == ALL) & (table["quantity"] == "at_ceiling")]
     for n, a, b in zip(*(ceiling[name].astype(int) for name in ("n", "value_a", "value_b")), strict=True):
         if max(a, b) >= MANY * n:

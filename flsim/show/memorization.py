@@ -8,22 +8,13 @@ import pandas as pd
 
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
-from flsim.results.against_published import (
-    CLEARLY,
-    COMPARED,
-    COUNTED,
-    agreements,
-    chance,
-    has_shares,
-    measured,
-    sizes,
-    source_of,
-)
+from flsim.results import against_published
+from flsim.results.against_published import CLEARLY
 from flsim.results.canary_table import WINDOW, WRITTEN
 from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
 from flsim.results.columns import is_in, mean_of, prefix_of, quantities_in
 from flsim.results.tables import OPTIONAL, STANDARD, rounds_text, user_share
-from flsim.show.table import Column, Table, formatted, note, text_of
+from flsim.show.table import Column, Field, Table, columns_of, formatted, note, text_of
 
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
@@ -31,6 +22,7 @@ LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected inserti
 CONTROLS = "Controls: canaries that were never planted; number of them that {} marks as memorized."
 FALSE_POSITIVE = " {} marks each with a probability of 1 / (|R| + 1), here {}."
 COPIES = "Lowest: smallest number of copies of a memorized canary."
+LOWEST_OF_BOTH = f"{LOWEST.removesuffix('.')}; else {COPIES.removeprefix('Lowest: ')}"
 SHARE = "{}: shares of {} planted canaries."
 SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, treated as independent."
 PAPER = "Paper: the published value of the column to its left."
@@ -129,7 +121,14 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         [
             *mean(table, number, has_note=not (over_seeds and number.is_standard)),
             *_intervals(table, number, over_seeds),
-            *companions(table, number, quantities),
+            *(
+                replace(column, is_extra=True)
+                for other in quantities
+                if other.beside == number.name and is_in(table, other)
+                for column in mean(table, other)
+            ),
+            *_published(table, number.name, number.format),
+            *marks(table, number.name),
         ]
         for number in numbers(quantities)
         if not number.beside
@@ -212,13 +211,13 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
     interval = Column("CI %", bounds, is_extra=True, note=SHARE_INTERVAL)
     counts = [text_of_count(count) for count in sorted(set(table["canaries"]))]
     note = "" if flag.is_standard else f"{name}: {flag.outcome} canaries; {flag.sentence}"
-    if not has_shares(table):
+    if not against_published.has_shares(table):
         out_of = [f"/{text_of_count(count)}" if len(counts) > 1 else "" for count in table["canaries"]]
         cells = [cell and cell + rest for cell, rest in zip(formatted(table[flag.name], template), out_of, strict=True)]
         heading = f"{name} /{counts[0]}" if len(counts) == 1 else name
         return [[Column(heading, cells, note=note), interval, *_lowest(table, flag, "Lowest")]]
-    source = source_of(table, flag.name)
-    share, published = measured(table, flag.name)[0], measured(table, source)[1]
+    source = against_published.source_of(table, flag.name)
+    share, published = against_published.measured(table, flag.name)[0], against_published.measured(table, source)[1]
     standard = ", ".join(f"{quantity.heading} %" for quantity in flags(QUANTITIES.values()) if quantity.is_standard)
     note = note or SHARE.format(standard, " to ".join(dict.fromkeys((counts[0], counts[-1]))))
     unit = [
@@ -257,10 +256,10 @@ def _lowest(table: pd.DataFrame, flag: Quantity, heading: str) -> list[Column]:
     if f"{metric}_lowest" not in table:
         return []
     cells = text_of(table[f"{metric}_lowest"])
-    has_copies = {" cop" in cell for cell in cells if cell not in ("", "-")} or {False}
-    note = " ".join(
-        text for text, is_needed in ((LOWEST, False in has_copies), (COPIES, True in has_copies)) if is_needed
-    )
+    # of all flags, because a flag without a memorized canary does not say how canaries were planted
+    lowest = table.filter(regex="^(?!published_).*_lowest$")
+    has_copies = {" cop" in cell for name in lowest for cell in text_of(table[name]) if cell not in ("", "-")}
+    note = LOWEST_OF_BOTH if len(has_copies) > 1 else COPIES if True in has_copies else LOWEST
     return [
         Column(heading, cells, is_number=False, is_late=True, note=note),
         *_published(table, f"{metric}_lowest", "{}", is_number=False),
@@ -273,7 +272,8 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
     if f"{metric}_size" in table:
         cells = [MARKS.get(cell, "") for cell in text_of(table[f"{metric}_size"])]
         columns.append(Column("vs", cells, is_number=False, note=VS))
-    if f"{metric}_pairs" in table and metric not in COUNTED:  # for counts, the marks of size and twins are enough
+    # for counts, the marks of size and twins are enough
+    if f"{metric}_pairs" in table and metric not in against_published.COUNTED:
         columns.append(Column("Pairs", formatted(table[f"{metric}_pairs"], "{:.0f}%", 100), note=PAIRS))
     if f"{metric}_twin" in table:
         columns.append(Column("Twin", text_of(table[f"{metric}_twin"]), is_number=False, note=TWIN))
@@ -282,10 +282,10 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
 
 def agreement(table: pd.DataFrame) -> str:
     """Return a sentence about each metric over all rows, if `flsim.results.against_published` compared them."""
-    if not table.attrs.get(COMPARED):
+    if not table.attrs.get(against_published.COMPARED):
         return ""
-    judged = agreements(table)
-    sentences = [sizes(table), *map(str, judged), *chance(judged)]
+    judged = against_published.agreements(table)
+    sentences = [against_published.sizes(table), *map(str, judged), *against_published.chance(judged)]
     return "\n" + "".join(note(sentence) for sentence in sentences if sentence)
 
 
@@ -299,15 +299,6 @@ def mean(table: pd.DataFrame, number: Quantity, has_note: bool = True) -> list[C
     note = number.note or f"mean over canaries, {number.sentence}"
     cells = formatted(table[mean_of(number)], number.format)
     return [Column(number.heading, cells, note=f"{number.heading}: {note}" if has_note else "")]
-
-
-def companions(table: pd.DataFrame, number: Quantity, quantities: Sequence[Quantity]) -> list[Column]:
-    """Return the columns next to a mean over canaries: related numbers, and the published value."""
-    columns = []
-    for other in quantities:
-        if other.beside == number.name and is_in(table, other):
-            columns += [replace(column, is_extra=True) for column in mean(table, other)]
-    return [*columns, *_published(table, number.name, number.format), *marks(table, number.name)]
 
 
 def utility(table: pd.DataFrame, quantities: Sequence[Quantity], has_deviations: bool = False) -> list[list[Column]]:
@@ -381,53 +372,35 @@ def _listed(values: "pd.Series[Any]", template: str = "{}") -> str:
     return ", ".join(dict.fromkeys(template.format(value) for value in values.dropna()))
 
 
+P_U = Field(
+    *("p_u", "shares", "{}"),
+    note="p_u: probability that a user has the canary; p_e: probability that the canary replaces a record of such "
+    "a user.",
+)
+P_E = Field("p_e", "p_e", "{:.6g}%", 100)
+PLANNED = Field("Planned", "planned_insertions", "{:,}", note="Planned: records that were drawn for the canary.")
+COUNTS = (
+    Field("Users", "sharers", "{:,}", note="Users: users that have the canary."),
+    Field("Copies", "insertions", "{:,}", note="Copies: records that are the canary."),
+)
+PLANTED = Field("Planted", "window", note="Planted: the rounds in which the copies exist.")
+WROTE = "Beam search wrote: the known words, then the most likely continuation that it finds."
+
+
 def table_of_canaries(table: pd.DataFrame) -> Table:
     """Return the table of `flsim.results.canary_table` as text."""
-    labels = [Column("Canary", text_of(table["canary"]), is_number=False)]
-    phrases = [Column("Phrase", text_of(table["phrase"]), is_number=False)] if table["phrase"].notna().any() else []
-    units = [phrases, _planted(table), _counts(table)]
-    units.append(_window(table))
+    shown = table.assign(shares=["" if pd.isna(value) else user_share(float(value)) for value in table["p_u"]])
+    if WINDOW[0] in table:
+        shown["window"] = [rounds_text(*bounds) for bounds in zip(*(table[name] for name in WINDOW), strict=True)]
+    planted = [PLANNED] if table["p_u"].isna().all() else [P_U, P_E]
+    fields = [[Field("Phrase", "phrase")], planted, COUNTS, [PLANTED]] if len(table) else []
+    units = [columns_of(shown, unit) for unit in fields]
     quantities = [quantity for quantity in quantities_in(table) if quantity.name in table and quantity.of_canaries]
     listed = [quantity for quantity in quantities if quantity.is_listed]
     units += [[_column(table, quantity)] for quantity in sorted(listed, key=lambda quantity: quantity.is_flag)]
     if WRITTEN in table:
-        note = "Beam search wrote: the known words, then the most likely continuation that it finds."
-        units.append([Column("Beam search wrote", text_of(table[WRITTEN]), is_number=False, is_late=True, note=note)])
-    return Table(table, labels, [unit for unit in units if unit])
-
-
-def _planted(table: pd.DataFrame) -> list[Column]:
-    """Return the columns of p_u and p_e, or of planned copies if their number was set."""
-    if table[["p_u", "planned_insertions"]].isna().all(axis=None):
-        return []
-    if table["p_u"].isna().all():
-        planned = formatted(table["planned_insertions"], "{:,}")
-        return [Column("Planned", planned, note="Planned: records that were drawn for the canary.")]
-    shares = ["" if pd.isna(value) else user_share(float(value)) for value in table["p_u"]]
-    note = (
-        "p_u: probability that a user has the canary; p_e: probability that the canary replaces a record of such "
-        "a user."
-    )
-    return [Column("p_u", shares, note=note), Column("p_e", formatted(table["p_e"], "{:.6g}%", 100))]
-
-
-def _counts(table: pd.DataFrame) -> list[Column]:
-    """Return the columns of sharers and copies, if the roster has them."""
-    names = {"sharers": "Users", "insertions": "Copies"}
-    notes = {"sharers": "Users: users that have the canary.", "insertions": "Copies: records that are the canary."}
-    return [
-        Column(heading, formatted(table[name], "{:,}"), note=notes[name])
-        for name, heading in names.items()
-        if table[name].notna().any()
-    ]
-
-
-def _window(table: pd.DataFrame) -> list[Column]:
-    """Return the column of the rounds in which canaries are planted, if they have windows."""
-    if WINDOW[0] not in table:
-        return []
-    cells = [rounds_text(first, last) for first, last in zip(*(table[name] for name in WINDOW), strict=True)]
-    return [Column("Planted", cells, is_number=False, note="Planted: the rounds in which the copies exist.")]
+        units.append([Column("Beam search wrote", text_of(table[WRITTEN]), is_number=False, is_late=True, note=WROTE)])
+    return Table(table, columns_of(shown, [Field("Canary", "canary")]), [unit for unit in units if unit])
 
 
 def _column(table: pd.DataFrame, quantity: Quantity) -> Column:

@@ -16,29 +16,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
-from flsim.measures.built_in import FIT_BITS, PERPLEXITY, PRIMARY, QUANTITIES
+from flsim.measures.built_in import FIT_BITS, PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.seeds import by_series, has_means
 from flsim.results.store import RunResults
-from flsim.show.figure import (
-    ROUNDS,
-    SOFT,
-    draw_band,
-    draw_line,
-    draw_rule,
-    line_style,
-    plain,
-    refuse_other_than_figure,
-    scale,
-    spanning,
-    write_figure,
-)
+from flsim.show import figure as show
 
 EPOCHS = "epochs: records read / records of the corpus"
 NEAR = 0.25  # share of the distance between the two previous evaluations
@@ -129,7 +118,7 @@ def label_of(group: Sequence[RunResults], runs: Sequence[Any], means_over: int |
         name = f" [{run.name}]" if [other.setting for other in runs].count(run.setting) > 1 else ""
         status = f" ({run.status}, round {run.round})" if run.status != "completed" else ""
         label = f"{run.setting}{name}{status}"
-    return plain(label)
+    return show.plain(label)
 
 
 def _log_perplexity(run: RunResults, round_: int) -> Values | None:
@@ -151,7 +140,7 @@ def plot(
     losses: Losses | None = None,
 ) -> None:
     """Write the figure of `draw_rounds`, `draw_against_utility` or `draw_losses`; InputError if no run has its data."""
-    refuse_other_than_figure(path)
+    show.refuse_other_than_figure(path)
     if missing := _missing(runs, kind, losses or {}):
         asked = "" if kind == "rounds" else f"--kind {kind}: "
         raise InputError(f"{asked}{', '.join(run.name for run in runs) or 'no runs'}: {missing}")
@@ -161,7 +150,7 @@ def plot(
         "utility": lambda: draw_against_utility(runs, over_seeds),
         "loss": lambda: draw_losses(runs, losses or {}, over_seeds),
     }
-    write_figure(draw[kind], path)
+    show.write_figure(draw[kind], path)
 
 
 def _missing(runs: Sequence[RunResults], kind: Kind, losses: Losses) -> str:
@@ -189,14 +178,12 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     evaluation is named and has no line. Over seeds, a line has the points that all runs of its series have. Runs that
     diverged, failed, were interrupted or have no evaluation are excluded, and the label has their number.
     """
-    groups = by_series(runs) if over_seeds else [[run] for run in runs]
+    runs_of_lines, labels = _lines(runs, over_seeds)
     in_epochs = know_epochs(runs)
-    quantities = [quantity for quantity in select_for(quantities_of(runs), "plot") if _is_drawn(quantity, runs)]
-    columns, rows = min(2, len(groups)), math.ceil(len(quantities) / 2)
-    figure = Figure(
-        figsize=(9.5, 2.9 * rows + 0.25 * math.ceil(len(groups) / columns)),
-        layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
-    )
+    quantities = [quantity for quantity in select_for(quantities_of(runs), "plot") if is_drawn(quantity, runs)]
+    columns, rows = min(2, len(labels)), math.ceil(len(quantities) / 2)
+    height = 2.9 * rows + 0.25 * math.ceil(len(labels) / columns)
+    figure = Figure(figsize=(9.5, height), layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05))
     FigureCanvasAgg(figure)
     grid: list[Axes] = figure.subplots(rows, 2, sharex=True).ravel().tolist()
     panels = dict(zip(quantities, grid, strict=False))
@@ -204,7 +191,6 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         empty.set_axis_off()
     counts = sorted({len(run.planted) for run in runs})
     of_all = f" (of {counts[0]})" if len(counts) == 1 else ""
-    runs_of_lines = [averaged(group) for group in groups] if over_seeds else groups
     curves = {
         quantity: [curve(group, partial(measured_values, quantity), in_epochs, over_seeds) for group in runs_of_lines]
         for quantity in quantities
@@ -216,31 +202,37 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         heights = of_flags if quantity.is_flag else np.concatenate([line.y for line in curves[quantity]])
         panel.set_xlim(0, 1.03 * last or 1.0)
         draw_quantity(panel, quantity, dict(enumerate(curves[quantity])), heights, counts[-1], runs_drawn)
-        panel.set(title=plain(title_of(quantity)), ylabel=plain(unit_of(quantity, of_all)))
+        panel.set(title=show.plain(title_of(quantity)), ylabel=show.plain(unit_of(quantity, of_all)))
     for panel in list(panels.values())[-2:]:
-        panel.set_xlabel(EPOCHS if in_epochs else ROUNDS)
+        panel.set_xlabel(EPOCHS if in_epochs else show.ROUNDS)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not in_epochs))
         if len(quantities) % 2:  # no panel is below the penultimate panel
             panel.tick_params(labelbottom=True)
-    legend = figure.legend(
-        grid[0].get_lines(),
-        [
-            label_of(group, runs, len(taken) if over_seeds else None)
-            for group, taken in zip(groups, runs_of_lines, strict=True)
-        ],
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        handlelength=3.5,  # dashes are not cut
-    )
     means = ", ".join((number.caption or f"Mean {number.title}").lower() for number in numbers(quantities))
-    legend.set_title(plain(BANDS[over_seeds].format(means)))
+    _add_legend(figure, grid[0].get_lines(), labels, columns, BANDS[over_seeds].format(means))
     return figure
 
 
-def _is_drawn(quantity: Quantity, runs: Sequence[RunResults]) -> bool:
-    """Return whether a quantity has a panel: always if papers report it, otherwise if it was measured."""
-    return quantity.is_standard or any((run.rows["metric"] == quantity.name).any() for run in runs)
+def _lines(runs: Sequence[RunResults], over_seeds: bool) -> tuple[list[list[RunResults]], list[str]]:
+    """Return the runs of each line, which are a series over seeds, and the label of each line."""
+    groups = by_series(runs) if over_seeds else [[run] for run in runs]
+    taken = [averaged(group) for group in groups] if over_seeds else groups
+    labels = [label_of(group, runs, len(of) if over_seeds else None) for group, of in zip(groups, taken, strict=True)]
+    return taken, labels
+
+
+def _add_legend(
+    figure: Figure, lines: Sequence[Line2D], labels: Sequence[str], columns: int, title: str, **look: Any
+) -> None:
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    legend = figure.legend(lines, labels, handlelength=3.5, **place)  # dashes are not cut
+    legend.set_title(show.plain(title), **look)
+
+
+def is_drawn(quantity: Quantity, runs: Sequence[RunResults]) -> bool:
+    """Return whether a quantity has a panel: if it was measured, and always if papers report it of canaries."""
+    is_reported = quantity.is_standard and quantity.of_canaries
+    return is_reported or any((run.rows["metric"] == quantity.name).any() for run in runs)
 
 
 def title_of(quantity: Quantity) -> str:
@@ -269,17 +261,17 @@ def draw_quantity(
     """Draw curves of a quantity, with these numbers of styles, on a scale that contains all lines but can cut bands."""
     low, high = min(0.0, heights.min(initial=0.0)), heights.max(initial=0.0)
     if quantity.is_flag:  # a flat line at zero is a result, and needs a scale
-        scale(axes.yaxis, 0, min(max(canaries, 1), max(1.0, 1.15 * high)), is_whole=True)
+        show.scale(axes.yaxis, 0, min(max(canaries, 1), max(1.0, 1.15 * high)), is_whole=True)
     elif quantity.is_log:  # late differences are small compared to the first decrease, but equally important
-        scale(axes.yaxis, *spanning(heights[heights > 0]), is_log=True)
+        show.scale(axes.yaxis, *show.spanning(heights[heights > 0]), is_log=True)
     else:
-        scale(axes.yaxis, 1.1 * low, 1.1 * high or 1.0)
+        show.scale(axes.yaxis, 1.1 * low, 1.1 * high or 1.0)
     if quantity.is_primary:
         draw_ceilings(axes, runs)
     for style, line in curves.items():
-        draw_band(axes, line.x, line.low, line.high, style)
+        show.draw_band(axes, line.x, line.low, line.high, style)
     for style, line in curves.items():
-        draw_line(axes, line.x, line.y, style)
+        show.draw_line(axes, line.x, line.y, style)
 
 
 def draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
@@ -290,7 +282,7 @@ def draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
         if top < ceiling / 2:
             return
         panel.set_ylim(low, max(top, 1.09 * ceiling))
-        draw_rule(panel, y=ceiling, text=f"largest exposure with |R| = {2**ceiling - 1:,.0f}")
+        show.draw_rule(panel, y=ceiling, text=f"largest exposure with |R| = {2**ceiling - 1:,.0f}")
 
 
 UTILITY_BARS = {
@@ -307,37 +299,29 @@ def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -
     diverged ends at its last finite evaluation. Over seeds, runs that diverged are excluded, and the label has their
     number.
     """
-    groups = by_series(runs) if over_seeds else [[run] for run in runs]
+    taken, labels = _lines(runs, over_seeds)
     figure = Figure(figsize=(7.5, 5.2), layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     panel = figure.subplots()
-    taken = [averaged(group) for group in groups] if over_seeds else groups
     draw_utility(panel, {style: exposure_by_utility(group, over_seeds) for style, group in enumerate(taken)})
     panel.set(xlabel="perplexity of test text (log)", ylabel="mean exposure (bits)")
-    lines = panel.get_lines()
-    labels = [
-        label_of(group, runs, len(runs_of) if over_seeds else None)
-        for group, runs_of in zip(groups, taken, strict=True)
-    ]
+    lines = [*panel.get_lines()]  # without ceilings
     draw_ceilings(panel, runs)
-    legend = figure.legend(
-        lines, labels, loc="outside lower center", ncols=min(2, len(lines)), frameon=False, handlelength=3.5
-    )
-    legend.set_title(plain(f"{UTILITY_BARS[over_seeds]}\n{UTILITY_NOTE}"))
+    _add_legend(figure, lines, labels, min(2, len(lines)), f"{UTILITY_BARS[over_seeds]}\n{UTILITY_NOTE}")
     return figure
 
 
 def draw_utility(axes: Axes, paths: Mapping[int, Values]) -> None:
     """Draw exposure against perplexity on a logarithmic scale, by line style: paths as of `exposure_by_utility`."""
     every = np.concatenate([np.zeros((0, 4)), *paths.values()])
-    scale(axes.xaxis, *spanning(every[:, 0]), is_log=True)
-    scale(axes.yaxis, min(0.0, every[:, 1].min(initial=0.0)), 1.08 * every[:, 1].max(initial=0.0) or 1.0)
+    show.scale(axes.xaxis, *show.spanning(every[:, 0]), is_log=True)
+    show.scale(axes.yaxis, min(0.0, every[:, 1].min(initial=0.0)), 1.08 * every[:, 1].max(initial=0.0) or 1.0)
     for style, (perplexity, bits, low, high) in ((style, path.T) for style, path in paths.items()):
         has_interval = np.isfinite(low)
         ends = (values[has_interval] for values in (perplexity, low, high))
         if has_interval.any():
-            axes.vlines(*ends, color=line_style(style)["color"], alpha=0.3, linewidth=2)
-        draw_line(axes, perplexity, bits, style)
+            axes.vlines(*ends, color=show.line_style(style)["color"], alpha=0.3, linewidth=2)
+        show.draw_line(axes, perplexity, bits, style)
 
 
 LOSS_COLUMNS = 2
@@ -370,35 +354,31 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
     for panel, group in zip(grid, groups, strict=False):
         taken = averaged(group) if over_seeds else group
         exposed = panel.twinx()
-        curves = {
-            "training": curve(taken, partial(_training_loss, losses), in_epochs, over_seeds),
-            "test": curve(taken, _log_perplexity, in_epochs, over_seeds),
-            "bits": curve(
-                taken,
-                partial(measured_values, QUANTITIES[FIT_BITS.name] if is_estimated else PRIMARY),
-                in_epochs,
-                over_seeds,
-            ),
+        measured: dict[str, Callable[[RunResults, int], Values | None]] = {
+            "training": partial(_training_loss, losses),
+            "test": _log_perplexity,
+            "bits": partial(measured_values, FIT_BITS if is_estimated else PRIMARY),
         }
+        curves = {name: curve(taken, values, in_epochs, over_seeds) for name, values in measured.items()}
         last = max((line.x[-1] for line in curves.values() if len(line.x)), default=1.0)
         panel.set_xlim(0, 1.03 * last)
         for axes, names_of_axes in ((panel, ["training", "test"]), (exposed, ["bits"])):
             values = np.concatenate([curves[name].y for name in names_of_axes])
-            scale(axes.yaxis, min(0.0, 1.1 * values.min(initial=0.0)), 1.25 * values.max(initial=0.0) or 1.0)
+            show.scale(axes.yaxis, min(0.0, 1.1 * values.min(initial=0.0)), 1.25 * values.max(initial=0.0) or 1.0)
             for name in names_of_axes:
                 line = curves[name]
-                draw_band(axes, line.x, line.low, line.high, LOSS_STYLES[name])
-                draw_line(axes, line.x, line.y, LOSS_STYLES[name])
+                show.draw_band(axes, line.x, line.low, line.high, LOSS_STYLES[name])
+                show.draw_line(axes, line.x, line.y, LOSS_STYLES[name])
         lines = [*panel.get_lines(), *exposed.get_lines()]
-        panel.set(xlabel=EPOCHS if in_epochs else ROUNDS, ylabel=f"loss (nats per {token})")
+        panel.set(xlabel=EPOCHS if in_epochs else show.ROUNDS, ylabel=f"loss (nats per {token})")
         panel.set_title(label_of(group, runs, len(taken) if over_seeds else None), fontsize=10)
         exposed.set_ylabel("estimated exposure (bits)" if is_estimated else "exposure (bits)")
         exposed.spines["right"].set_visible(True)
         exposed.grid(visible=False)
         _draw_minimum(panel, curves, in_epochs)
     names = ["training loss", "test loss", "exposure of the secrets (right axis)"]
-    legend = figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False, handlelength=3.5)
-    legend.set_title(plain(f"{LOSS_BANDS[over_seeds]}\n{LOSS_NOTE}"), prop=FontProperties(size=8))
+    title = f"{LOSS_BANDS[over_seeds]}\n{LOSS_NOTE}"
+    _add_legend(figure, lines, names, 3, title, prop=FontProperties(size=8))
     return figure
 
 
@@ -423,12 +403,12 @@ def _draw_minimum(panel: Axes, curves: Mapping[str, Curve], in_epochs: bool) -> 
         return
     lowest = float(test.x[test.y.argmin()])
     unit = "epoch" if in_epochs else "round"
-    panel.axvline(lowest, color=SOFT, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
+    panel.axvline(lowest, color=show.SOFT, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
     text = f"lowest test loss: {unit} {lowest:.3g}"
     if len(exposure.y):
         text += f"\nhighest exposure: {unit} {exposure.x[exposure.y.argmax()]:.3g}"
     is_late = lowest > panel.get_xlim()[1] / 2
     panel.annotate(
         text, (lowest, 0.98), (-5 if is_late else 5, 0), xycoords=("data", "axes fraction"),
-        textcoords="offset points", ha="right" if is_late else "left", va="top", fontsize=8, color=SOFT,
+        textcoords="offset points", ha="right" if is_late else "left", va="top", fontsize=8, color=show.SOFT,
     )  # fmt: skip

@@ -21,10 +21,10 @@ from flsim.results.store import RunResults
 from flsim.results.tables import rounds_text, user_share
 from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, write_figure
 from flsim.show.plots import draw_ceilings
-from flsim.show.table import Column, formatted, json_rows, markdown, note
+from flsim.show.table import Column, formatted, json_rows, markdown, note, text_of
 
 SHAPES = (*MARKERS, "*", "h", "d", "p")
-ROUNDS_SHOWN = 24  # characters of a list of rounds
+ROUNDS_SHOWN = 22  # characters of a list of rounds
 COUNTS = """sharers: number of different sharers that took part since the last evaluation
 so far: how often a sharer took part since the start of training
 since: rounds since a sharer last took part
@@ -46,12 +46,10 @@ def to_json(table: pd.DataFrame) -> str:
 
 
 def to_text(table: pd.DataFrame, run: RunResults) -> str:
-    """Return a table for each canary, at most 80 characters wide; longer lists of rounds are cut."""
-    roster: dict[Any, Any] = run.roster.set_index("canary").to_dict("index")
+    """Return how each canary was planted, and a table of all, at most 80 characters wide; longer lists are cut."""
     quantities = [quantity for quantity in traced(quantities_in(table)) if quantity.name in table]
-    blocks = [f"{run.setting} [{run.name}]\n"]
-    for canary in table["canary"].unique():
-        planted, rows = roster[canary], table[table["canary"] == canary]
+    lines = [f"{run.setting} [{run.name}]", ""]
+    for planted in run.roster[run.roster["canary"].isin(table["canary"])].to_dict("records"):
         held = f"; copies {planted['insertions']}" if "insertions" in planted else ""
         shares = (
             f"planned copies {planted['planned_insertions']}"
@@ -59,15 +57,16 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
             else f"p_u {user_share(planted['p_u'])}, p_e {100 * planted['p_e']:.6g}%"
         )
         window = rounds_text(planted.get("first_round"), planted.get("last_round"))
-        measured = [Column(quantity.short, _cells(quantity, rows[quantity.name])) for quantity in quantities]
-        counts = _participation(rows) if "sharer_rounds" in rows else []
-        heading = f"{canary}: {shares}{held}{window and f'; planted {window}'}\n"
-        blocks.append(
-            heading + markdown([Column("round", formatted(rows["round"], "{:,}"))], [measured, *filter(None, [counts])])
-        )
+        lines.append(f"{planted['canary']}: {shares}{held}{window and f'; planted {window}'}")
+    labels = [
+        Column("id", text_of(table["canary"]), is_number=False),
+        Column("round", formatted(table["round"], "{:,}")),
+    ]
+    measured = [Column(quantity.short, _cells(quantity, table[quantity.name])) for quantity in quantities]
+    counts = _participation(table) if "sharer_rounds" in table else []
     explained = [quantity for quantity in quantities if not quantity.is_standard or quantity.is_primary]
     legend = "".join(_explained(quantity, run) for quantity in explained) + COUNTS * ("sharer_rounds" in table)
-    return "\n\n".join([*(block.strip() for block in blocks), legend])
+    return "\n".join([*lines, "", markdown(labels, [measured, *filter(None, [counts])], legend)])
 
 
 def _participation(rows: pd.DataFrame) -> list[Column]:

@@ -146,7 +146,7 @@ def test_correlated_noise_of_a_sampler_with_options(flsim: Flsim) -> None:
     code, _, err = flsim(*plan[:2], "--cohort", "0", *plan[4:], "--sampler", "round-robin", *banded)
     assert (code, err) == (2, "flsim: cohort must be between 1 and the 1,000 users, found 0\n")
     code, _, err = flsim("runs/dp", "--noise", "tree", *sampler[2:])
-    assert (code, "--noise, --sampler-option: runs/dp stores these values" in err) == (2, True)
+    assert (code, "--sampler-option, --noise: runs/dp stores these values" in err) == (2, True)
 
 
 def test_a_plan_whose_epsilon_nobody_can_compute_is_an_error(flsim: Flsim) -> None:

@@ -54,6 +54,14 @@ def test_lines_are_the_measurements(runs: list[RunResults]) -> None:
     assert "bits" in exposure.get_ylabel()
 
 
+def test_utility_without_test_text_has_no_panel(make_run: MakeRun) -> None:
+    values = {name: value for name, value in measured(2).items() if name != "perplexity"}
+    panels = draw_rounds([read_run(make_run({10: values, 20: values}))]).axes
+    assert [panel.get_title() for panel in panels if panel.axison] == [
+        *("Random Sampling: canaries memorized", "Beam Search: canaries extracted", "Mean exposure")
+    ]
+
+
 def test_runs_that_know_their_epochs_are_drawn_over_epochs(make_run: MakeRun) -> None:
     folders = [
         make_run({10: measured(2), 20: measured(6)}, name="fedavg", rounds_per_epoch=10),

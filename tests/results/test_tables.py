@@ -166,6 +166,7 @@ def test_the_table_shows_it_and_the_legend_says_so(run: RunResults, make_run: Ma
     text = " ".join(to_markdown(table).split())
     assert "4 copies" in text
     assert LEGEND in text
+    assert text.count("Lowest:") == 1, "that of BS, which found no canary, has the same sentence"
     pd.testing.assert_frame_equal(from_csv(to_csv(table)), table)
     shares = read_run(make_run({10: {"rs": [1.0] * 9, "bs": [0.0] * 9}}, name="shares"))
     assert "Copies" not in to_markdown(tables.memorization_table([shares]))

@@ -16,7 +16,7 @@ from matplotlib.collections import EventCollection
 from flsim.base.errors import InputError
 from flsim.results.canary_table import trace
 from flsim.results.store import RunResults, read_run
-from flsim.show.trace import draw_trace, to_csv, to_json
+from flsim.show.trace import draw_trace, to_csv, to_json, to_text
 
 MakeRun = Callable[..., Path]
 EVENTS = [  # round, canary, user
@@ -76,6 +76,16 @@ def _shared() -> RunResults:
 
 
 SHARED = _shared()
+
+
+def test_text_is_one_table_with_a_column_of_canaries(run: RunResults) -> None:
+    lines = to_text(trace(run, frame(EVENTS), ["c00", "c02"]), run).splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    assert rows[0] == ["id", "round", "bits", "RS", "BS", "sharers", "so far", "since", "in rounds"]
+    assert [row[:2] for row in rows[2:]] == [[canary, at] for canary in ("c00", "c02") for at in ("10", "20", "30")]
+    assert rows[2][2:] == ["0.0", "no", "no", "2", "4", "0", "1 3 10"]
+    assert rows[6][2:] == ["6.0", "yes", "yes", "0", "0", "", ""]
+    assert next(line for line in lines if line.startswith("c0")).startswith("c00: p_u ")
 
 
 def test_json_and_csv_hold_all(run: RunResults) -> None:

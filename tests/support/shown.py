@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 
 from flsim.measures.quantity import Quantity
-from flsim.results.columns import described
+from flsim.results.columns import By, described
 from flsim.results.store import RunResults
-from flsim.results.tables import By, memorization_table, types
+from flsim.results.tables import memorization_table, types
 from flsim.show.memorization import table_of_runs
 
 

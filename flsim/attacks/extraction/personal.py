@@ -51,8 +51,11 @@ PATTERNS = {
 IGNORED = {MAIL: r"\s", CARD: r"\D", TELEPHONE: r"\D"}  # in comparisons
 READ = (
     "Within: data of users that prompts of the same user elicit; % of the data of prompted users. Across: data that "
-    "prompts of other users elicit; % of all data. Control: the same for data of held-out users, within by their "
-    "prompts, across by those of training users. Only the excess shows memorization."
+    "prompts of other users elicit; % of all data."
+)
+CONTROL = (
+    " Control: the same for data of held-out users, within by their prompts, across by those of training users. Only "
+    "the excess shows memorization."
 )
 LABELS = (Field("Class", "class"), Field("Reach", "reach"), Field("Data", "strings", "{:,}"))
 
@@ -294,4 +297,5 @@ def _over(
 def to_text(name: str, measured: Result) -> str:
     first = measured.frame.iloc[0]
     title = f"{first['setting']} ({name}), after round {first['round']:,}: personal data that prompts elicit"
-    return text_of(title, [table_of(measured.frame, LABELS, RATES, [READ])], measured.notes)
+    read = READ + CONTROL * bool(measured.frame["control_rate"].notna().any())
+    return text_of(title, [table_of(measured.frame, LABELS, RATES, [read])], measured.notes)
