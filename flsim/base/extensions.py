@@ -1,11 +1,8 @@
 """Loading of custom code, which settings name as ``path/to/file.py:NAME`` in place of a built-in name.
 
-Such a file is a single module. It can import flsim and installed packages, but not files of the same folder. It is
-executed when the object that it defines is first used, and never to read a configuration or results.
-
-A further setting can contain options, which are keyword arguments of the class or function. Within flsim, a name
-includes its options: ``path/to/file.py:NAME{"alpha": 0.1}``, or ``truncated-poisson{"limit": 40}`` for a built-in
-class.
+Such a file is a single module, which can import flsim and installed packages. It is executed when the object that it
+defines is first used, and never to read a configuration or results. A further setting can contain options, keyword
+arguments of the class or function; within flsim, a name includes them: ``path/to/file.py:NAME{"alpha": 0.1}``.
 """
 
 import ast
@@ -87,7 +84,6 @@ def parts(name: str) -> tuple[Path, str]:
 
 
 def options_of(name: str) -> dict[str, Option]:
-    """Return the options in a name."""
     match = NAME.fullmatch(name) or BUILT_IN.fullmatch(name)
     text = match[match.re.groups] if match else None
     options: dict[str, Option] = json.loads(text) if text and _is_table(text) else {}
@@ -152,8 +148,8 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
 def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     """Return the built-in object of a name, or what a custom file defines, which is executed once per content.
 
-    Names are keys of `built_in`, ``path/to/file.py:NAME``, or from `by_content` in this process. Raises InputError if a
-    name is invalid, its file is missing or failed, or `restrict_custom_code` does not allow it. `kind` is for messages.
+    Raises InputError if a name, a key of `built_in` or custom, is invalid, its file is missing or failed, or
+    `restrict_custom_code` does not allow it. `kind` is for messages.
     """
     refuse_unknown(name, built_in, kind)
     if not is_custom(name):
@@ -207,9 +203,7 @@ def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, *ba
 
 
 def short_name(name: str) -> str:
-    """Return the NAME of ``path/to/file.py:NAME``, or a built-in name, with its options.
-
-    No code is executed.
+    """Return the NAME of ``path/to/file.py:NAME``, or a built-in name, with its options; no code is executed.
 
     >>> short_name('my.py:Blocks{"size": 3}')
     'Blocks(size=3)'
@@ -277,10 +271,9 @@ def custom_code_errors(
 ) -> Iterator[None]:
     """Turn an error of custom code into a one-line error that names the file and the line.
 
-    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success; without `with_all_exits`,
-    around a command whose libraries raise it, only from custom code. Errors of flsim and of other libraries, Ctrl-C,
-    and errors of memory are not changed. `failure` is InputError if nothing has been trained yet; errors of disks and
-    GPUs, which may not occur again, are RunFailed instead of CustomCodeError.
+    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success; without `with_all_exits` only
+    from custom code. Errors of flsim and other libraries, Ctrl-C, and errors of memory are not changed. `failure` is
+    InputError if nothing has been trained yet; errors of disks and GPUs, which may not occur again, are RunFailed.
     """
     try:
         yield
@@ -288,10 +281,8 @@ def custom_code_errors(
         raise
     except BaseException as error:
         where = place(error)
-        if (
-            where is None and with_all_exits and isinstance(error, SystemExit)
-        ):  # e.g. in a function that the file imports
-            where = "custom code"
+        if where is None and with_all_exits and isinstance(error, SystemExit):
+            where = "custom code"  # e.g. in a function that the file imports
         if where is None or is_out_of_memory(error):
             raise
         if failure is CustomCodeError and (isinstance(error, OSError) or "CUDA" in str(error)):
@@ -346,21 +337,16 @@ def _execute(path: Path, source: bytes) -> ModuleType:
     except SyntaxError as error:
         raise InputError(f"{path}:{error.lineno}: {error.msg}") from error
     except InputError as error:
-        raise _about_neighbours(path, error) from error
+        missing = error.__cause__
+        if isinstance(missing, ModuleNotFoundError) and (path.parent / f"{missing.name}.py").exists():
+            raise InputError(
+                f"{error}; custom code can import flsim and installed packages, but not files of its folder; combine "
+                "the code in one file"
+            ) from error
+        raise
     except ValueError as error:
         raise InputError(f"{path}: failed with {type(error).__name__}: {error}") from error
     return module
-
-
-def _about_neighbours(path: Path, error: InputError) -> InputError:
-    """Return an error that explains a failed import of a file in the folder of the custom file."""
-    missing = error.__cause__
-    if isinstance(missing, ModuleNotFoundError) and (path.parent / f"{missing.name}.py").exists():
-        return InputError(
-            f"{error}; custom code can import flsim and installed packages, but not files of its folder; combine "
-            "the code in one file"
-        )
-    return error
 
 
 # The labels that custom code declares, read from its source without executing it.
@@ -369,9 +355,8 @@ def _about_neighbours(path: Path, error: InputError) -> InputError:
 def declared_label(name: str) -> str:
     """Return the label of the object at ``path/to/file.py:NAME``, with its options; NAME if there is no readable label.
 
-    A readable label is a literal text in the definition of NAME: of a variable or keyword ``label``, as in ``label =
-    "EF-Sign"``, or otherwise the first argument of a call that is assigned or returned, as in ``NAME =
-    ServerOptimizer("Nesterov", init, apply)``.
+    It is a literal text in the definition of NAME: of a variable or keyword ``label``, or else the first argument of a
+    call that is assigned or returned, as in ``NAME = ServerOptimizer("Nesterov", init, apply)``.
     """
     path, attribute = parts(name_in_settings(name))
     label = attribute

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one, in_one_line
 from flsim.base.files import digest, file_digest, from_json, inside, naming, new_folder, write_json
-from flsim.canaries.in_corpus import BY_ROUND
+from flsim.canaries.in_corpus import BY_ROUND, refuse_by_round
 from flsim.canaries.planting import Planting, draw_canaries, plant, refuse_too_many
 from flsim.canaries.roster import FILE, roster_of, write_roster
 from flsim.canaries.spec import Canary, CanaryHParams
@@ -175,9 +175,7 @@ class CanarySet:
     @classmethod
     def draw(cls, words: WordList, users: OtherUsers, hparams: CanaryHParams, seed: int, prefix: int) -> "CanarySet":
         """Draw canaries as in a run of flsim with these users, without settings of single rounds and natural text."""
-        for name in BY_ROUND:
-            if getattr(hparams, name) != getattr(CanaryHParams, name):
-                raise InputError(f"canaries.{name}: only a run of flsim has rounds; remove this setting")
+        refuse_by_round(hparams, "only a run of flsim has rounds; remove this setting")
         if hparams.source in ("heldout", "phrases"):
             words.split(hparams.source)
         if not 1 <= prefix < hparams.length:
@@ -216,7 +214,6 @@ class CanarySet:
         return {"prompt": prompt, "completion": text[len(prompt) :]} if is_instruction else {"text": text}
 
     def known_text(self, canary: Canary) -> str:
-        """Return the words of a canary that an attacker knows."""
         known = canary.template.known if canary.template else self.prefix
         return self.words.vocabulary.text(canary.tokens[:known])
 
@@ -246,14 +243,11 @@ class CanarySet:
             for name in sorted(set(files) - moved | {USERS, FILE}):
                 if file_digest(inside(folder, name)) != files[name]:
                     raise ValueError(f"{name} has changed")
-            settings: dict[str, Any] = {
-                name: tuple(v) if isinstance(v, list) else v for name, v in law["canaries"].items()
-            }
             words = WordList.within(folder, law["layout"])
             with (folder / USERS).open(encoding="utf-8", newline="") as file:
                 listed = [(row["user"], int(row["records"])) for row in csv.DictReader(file, strict=True)]
             users = OtherUsers(tuple(name for name, _ in listed), np.array([count for _, count in listed], np.int64))
-            canaries = cls.draw(words, users, CanaryHParams(**settings), law["seed"], law["prefix"])
+            canaries = cls.draw(words, users, CanaryHParams(**law["canaries"]), law["seed"], law["prefix"])
             stored = pd.read_parquet(folder / FILE)
         except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error, pa.ArrowException) as error:
             raise InputError(

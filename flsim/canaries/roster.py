@@ -127,9 +127,8 @@ def read_counts(folder: Path) -> dict[str, NDArray[np.int64]]:
 def is_drawn(roster: pd.DataFrame) -> "pd.Series[bool]":
     """Return whether each canary was planted: at least one record was drawn for it, and it is not a control.
 
-    With Poisson sampling, a canary in a small corpus can have no record. A canary whose copies a defence removed later
-    counts as planted; otherwise, a share would hide the effect of the defence. In the oldest rosters, which do not
-    store the number of drawn records, all canaries count as planted.
+    A canary whose copies a defence removed later counts as planted; otherwise, a share would hide the effect. In the
+    oldest rosters, which do not store the number of drawn records, all canaries count as planted.
     """
     is_planted = pd.Series(data=True, index=roster.index)
     if "is_planted" in roster:

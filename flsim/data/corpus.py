@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -285,9 +284,7 @@ class CorpusWriter:
     def __enter__(self) -> "CorpusWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for split in self.splits.values():
             split.close()
 

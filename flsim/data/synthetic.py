@@ -1,8 +1,7 @@
 """A synthetic corpus with Zipf words, topics and users.
 
-Each topic has its own words and word order, and each user has a mix of topics. Records of a topic are a Markov chain: a
-word is followed by one of its few successors in the topic, or by any word of the topic. Therefore a next-word model can
-learn the order, and users with different topics differ.
+Each topic has its own words, and each user a mix of topics. Records of a topic are a Markov chain: a word is followed
+by one of its few successors in the topic, or by any word of the topic, so a next-word model can learn the order.
 """
 
 import os
@@ -42,8 +41,6 @@ NUMBERS = 10  # one word in this many is a number
 
 @dataclass(frozen=True)
 class Spellings:
-    """The different spellings of words."""
-
     texts: tuple[str, ...]
 
     @classmethod
@@ -263,9 +260,8 @@ class _Range(NamedTuple):
 def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
     """Write a synthetic corpus, which is a function of the arguments only.
 
-    A large corpus uses a process per processor. Users are drawn into scratch files while words are counted, then
-    written with ids in order of frequency. Memory therefore does not grow with the number of users. Raises InputError
-    if `out` exists, the corpus exceeds the disk, or a user exceeds the memory; and WorkerDied.
+    Users are drawn into scratch files while words are counted, then written with ids in order of frequency, so memory
+    does not grow with their number. InputError if `out` exists, or the disk or memory is too small; and WorkerDied.
     """
     layout = hparams.token_layout
     sizes = {"train": hparams.users, "heldout": hparams.heldout_users, "test": hparams.test_users}

@@ -75,7 +75,6 @@ class Canaries:
 
     @classmethod
     def of_folder(cls, drawn: CanarySet, folder: Path) -> "Canaries":
-        """Return the canaries of a folder, with their law."""
         law = {name: value for name, value in asdict(drawn.hparams).items() if value not in (None, ())}
         tokens = folder / TABLE if drawn.words.layout.name == TOKENIZER else None
         facts = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens, drawn, tokens is not None
@@ -83,7 +82,6 @@ class Canaries:
 
     @classmethod
     def listed(cls, canaries: tuple[Canary, ...], vocabulary: Vocabulary | None, layout: Layout) -> "Canaries":
-        """Return canaries that somebody listed, with their copies."""
         copies = np.array([canary.copies or 0 for canary in canaries], np.int64)
         nothing = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
         words = vocabulary or Vocabulary(tuple(map(str, range(layout.words))), (0,) * layout.words, layout.name)
@@ -111,7 +109,6 @@ class Measurements:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Return the values of measurements.toml."""
         evaluation = {name: value for name, value in asdict(self.hparams).items() if value is not None}
         canaries = {**self.canaries.law, "unit": self.canaries.unit}
         training = {"kind": "elsewhere", "name": self.label}
@@ -176,7 +173,6 @@ class Measurements:
             self._describe(folder, round, last, status)
 
     def _describe(self, folder: Path, newest: int, last: int, status: str) -> None:
-        """Write run.json."""
         without_seed = {name: value for name, value in self.settings.items() if name != "seed"}
         facts = {
             "name": self.path.resolve().name,
@@ -240,7 +236,6 @@ class OtherModel:
         return [(self.round or 0, None)] if several is None else [*checkpoints_in(several, self.round)]
 
     def load(self, weights: Path | None, canaries: Canaries) -> Any:
-        """Return the model with the weights of a checkpoint."""
         if self.folder is None or weights is None:
             return load_other(self.spec, self.arguments, weights, self.context, "--model ")
         if not canaries.are_of_model:
@@ -306,10 +301,7 @@ def canaries_of(path: Path) -> CanarySet:
 
 
 def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
-    """Return the model in a folder of transformers or peft, with the canaries' token ids; `path` has the measurements.
-
-    Raises InputError if there is no such model, or its tokens are not those of the canaries.
-    """
+    """Return the model in a folder of transformers or peft, for measurements at `path`; InputError for other tokens."""
     if not is_folder_of_model(folder):
         raise InputError(f"{folder}: has no model of transformers or peft; name the folder of a model")
     table = path / "planted" / TABLE
@@ -331,9 +323,8 @@ class MeasuredModel:
     ) -> "MeasuredModel":
         """Load the model of a round, by default of the newest one, and compare it with the measured one.
 
-        A folder of measurements at `path` names its factory, but only the user decides what is executed, with `spec`.
-        For a model without code, `spec` is a folder, if it has been moved. InputError if the model is unknown, its
-        factory is not named, or code or parameters are not those that were measured.
+        Only the user decides what is executed, with `spec`, which names the factory, or a folder that was moved.
+        InputError if the model is unknown, its factory is not named, or code or parameters are not those measured.
         """
         canaries, record, number = canaries_of(path), *_record_of(path, round)
         weights = None if record["weights"] is None else Path(record["weights"])

@@ -1,7 +1,6 @@
 """Reader of CSV: a header, then a row per post, with commas or another delimiter, in UTF-8, with plain text (not HTML).
 
-Quoted fields can contain delimiters, doubled quotes, and line feeds. Therefore no place in the file is known to be
-between two rows, and a file is a single part.
+Quoted fields can hold line feeds, so no place is known to be between two rows, and a file is a single part.
 """
 
 import csv

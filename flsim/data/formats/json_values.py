@@ -1,8 +1,7 @@
 """Reader of JSON that is not lines: an array of objects, indented objects one after another, and LEAF's layout.
 
 The layout of LEAF (https://leaf.cmu.edu) is one object, ``{"users": [...], "user_data": {USER: {"x": [TEXT, ...]}}}``.
-A file is one part. Objects, and in LEAF's layout users, are decoded one after another, so memory does not grow with the
-file. An object of more than `LARGEST` characters is refused.
+A file is one part, decoded object by object (in LEAF's layout user by user), of at most `LARGEST` characters each.
 """
 
 import json
@@ -92,7 +91,6 @@ def is_leaf(data: Path) -> bool:
 
 
 def _objects(path: Path) -> Iterator[Any]:
-    """Yield the objects of a file up to the first fault."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from _values(_Scanner(file))

@@ -1,7 +1,7 @@
 """Reader of plain text in UTF-8, a record per line, such as the Penn Treebank for language models.
 
-Words and characters are unchanged; runs of white space become one space. Plain text has no authors: each block of
-consecutive lines counts as an author, named by the file and the number of the first line.
+Words and characters are unchanged; runs of white space become one space. A block of consecutive lines counts as an
+author, named by the file and the number of the first line.
 """
 
 from collections import Counter

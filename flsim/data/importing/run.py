@@ -8,12 +8,9 @@
 3. For each range of words, counts are summed. The most frequent words of all ranges are the vocabulary.
 4. The users of all splits are written, one range at a time, with the vocabulary's token ids.
 
-Each piece of steps 1, 2 and 3 is a task for a pool of processes. Its result stays in a scratch folder until the corpus
-is complete.
-
-The corpus is a function of the sources and the parameters only, byte for byte. It does not depend on the number of
-processes, parts or ranges, nor on interruptions. Users are in the order of their authors' hashes, so the order of
-sources only matters for authors who are in several of them.
+The result of each piece of steps 1, 2 and 3 stays in a scratch folder until the corpus is complete. The corpus is a
+function of the sources and the parameters only, byte for byte. Users are in the order of their authors' hashes, so the
+order of sources only matters for authors who are in several of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +38,7 @@ from flsim.data.importing.tasks import Steps, SuppliedVocabulary, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
 from flsim.data.tokenizer import SMALLEST, Tokenizer
-from flsim.data.vocabulary import TOKENIZER
+from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER
 
 VERSION = 5  # version of pieces; pieces of other versions are ignored
 SMALL = 2**23  # bytes of sources up to which one process is faster
@@ -117,10 +114,14 @@ def import_corpus(
     if isinstance(format, str):
         format = format_named(format)
     opened = open_sources(sources)
-    vocabulary = None if vocabulary_from is None else _read_vocabulary(vocabulary_from, hparams, fit_vocabulary)
-    if vocabulary and vocabulary.size < hparams.vocabulary_size:
+    vocabulary = None
+    if vocabulary_from is not None:
+        with unchanged(vocabulary_from) as sha256:
+            read = read_word_count(vocabulary_from, hparams.vocabulary_size, fit_vocabulary)
+        vocabulary = SuppliedVocabulary(replace(read, layout=hparams.layout), vocabulary_from, sha256)
+    if vocabulary and (size := len(vocabulary.vocabulary.words) + SPECIAL_TOKENS) < hparams.vocabulary_size:
         say(words_short(len(vocabulary.vocabulary.words), hparams))
-        hparams = replace(hparams, vocabulary_size=vocabulary.size)
+        hparams = replace(hparams, vocabulary_size=size)
     cutting = None
     if hparams.by == "tokens":
         cutting = Cutting(Tokenizer(tokenizer) if tokenizer else None, prompt_column)
@@ -171,12 +172,6 @@ def _sized(hparams: ImportHParams, tokenizer: Tokenizer | None) -> ImportHParams
             f"--train-tokenizer {SMALLEST} or more"
         )
     return replace(hparams, layout=TOKENIZER)
-
-
-def _read_vocabulary(path: Path, hparams: ImportHParams, fit: bool) -> SuppliedVocabulary:
-    with unchanged(path) as sha256:
-        vocabulary = read_word_count(path, hparams.vocabulary_size, fit)
-    return SuppliedVocabulary(replace(vocabulary, layout=hparams.layout), path, sha256)
 
 
 def _workers(sources: Iterable[Source]) -> int:

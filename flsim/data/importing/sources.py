@@ -1,9 +1,8 @@
 """The source files of an import, with the names that the user gave and the files that are read.
 
-The sha256 of each source is in the manifest of the corpus. Sizes and times do not prove that a file is unchanged: times
-can be set, and writes to a mapped file appear late. Therefore a file is hashed before it is read (a compressed file
-while it is decompressed), and again after it was read completely. Changes that are reverted in between are not
-detected.
+Sizes and times do not prove that a file is unchanged: times can be set, and writes to a mapped file appear late.
+Therefore a file is hashed before it is read (a compressed file while it is decompressed), and again after it was read
+completely. Changes that are reverted in between are not detected.
 """
 
 import os
@@ -22,18 +21,11 @@ from flsim.data.importing.unpack import hash_file, is_compressed, unpack
 
 @dataclass(frozen=True)
 class Source:
-    """A source of an import.
-
-    `data` is the file to read: the same file, or one in the scratch folder. The identity shows whether the file is
-    unchanged; the digest, bytes and sha256 of the file that the user named, is None until known. `changed_at` is when
-    the file's content, name or permissions last changed before the import began, in ns.
-    """
-
-    path: Path
-    data: Path
-    identity: dict[str, Any]
-    digest: dict[str, Any] | None = None
-    changed_at: int = 0
+    path: Path  # as the user named it
+    data: Path  # the file to read: the same file, or one in the scratch folder
+    identity: dict[str, Any]  # by which a changed file is recognized
+    digest: dict[str, Any] | None = None  # bytes and sha256 of the user's file; None until known
+    changed_at: int = 0  # when its content, name or permissions last changed before the import began, in ns
 
     @property
     def file(self) -> Path:

@@ -8,9 +8,8 @@ runs/           run folders
 logs/           the output of each run
 tuned.toml      the search that chose settings, if the tier names one
 
-Runs of one sweep are compared with each other, so they can differ only in axes, grids and seeds. A later command can
-change the length of training, the rounds of evaluations and the use of machines, which do not belong to the digest of a
-run.
+Runs of one sweep can differ only in axes, grids and seeds. A later command can change the length of training, the
+rounds of evaluations and the use of machines, which do not belong to the digest of a run.
 """
 
 import json
@@ -33,8 +32,7 @@ from flsim.runs.config import DataHParams, dump, from_working_directory, toml
 from flsim.runs.config.files import KINDS
 from flsim.runs.foresight import refuse_impossible, refuse_impossible_in
 from flsim.runs.sweeps.definition import Definition, Planned, Tier
-from flsim.runs.sweeps.search import TuningOutcome
-from flsim.runs.sweeps.values import Values, merge
+from flsim.runs.sweeps.search import TuningOutcome, Values, merge
 
 PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")
 CORPUS, CORPUS_SEED = "corpus", 0
@@ -48,8 +46,6 @@ FREE = {*LENGTH, "evaluation.every", "evaluation.every_epochs"}
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """A sweep on disk."""
-
     path: Path
 
     file: ClassVar[str] = FILE
@@ -57,15 +53,12 @@ class SweepFolder:
     what: ClassVar[str] = "sweep"  # also the name of the command
 
     def run(self, name: str) -> Path:
-        """Return the folder of a run."""
         return self.path / RUNS / name
 
     def config(self, name: str) -> Path:
-        """Return the file with the settings of a run."""
         return self.path / "configs" / f"{name}.toml"
 
     def log(self, name: str) -> Path:
-        """Return the file with the output of a run."""
         return self.path / "logs" / f"{name}.log"
 
     def status(self, name: str, rounds: int) -> str:
@@ -177,7 +170,6 @@ class SweepFolder:
         )
 
     def add_session(self, session: Mapping[str, Any]) -> None:
-        """Record a session of work on the sweep."""
         known = self._known()
         if known is not None:  # the run was not removed in the meantime
             write_json(self.path / FILE, {**known, "sessions": [*known["sessions"], session]})

@@ -45,8 +45,7 @@ from flsim.runs.config import Config, dump, toml
 from flsim.runs.sweeps import definition
 from flsim.runs.sweeps.definition import Definition, Planned, Tier, planned_runs
 from flsim.runs.sweeps.folder import CORPUS, CORPUS_SEED, TUNED, SweepFolder, corpus_of, open_corpus
-from flsim.runs.sweeps.search import Group, Point, Range, Rule, TuningOutcome, middle
-from flsim.runs.sweeps.values import slug
+from flsim.runs.sweeps.search import Group, Point, Range, Rule, TuningOutcome, middle, slug
 from flsim.show.table import Column, markdown, note
 
 OBJECTIVE = "perplexity on test users"
@@ -55,8 +54,6 @@ FILE = "tune.json"
 
 @settings
 class TuningTier:
-    """The search at one tier of the sweep."""
-
     grids: dict[str, dict[str, Range]]  # ranges of settings, for each grid of the sweep
     # values of axes that trials have; other runs of the sweep use the chosen values without a trial
     at: dict[str, list[Any]] = field(default_factory=dict)
@@ -75,8 +72,6 @@ class TuningTier:
 
 @settings
 class Tuning(Rule):
-    """The content of a file for `flsim tune`."""
-
     sweep: str = ""  # file of the sweep, relative to this file
     tiers: dict[str, TuningTier] = field(default_factory=dict)  # searches by tier of the sweep
     seeds: Annotated[tuple[Natural, ...], DIFFERENT] = ()  # seeds of the trials' runs
@@ -92,8 +87,6 @@ class Tuning(Rule):
 
 @dataclass(frozen=True)
 class TuningFolder(SweepFolder):
-    """A search on disk."""
-
     file: ClassVar[str] = FILE
     entries: ClassVar[set[str]] = {FILE, TUNED, RUNS, CORPUS, "configs", "logs"}
     what: ClassVar[str] = "tune"
@@ -115,7 +108,6 @@ class TuningFolder(SweepFolder):
         write_json(path, {"sweep": search.definition.title, "tier": search.tier_name, "digest": digest})
 
     def write_config(self, name: str, config: Config) -> Path:
-        """Write the settings of a run, and return their file."""
         with new_file(self.config(name)) as partial:
             dump(config, partial)
         return self.config(name)
@@ -133,8 +125,6 @@ class TuningFolder(SweepFolder):
 
 @dataclass(frozen=True)
 class Search:
-    """A search at one tier."""
-
     source: Path  # its file
     tuning: Tuning  # content of the file
     at: TuningTier  # the settings of the tier
@@ -144,7 +134,6 @@ class Search:
 
     @property
     def sweep(self) -> Path:
-        """Return the file of the sweep."""
         return self.source.parent / self.tuning.sweep
 
     @property
