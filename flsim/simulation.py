@@ -296,7 +296,6 @@ def simulate(
     at_least_one(rounds=rounds, **{} if callable(every) else {"every": every})
     refuse_impossible(seed, threads, device)
     model = settled_model(model, planted.corpus)
-    model = settled_model(model, planted.corpus)
     refuse_unfit(model, planted.corpus.layout, seed, is_new=start is None)
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)

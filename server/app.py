@@ -89,7 +89,6 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         return connected
 
     def _choose(self, connected: Sequence[int], shard: int, round_: str) -> int:
-        """Return the SuperNode for a request, out of the connected ones."""
         now, (before, whom) = time.monotonic(), self._asked.get(shard, ("", 0))
         again = before == round_
         if again:
@@ -187,7 +186,6 @@ def refuse_other_code(folder: Path) -> None:
 
 
 def _code(root: Path) -> dict[Path, bytes]:
-    """Return flsim's source files in a folder, by path."""
     return {
         path.relative_to(root): path.read_bytes()
         for name in ("flsim", "clients", "server")

@@ -171,7 +171,10 @@ def supervised(
                 service.forget(run.path.resolve())
             else:
                 service.close()
-        if complaint := _log_complaint(run):
+        complaint: str | None = None
+        if lost := roundlog.lost(run.path):
+            rounds = "rounds" if run.config.has_a_line_per_round else "steps"
+            complaint = f"{roundlog.FILE} has lost {rounds} {roundlog.in_words(lost)}"
             say(f"{run.name}: completed, but {complaint}; --resume --retrain-lost trains them again")
         run.mark("completed", complaint)
         log.info("completed", extra={"round": run.rounds})
@@ -183,13 +186,6 @@ def _has_diverged(run: Run) -> bool:
         return bool(read_run_file(run.path)["status"] == "diverged")
     except InputError:
         return False
-
-
-def _log_complaint(run: Run) -> str | None:
-    """Return the missing rounds of the log of a run in one line; None if there are none."""
-    rounds = "rounds" if run.config.has_a_line_per_round else "steps"
-    lost = roundlog.lost(run.path)
-    return f"{roundlog.FILE} has lost {rounds} {roundlog.in_words(lost)}" if lost else None
 
 
 def _service_of(run: Run, num_gpus: float) -> EvaluationService:

@@ -244,7 +244,6 @@ def _in_process(
 
 
 def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Return whether a process ends within a number of seconds."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -100,7 +100,6 @@ class Tuner:
         return math.exp(sum(map(math.log, perplexities)) / len(perplexities))
 
     def _train_missing(self, runs: Sequence[Measured]) -> None:
-        """Train the runs that are not measured yet, the longest first."""
         folder = self.folder
         rounds = {name: rounds for name, _, rounds in runs if folder.perplexity(name, rounds) is None}
         if len(rounds) < len(runs):

@@ -1,8 +1,7 @@
 """Loading of custom code, which settings name as ``path/to/file.py:NAME`` in place of a built-in name.
 
-Such a file is a single module, which can import flsim and installed packages. It is executed when the object that it
-defines is first used, and never to read a configuration or results. A further setting can contain options, keyword
-arguments of the class or function; within flsim, a name includes them: ``path/to/file.py:NAME{"alpha": 0.1}``.
+Such a file is a single module, which is executed when the object that it defines is first used, never to read a
+configuration or results. Within flsim, a name includes its options: ``path/to/file.py:NAME{"alpha": 0.1}``.
 """
 
 import ast
@@ -107,7 +106,6 @@ def with_options(name: str, options: Mapping[str, object]) -> str:
 
 
 def refuse_wrong_options(settings: object, *names: str) -> None:
-    """Check the options of several settings of a dataclass; see `refuse_options`."""
     for setting in names:
         name = getattr(settings, setting)
         if options_of(name):
@@ -159,7 +157,14 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     if kinds is not None and kind not in kinds:
         raise not_executed(name, kind)
     with _lock:
-        module = _modules.get(path.stem) or _module_of(path)
+        module = _modules.get(path.stem)
+        if module is None:
+            lies = _places.get(path.stem, path)
+            source = _read(lies)
+            digest = sha256(source).hexdigest()
+            if lies != path and digest != path.stem:
+                raise InputError(f"{lies}: this file changed after its digest was recorded; restore the file")
+            module = _modules[digest] = _modules.get(digest) or _execute(lies, source)
     if not hasattr(module, attribute):
         raise InputError(
             f"{_places.get(path.stem, path)}: the file does not define {attribute}; correct the name of the {kind}"
@@ -272,8 +277,8 @@ def custom_code_errors(
     """Turn an error of custom code into a one-line error that names the file and the line.
 
     SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success; without `with_all_exits` only
-    from custom code. Errors of flsim and other libraries, Ctrl-C, and errors of memory are not changed. `failure` is
-    InputError if nothing has been trained yet; errors of disks and GPUs, which may not occur again, are RunFailed.
+    from custom code. Errors of flsim and other libraries, Ctrl-C, and errors of memory are not changed. Errors of disks
+    and GPUs, which may not occur again, are RunFailed instead of CustomCodeError.
     """
     try:
         yield
@@ -302,18 +307,6 @@ def custom_call_errors(
         if isinstance(error, InputError) or not is_custom(name):
             raise
         raise failure(f"{name}: {error}; it needs {needs}") from error
-
-
-def _module_of(path: Path) -> ModuleType:
-    """Return the module of a file's content, and execute the file if this content is new."""
-    lies = _places.get(path.stem, path)
-    source = _read(lies)
-    digest = sha256(source).hexdigest()
-    if lies != path and digest != path.stem:
-        raise InputError(f"{lies}: this file changed after its digest was recorded; restore the file")
-    if digest not in _modules:
-        _modules[digest] = _execute(lies, source)
-    return _modules[digest]
 
 
 def _read(path: Path) -> bytes:

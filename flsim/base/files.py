@@ -312,7 +312,6 @@ class HashedFile:
         self._file.close()
 
     def described(self) -> dict[str, Any]:
-        """Return the number of bytes and their sha256, in hexadecimal."""
         return {"bytes": self.bytes, "sha256": self._sha256.hexdigest()}
 
     def _count(self, data: bytes) -> bytes:

@@ -38,8 +38,7 @@ def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) ->
             lists = (chunk.flatten() for chunk in chunks if pa.types.is_list(chunk.type))
             if not field.nullable and any(chunk.null_count for chunk in (*chunks, *lists)):
                 raise InputError(f"{path}: cells of column {field.name} are missing; remove or restore it")
-        frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
-        return frame
+        return pd.DataFrame(table.to_pandas(ignore_metadata=True))
     except InputError:
         raise
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, MemoryError) as error:

@@ -87,7 +87,6 @@ def clock(seconds: float) -> str:
 
 
 def tracked(title: str, items: Sequence[Item], unit: str = "") -> Iterator[Item]:
-    """Yield the items, and show progress as they are done."""
     with progress(title, len(items), unit=unit) as advance:
         for done, item in enumerate(items, start=1):
             yield item

@@ -9,8 +9,8 @@ A folder of such canaries has these files:
     records.jsonl      the records to replace (or .csv, .parquet): user, record (from 0 among those of the user), id of
                        the canary, and its text, or for instruction tuning its prompt and completion
 
-Phrases, coins and places are a function of settings, seed, words and users. flsim draws all of them again when it reads
-the folder, and refuses a phrase that somebody chose, because a rank is a p-value only for random phrases.
+flsim draws everything again when it reads the folder, and refuses a phrase that somebody chose, because a rank is a
+p-value only for random phrases.
 """
 
 import csv
@@ -125,8 +125,6 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class OtherUsers:
-    """The users, or clients, of a training elsewhere, and the number of records of each."""
-
     names: tuple[str, ...]
     counts: NDArray[np.int64]
 
@@ -253,18 +251,11 @@ class CanarySet:
             raise InputError(
                 f"{folder}: cannot be read ({in_one_line(error):.200}); draw the canaries again"
             ) from error
-        if not _are_equal(stored, roster_of(canaries.planting, words.vocabulary)):
+        if stored.to_json() != roster_of(canaries.planting, words.vocabulary).to_json():
             raise InputError(
                 f"{folder}: the canaries are not those that the law draws, so they prove nothing; draw canaries again"
             )
         return canaries
-
-
-def _are_equal(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    def plain(table: pd.DataFrame) -> str:
-        return str(table.map(lambda value: value.tolist() if isinstance(value, np.ndarray) else value).to_json())
-
-    return list(one) == list(other) and plain(one) == plain(other)
 
 
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]], kind: Rows) -> None:

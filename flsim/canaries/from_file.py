@@ -20,8 +20,8 @@ KEYS = {"id", "words", "tokens", "p_u", "p_e", "copies"}
 def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[Canary, ...]:
     """Return the canaries of a CSV file with a header, or of a JSON file with a list of objects.
 
-    Each canary has a different id, and either words, in the vocabulary, or tokens (ids), separated by spaces, or in
-    JSON as a list. p_u and p_e, see `Canary`, and copies, 0 for a control, are optional. InputError for other files.
+    Each canary has a different id, and words of the vocabulary or tokens (ids), separated by spaces, in JSON as a list.
+    The keys p_u and p_e, see `Canary`, and copies, 0 for a control, are optional. InputError for other files.
     """
     rows = _read(path)
     if not rows:

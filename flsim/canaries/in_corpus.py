@@ -78,7 +78,6 @@ class Planted:
 
 
 def refuse_by_round(hparams: CanaryHParams, why: str) -> None:
-    """Raise InputError for a setting that makes records depend on the round."""
     for name in BY_ROUND:
         if getattr(hparams, name) != getattr(CanaryHParams, name):
             raise InputError(f"canaries.{name}: {why}")

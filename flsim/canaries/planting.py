@@ -182,9 +182,8 @@ def counts_of(overlay: Overlay, user_offsets: Ints, canaries: int) -> tuple[Ints
 def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
     """Draw distinct phrases that do not occur in any split of the corpus; a phrase that occurs is drawn again.
 
-    Text of held-out users occurs only in the held-out splits. Controls are last, and of two equal phrases the later one
-    is drawn again, so planted canaries are the same without controls. `rounds` is the length of training, for windows
-    that are fractions of it. Raises InputError if canaries do not fit corpus and rounds.
+    Controls are last, and of two equal phrases the later one is drawn again, so planted canaries are the same without
+    controls. `rounds` is the length of training. Raises InputError if canaries do not fit corpus and rounds.
     """
     layout = corpus.layout
     planted = configurations(hparams)
@@ -384,7 +383,6 @@ def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
 
 
 def refuse_copies(copies: int, records: int) -> None:
-    """Raise InputError if an exact number of copies exceeds that of the training records."""
     if copies > records:
         raise InputError(
             f"{copies:,} copies of canaries do not fit into {records:,} training records; set fewer "

@@ -50,10 +50,9 @@ class Twin:
 def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overlay]:
     """Shuffle all planted records and deal them in sequence to synthetic users with as many words as the real users.
 
-    Thakkar et al. (2020), section 4.1. Each synthetic user gets as many words as the real user with the same number,
-    with planted canaries, up to one record, so both partitions have the same numbers of users in a round. Every record
-    is used. It needs 5 bytes of memory per record, or 6 if records have more than 255 words. The overlay is returned in
-    the order of the twin.
+    Thakkar et al. (2020), section 4.1. Each synthetic user gets as many words as the real user with the same number, up
+    to one record. It needs 5 bytes of memory per record, or 6 if records have more than 255 words. The overlay is
+    returned in the order of the twin.
     """
     # The paper fills users of about 2,000 words, the size of its real users. With a fixed size, the number of users
     # would change when canaries shorten records, and a remainder would be dropped. Runs with older twins, with equal
@@ -97,7 +96,6 @@ def order_dtype(records: int) -> str:
 
 
 def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
-    """Return an overlay with records replaced by their positions in `order`."""
     replaced = np.zeros(len(order), bool)
     replaced[overlay.records] = True
     places = [start + np.flatnonzero(replaced[piece]) for start, piece in windows(order)]
@@ -210,7 +208,6 @@ class Population:
         return self._planted(records, places, self.overlay.canaries[planted[places]]) if len(places) else records
 
     def _planted(self, records: Records, places: Ints, canaries: NDArray[np.integer[Any]]) -> Records:
-        """Return records in which those at `places` are replaced by `canaries`."""
         phrases = [self.phrases[canary] for canary in canaries]
         is_from_corpus = np.ones(len(records), bool)
         is_from_corpus[places] = False

@@ -22,10 +22,9 @@ ALL, PART, NONE = "all", "part", "none"
 
 @dataclass(frozen=True)
 class Training:
-    """The settings of a training that decide how records are read.
+    """The settings of a training that decide how records are read: `encode` returns ids without special tokens.
 
-    `encode` returns token ids without special tokens. `length` is the number of tokens after which a record is cut,
-    including the token with which each record begins, if `begins`.
+    A record is cut after `length` tokens, with that with which each record begins, if `begins`.
     """
 
     encode: Encode

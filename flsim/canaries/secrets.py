@@ -2,6 +2,7 @@
 
 Carlini et al. (2018), "The Secret Sharer", section 3.2: a format s, such as "the random number is ...", whose holes are
 filled with r, which is drawn uniformly from a randomness space R. See `flsim.canaries.spec`.
+
 {d9}     9 digits
 {l4}     4 lower-case letters
 {w2}     2 words of the vocabulary

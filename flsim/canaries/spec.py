@@ -297,7 +297,6 @@ def distinct_configurations(hparams: CanaryHParams) -> list[Configuration]:
 
 
 def configurations(hparams: CanaryHParams) -> list[Configuration]:
-    """Return the configuration of every planted canary, in the order of ids."""
     return [configuration for configuration in distinct_configurations(hparams) for _ in range(hparams.count)]
 
 

@@ -213,8 +213,6 @@ class Corpus:
 
 
 class SplitWriter:
-    """A writer that appends users to a split's flat files."""
-
     def __init__(self, folder: Path, layout: Layout) -> None:
         folder.mkdir()
         self.folder, self.layout = folder, layout

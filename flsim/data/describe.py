@@ -41,13 +41,12 @@ CHANGED = "rows_with_forbidden_characters"  # counted with dropped things, altho
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """Return the summary of a corpus, which `inspect` returned, as text."""
     parts = [
         _splits(summary),
         _lengths(summary),
         _words(summary),
         _drops(summary),
-        [*_membership(summary), *_authors(summary)],
+        _membership(summary),
         _origin(summary),
     ]
     lines = "\n\n".join("\n".join(part) for part in parts if part).split("\n")
@@ -120,7 +119,7 @@ def _drops(summary: dict[str, Any]) -> list[str]:
 
 
 def _membership(summary: dict[str, Any]) -> list[str]:
-    """Return the lines on authors of held-out and test users, and on complete test authors if utility is theirs."""
+    """Return the lines on authors of held-out and test users, complete test authors, and the largest authors."""
     lines, membership = [], summary["membership"]
     for split, label, nobody in (
         ("heldout", "held-out", "none held out: user-level attacks have no safe non-members"),
@@ -144,14 +143,8 @@ def _membership(summary: dict[str, Any]) -> list[str]:
         whole, balanced = (membership[f"{name}_authors"] for name in (summary["utility"], "test"))
         text = f"measured on {whole:,} complete test authors, of whom {balanced:,} also have balanced users"
         lines += _entry("utility", f"{text}; dropped things are counted for balanced users")
-    return lines
-
-
-def _authors(summary: dict[str, Any]) -> list[str]:
-    """Return the line of the largest authors; none for a corpus without users."""
-    largest = summary["authors"][:_FEW]
-    shares = [f"{_names([author['author']])} {author['share']:.1%}" for author in largest]
-    return _entry("largest", f"authors by their share of all words: {', '.join(shares)}") if shares else []
+    shares = [f"{_names([author['author']])} {author['share']:.1%}" for author in summary["authors"][:_FEW]]
+    return lines + (_entry("largest", f"authors by their share of all words: {', '.join(shares)}") if shares else [])
 
 
 def _origin(summary: dict[str, Any]) -> list[str]:
@@ -167,7 +160,6 @@ def _origin(summary: dict[str, Any]) -> list[str]:
 
 
 def _entry(label: str, text: str) -> list[str]:
-    """Return the lines of a label with a wrapped text next to it."""
     begin, then = f"{label:<{_LABEL}}", " " * _LABEL
     return textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=then, break_on_hyphens=False)
 

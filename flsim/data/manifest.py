@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
@@ -110,8 +110,7 @@ def description_of(layout: Layout) -> dict[str, Any]:
 
 def by_in(manifest: dict[str, Any]) -> By:
     """Return whether the words of a corpus are words, which is the default, or single characters."""
-    by: By = manifest["parameters"].get("by", "words")
-    return by
+    return cast(By, manifest["parameters"].get("by", "words"))
 
 
 def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:

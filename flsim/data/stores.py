@@ -1,6 +1,5 @@
 """Corpora at a URI, in object stores or folders: they are fetched once into a local folder, and mapped there.
 
-    s3://BUCKET/PREFIX?region=eu-west-1
     s3://BUCKET/PREFIX?endpoint_override=minio.local:9000&scheme=http
     gs://BUCKET/PREFIX?anonymous=true
     file:///FOLDER
@@ -9,12 +8,8 @@
     $FLSIM_CACHE/corpora/DIGEST.lock       locked by the process that fetches
     $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last read from it
 
-Supported are S3 and stores that speak its protocol, Google Cloud Storage, and folders, through pyarrow. Credentials
-come from the same places as for the tools of each provider: environment, profile, or role of the machine. A URI must
-not contain credentials, because run folders and reports show it.
-
-A corpus is fetched completely, because rounds read users at random. A folder of the cache is named by the digest of its
-manifest, so it never changes. Only files with the names of a corpus are read from the store.
+Credentials come from the same places as for the tools of each provider, not from a URI, which run folders show. A
+corpus is fetched completely, because rounds read users at random. A folder of the cache never changes.
 """
 
 import os

@@ -96,37 +96,23 @@ POOL_WORDS = 2**24  # words from which several processes are used
 
 @settings
 class SyntheticHParams:
-    """Settings of a synthetic corpus.
+    """Settings of a synthetic corpus."""
 
-    Attributes:
-        users: number of training users.
-        test_users: number of further users, on which utility is measured.
-        heldout_users: number of further users, the non-members of membership attacks.
-        words_per_user: each user gets records until they have this many words.
-        vocabulary_size: number of token ids, including the four special tokens; by characters, the number of words plus
-            four.
-        record_words: longest record of the layout, in tokens; records here have 5 to 12 words.
-        topics: number of topics.
-        heterogeneity: concentration of the symmetric Dirichlet distribution of users' topic mixtures. Near 0 a user has
-            one topic, at 1 all mixtures are equally likely, and far above 1 all users are similar.
-        zipf: exponent s of the word frequencies, which are proportional to 1 / rank^s.
-        order: probability that a word is followed by one of its successors.
-        layout: name of the layout of token ids.
-        by: "words", or "characters", which are the letters, digits and spaces of the spelled words.
-    """
-
-    users: Count = 400
-    test_users: Count = 40
-    heldout_users: Natural = 40
-    words_per_user: Count = 250
+    users: Count = 400  # number of training users
+    test_users: Count = 40  # number of further users, on which utility is measured
+    heldout_users: Natural = 40  # number of further users, the non-members of membership attacks
+    words_per_user: Count = 250  # each user gets records until they have this many words
+    # number of token ids, including the four special tokens; by characters, the number of words plus four
     vocabulary_size: int = 600
-    record_words: int = 20
-    topics: Count = 5
+    record_words: int = 20  # longest record of the layout, in tokens; records here have 5 to 12 words
+    topics: Count = 5  # number of topics
+    # concentration of the symmetric Dirichlet distribution of users' topic mixtures. Near 0 a user has one topic, at 1
+    # all mixtures are equally likely, and far above 1 all users are similar
     heterogeneity: Positive = 0.5
-    zipf: Positive = 1.2
-    order: Annotated[float, bounds(ge=0, le=1)] = 0.7
-    layout: str = "tff"
-    by: By = "words"
+    zipf: Positive = 1.2  # exponent s of the word frequencies, which are proportional to 1 / rank^s
+    order: Annotated[float, bounds(ge=0, le=1)] = 0.7  # probability that a word is followed by one of its successors
+    layout: str = "tff"  # name of the layout of token ids
+    by: By = "words"  # or "characters", which are the letters, digits and spaces of the spelled words
 
     @property
     def token_layout(self) -> Layout:
@@ -224,10 +210,9 @@ def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: 
 
 
 def _draw(hparams: SyntheticHParams, seed: int, name: str) -> tuple[Ints, Ints, Floats, Ints, Floats]:
-    """Draw the random numbers of a user.
+    """Draw lengths and topics of a user's records, [records], and three arrays [LONGEST, records] for their words.
 
-    Returns lengths and topics of records, [records]; then three arrays [LONGEST, records] for the word at each
-    position: the uniform number of a fresh word, the index of a successor, and the uniform number that chooses.
+    These are the uniform number of a fresh word, the index of a successor, and the uniform number that chooses.
     """
     rng = stream(seed, "synthetic user", name)
     mixture = rng.dirichlet(np.full(hparams.topics, hparams.heterogeneity))

@@ -115,8 +115,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the model's ids of a text, without special tokens around them."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self.backend.decode([*map(int, ids)], skip_special_tokens=False))
@@ -286,5 +285,4 @@ class TokenVocabulary(Vocabulary):
         return None if id_ is None else int(self.map.from_model[id_])
 
     def encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self.map.from_model[self.map.tokenizer.encode(text)].tolist()
-        return ids
+        return list(self.map.from_model[self.map.tokenizer.encode(text)].tolist())

@@ -9,6 +9,7 @@ run.json           as in a run folder, with digests of measurements.toml and of 
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,7 +92,6 @@ class Canaries:
 
     @property
     def controls(self) -> list[Canary]:
-        """Return the canaries that have no copy in the training data."""
         copies = zip(self.planting.canaries, self.planting.insertions, strict=True)
         is_listed = self.drawn is None
         return [one for one, count in copies if count == 0 and not (is_listed and one.copies is None)]
@@ -99,8 +99,6 @@ class Canaries:
 
 @dataclass(frozen=True)
 class Measurements:
-    """A folder of measurements, which may not exist yet."""
-
     path: Path  # the folder
     label: str  # name of the model in tables
     canaries: Canaries  # the canaries
@@ -152,25 +150,22 @@ class Measurements:
         stored = self.path / MODELS / f"round-{round:06d}.json"
         if stored.exists() and from_json(stored.read_bytes())["digest"] != model["digest"]:
             raise InputError(f"{self.path}: has round {round} of another model; name another folder or --round")
-        own = own_quantities(self.hparams.also)
-        status = "completed" if round == last else "running"
-        if is_run(self.path):
-            newest = max(round, read_run_file(self.path)["round"])
-            self._describe(self.path, newest, last, "running")
-            write_rows(self.path, round, rows, own)
-            _write_model(self.path, round, model)
-            self._describe(self.path, newest, last, status)
-            return
-        with new_folder(self.path) as folder:
-            (folder / MEASUREMENTS).write_text(tomli_w.dumps(self.settings), encoding="utf-8")
-            if self.canaries.drawn is None:
-                (folder / "planted").mkdir()
-                write_roster(folder / "planted", self.canaries.planting, self.canaries.vocabulary)
+        status, is_new = "completed" if round == last else "running", not is_run(self.path)
+        newest = round if is_new else max(round, read_run_file(self.path)["round"])
+        with new_folder(self.path) if is_new else nullcontext(self.path) as folder:
+            if not is_new:
+                self._describe(folder, newest, last, "running")
             else:
-                self.canaries.drawn.write(folder / "planted")
-            write_rows(folder, round, rows, own)
-            _write_model(folder, round, model)
-            self._describe(folder, round, last, status)
+                (folder / MEASUREMENTS).write_text(tomli_w.dumps(self.settings), encoding="utf-8")
+                if self.canaries.drawn is None:
+                    (folder / "planted").mkdir()
+                    write_roster(folder / "planted", self.canaries.planting, self.canaries.vocabulary)
+                else:
+                    self.canaries.drawn.write(folder / "planted")
+            write_rows(folder, round, rows, own_quantities(self.hparams.also))
+            make_folder(folder / MODELS)
+            write_json(folder / MODELS / stored.name, dict(model))
+            self._describe(folder, newest, last, status)
 
     def _describe(self, folder: Path, newest: int, last: int, status: str) -> None:
         without_seed = {name: value for name, value in self.settings.items() if name != "seed"}
@@ -191,15 +186,8 @@ class Measurements:
         write_json(folder / "run.json", facts)
 
 
-def _write_model(folder: Path, round: int, model: Mapping[str, Any]) -> None:
-    make_folder(folder / MODELS)
-    write_json(folder / MODELS / f"round-{round:06d}.json", dict(model))
-
-
 @dataclass(frozen=True)
 class OtherModel:
-    """A model that was trained elsewhere, as one or several checkpoints."""
-
     # factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`. Or a folder of
     # transformers or peft, or a folder of such folders, whose names have the rounds.
     spec: str
@@ -310,8 +298,6 @@ def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """The model of a folder of measurements after a round, loaded again."""
-
     path: Path  # the folder
     round: int  # the round
     canaries: CanarySet  # the canaries, with their law
@@ -342,7 +328,6 @@ class MeasuredModel:
 
 
 def _record_of(path: Path, round: int | None) -> tuple[dict[str, Any], int]:
-    """Return how to load the model of a round, and the round."""
     known = {int(file.stem[6:]): file for file in (path / MODELS).glob("round-*.json") if file.stem[6:].isdecimal()}
     if round is not None and known and round not in known:
         raise InputError(

@@ -54,7 +54,11 @@ def evaluate_checkpoint(
             state.round,
             without,
         )
-        rows += _privacy_rows(opened, state)
+        if spent := opened.epsilons(state):
+            prefix = "" if opened.config.unit == "user" else f"{opened.config.unit} "
+            measured = {f"{prefix}epsilon {name}": value for name, value in spent.items()}
+            measured[f"{prefix}delta"] = opened.delta
+            rows += [Row(opened.identity, state.round, metric, "", value) for metric, value in measured.items()]
         opened.verify()  # measurements on other data must not be stored
         write_rows(opened.path, state.round, rows, own_quantities(hparams.also))
     except Diverged:
@@ -134,16 +138,6 @@ def _without(run: Run, path: Path, device: str) -> TrainableModel:
         )
     announce(other.config, "architecture")
     return load_model(other, path, device)[1]
-
-
-def _privacy_rows(run: Run, state: State) -> list[Row]:
-    """Return the rows of epsilons for the state's rounds; empty without noise."""
-    spent = run.epsilons(state)
-    if not spent:
-        return []
-    prefix = "" if run.config.unit == "user" else f"{run.config.unit} "
-    measured = {**{f"{prefix}epsilon {name}": value for name, value in spent.items()}, f"{prefix}delta": run.delta}
-    return [Row(run.identity, state.round, metric, "", value) for metric, value in measured.items()]
 
 
 def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:

@@ -118,7 +118,6 @@ def _replace(run_folder: Path, lines: Iterable[Line]) -> None:
 
 
 def _lines(run_folder: Path) -> list[Line]:
-    """Return all lines by round, including those of lost rounds."""
     return _once(files.read_lines(run_folder / FILE))
 
 

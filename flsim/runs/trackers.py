@@ -182,7 +182,6 @@ TRACKERS: dict[Kind, Callable[[Path, Settings], Tracker]] = {
 
 
 def refuse_missing(kinds: Sequence[Kind]) -> None:
-    """Raise InputError if the package of a tracker is not installed."""
     for kind in kinds:
         if find_spec(kind) is None:
             package = "mlflow-skinny" if kind == "mlflow" else kind

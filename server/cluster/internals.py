@@ -5,9 +5,10 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import node, ray_constants, services, utils, worker
@@ -45,15 +46,9 @@ def arguments_of_own_processes() -> set[str]:
     return {f"--raylet_socket_name={this.raylet_socket_name}", f"--session-name={this.session_name}"}
 
 
-@contextmanager
-def no_handler_of_sigterm() -> Iterator[None]:
+def no_handler_of_sigterm() -> AbstractContextManager[Any]:
     """Keep Ray from setting its handler of SIGTERM, which ends the process at once; `ray.init` has no such option."""
-    set_handler = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda _: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = set_handler
+    return patch.object(utils, "set_sigterm_handler", lambda _: None)
 
 
 def take_sigterm_back() -> None:
@@ -62,24 +57,17 @@ def take_sigterm_back() -> None:
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
-@contextmanager
-def without_services() -> Iterator[None]:
+def without_services() -> AbstractContextManager[Any]:
     """Keep Ray from starting a dashboard, an autoscaler and a reader of logs, which cost a tenth of a short run.
 
     `ray.init(include_dashboard=False)` still starts a process, and has no option against the other two.
     """
-    originals = {name: getattr(node.Node, name) for name in SERVICES}
-    for name in SERVICES:
-        setattr(node.Node, name, lambda *_, **__: None)
-    try:
-        yield
-    finally:
-        for name, start in originals.items():
-            setattr(node.Node, name, start)
+    nothing: dict[str, Any] = dict.fromkeys(SERVICES, lambda *_, **__: None)
+    patched: AbstractContextManager[Any] = patch.multiple(node.Node, **nothing)
+    return patched
 
 
-@contextmanager
-def agents_not_waited_for() -> Iterator[None]:
+def agents_not_waited_for() -> AbstractContextManager[Any]:
     """Choose the ports of the agents of a node that is started in the block, because `ray.init` has no such options.
 
     A raylet aborts if agents have not written ports that they chose after 15 seconds, as on a busy machine. It does not
@@ -94,11 +82,7 @@ def agents_not_waited_for() -> Iterator[None]:
         file.write_text(str(getattr(this._ray_params, AGENT_PORTS[-1])))
         return start(this, *args, **named)
 
-    node.Node.start_raylet = start_raylet
-    try:
-        yield
-    finally:
-        node.Node.start_raylet = start
+    return patch.object(node.Node, "start_raylet", start_raylet)
 
 
 def _free_ports() -> list[int]:

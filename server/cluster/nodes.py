@@ -149,6 +149,5 @@ def _alive() -> dict[str, Node]:
 
 
 def _short(environment: Environment, name: str) -> str:
-    """Return a version; for flsim's code, the beginning of its digest."""
     version = environment.versions.get(name, "nothing")
     return version[:12] if name == "flsim" else version

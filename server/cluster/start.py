@@ -321,17 +321,13 @@ def _failure(folder: Path, reason: str) -> str:
 
 def _watch_start(folder: Path, over: threading.Event) -> None:
     while not over.wait(LOOK):
-        ended = next((process for process in _of_ray() if not is_alive(process)), None)
+        of_ray = (child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet"))
+        ended = next((process for process in of_ray if not is_alive(process)), None)
         if ended is not None:
             if over.wait(START_GRACE):
                 return
             say(f"flsim: {_failure(folder, f'its {ended.name()} has ended')}")
             os._exit(1)
-
-
-def _of_ray() -> list[psutil.Process]:
-    """Return the control store and the raylet that this process has started, even if they have ended."""
-    return [child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet")]
 
 
 def _processes() -> list[psutil.Process]:
@@ -354,20 +350,15 @@ def _watch(processes: list[psutil.Process], over: threading.Event) -> None:
         ended = next((process for process in processes if not is_alive(process)), None)
         if ended is not None:
             try:  # print immediately, because Ray can end this process silently within the grace period
-                reason = f"Ray's {ended.info['name']} on this machine has ended{_cause(ended.info['name'])}"
+                name, folder = ended.info["name"], internals.logs_folder()
+                cause = causes.named_in(*folder.glob(f"{name}.*")) if folder else None
+                reason = f"Ray's {name} on this machine has ended" + (f": {cause}" if cause else "")
                 log.error("failed", extra={"reason": reason})
                 say(f"flsim: {reason}; `flsim run --resume` continues from the newest checkpoint")
             finally:  # without memory, the message can fail, but the process must still end
                 if not over.wait(GRACE):
                     os._exit(1)
             return
-
-
-def _cause(name: str) -> str:
-    """Return the cause of the end of one of Ray's processes, from its logs, after a colon; empty if none is logged."""
-    folder = internals.logs_folder()
-    cause = causes.named_in(*folder.glob(f"{name}.*")) if folder else None
-    return f": {cause}" if cause else ""
 
 
 def is_alive(process: psutil.Process) -> bool:

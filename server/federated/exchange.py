@@ -170,18 +170,12 @@ class _Pending:
 
 
 class _RoundExchange:
-    """The state of the exchange of a round.
-
-    Attributes:
-        branches: the requests' shards by branch.
-        failures: the reason for each shard of which the last attempt failed.
-        is_own_code: whether the last failure is an error of custom code.
-    """
+    """The state of the exchange of a round."""
 
     def __init__(self, asked: Sequence[RoundRequest], branch: int) -> None:
-        self.branches = branches([request.shard for request in asked], branch)
-        self.failures: dict[int, str] = {}
-        self.is_own_code = False
+        self.branches = branches([request.shard for request in asked], branch)  # the requests' shards by branch
+        self.failures: dict[int, str] = {}  # the reason for each shard of which the last attempt failed
+        self.is_own_code = False  # whether the last failure is an error of custom code
         self._round = asked[0].round if asked else 0
         self._held: dict[int, ShardReply] = {}  # without their sums, which are in client processes
 

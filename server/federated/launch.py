@@ -1,6 +1,5 @@
 """The launch of a federated run: on a Ray cluster, with client processes on its machines, or in this process."""
 
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -135,7 +134,6 @@ def take_gpus(free: list[float], share: float, processes: int) -> int:
 
 
 def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
-    """Raise InputError if the precision is TF32 and clients have no GPU."""
     if precision == "tf32" and not client_gpus:
         raise InputError('local.precision "tf32" needs an NVIDIA GPU, but clients have none; set "float32"')
 
@@ -182,14 +180,6 @@ class InProcessGrid(ShardGrid):
             return []
         self._waiting.remove(message)
         return [self._reply(message)]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Answer messages until `timeout` seconds are over, and return the replies."""
-        until, ids = time.monotonic() + (float("inf") if timeout is None else timeout), self.push_messages(messages)
-        replies: list[Message] = []
-        while len(replies) < len(ids) and time.monotonic() < until:
-            replies += self.pull_messages(ids)
-        return replies
 
     def _reply(self, message: Message) -> Message:
         """Return the app's reply, or an error with its reason, as a client process would."""

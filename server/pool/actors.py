@@ -44,7 +44,6 @@ class Actors(list[Actor[Job]], Generic[Job]):
             yield actor, error
 
     def idle(self) -> list[Actor[Job]]:
-        """Return actors that are ready and have no job."""
         return [actor for actor in self if actor.is_ready and actor.job is None]
 
     def busy(self) -> list[tuple[Actor[Job], Job]]:

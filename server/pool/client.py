@@ -1,6 +1,6 @@
 """The client process: a Ray actor that applies Flower's ClientApp to messages, and adds given sums.
 
-Parameters are stored once in Ray's object store for all shards of a round; sums stay where they were computed.
+Parameters are stored once in Ray's object store for all shards of a round; sums stay on the node that computed them.
 """
 
 import importlib

@@ -146,7 +146,6 @@ class EvaluationService:
         return ended
 
     def forget(self, run: Path) -> None:
-        """End a run's evaluations, and drop what is pending; other runs continue."""
         with self._lock:
             for actor, job in self._pool.busy():
                 if job.run == run:
@@ -155,7 +154,6 @@ class EvaluationService:
             self._ended.pop(run, None)
 
     def close(self) -> None:
-        """End all processes, and drop what is pending."""
         with self._lock:
             self._pool.close()
             self._waiting.clear()
@@ -213,7 +211,6 @@ class EvaluationService:
         return f"{what} within {limit:g} s{hint}" if time.monotonic() - actor.since > limit else None
 
     def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float, float] | RayError) -> None:
-        """Record the end of an attempt with any outcome."""
         if not isinstance(outcome, RayError):
             self._end(actor, job, "stored", took=outcome)
         elif not isinstance(outcome, RayTaskError) or is_out_of_memory(outcome.cause or outcome):
@@ -292,9 +289,7 @@ class EvaluationInProcess:
         return self.poll(run)
 
     def forget(self, run: Path) -> None:  # noqa: ARG002
-        """Drop outcomes that were not requested."""
         self._ended.clear()
 
     def close(self) -> None:
-        """Drop outcomes that were not requested."""
         self._ended.clear()

@@ -60,6 +60,18 @@ class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types
     ) -> Message:
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Push messages and wait for all replies, or for `timeout` seconds."""
+        until = time.monotonic() + (float("inf") if timeout is None else timeout)
+        unanswered = self.push_messages(messages)
+        replies: list[Message] = []
+        while unanswered and time.monotonic() < until:
+            replies += self.pull_messages(unanswered)
+            answered = {reply.metadata.reply_to_message_id for reply in replies}
+            unanswered = [id_ for id_ in unanswered if id_ not in answered]
+            time.sleep(0.005)
+        return replies
+
     def _numbered(self, message: Message) -> Message:
         return numbered(message, next(self._numbers))
 
@@ -84,7 +96,6 @@ class ClientShare:
     gpus: float = 0.0
 
     def fits(self, resources: dict[str, float]) -> int:
-        """Return the number of client processes that fit on a machine with these resources."""
         of_cpus = int(resources.get("CPU", 0.0) / self.cpus)
         if not self.gpus:
             return of_cpus
@@ -104,8 +115,6 @@ def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
 
 @dataclass(frozen=True)
 class RemoteArrays:
-    """Arrays of a reply that remain on the machine that computed them."""
-
     arrays: ObjectRef
     machine: str | None
 
@@ -127,7 +136,6 @@ class Job:
 
 
 def nearest(idle: list[Actor[Job]], parts: Sequence[RemoteArrays]) -> list[Actor[Job]]:
-    """Return the idle processes on the machine with most of the arrays."""
     on = Counter(part.machine for part in parts)
     most = max(on[process.machine] for process in idle)
     return [process for process in idle if on[process.machine] == most]
@@ -194,18 +202,6 @@ class RayGrid(ShardGrid):
         ready = [id_ for id_ in message_ids if id_ in self._replies]
         later = {id_ for id_ in ready if self._replies[id_][0].replied is not None} - {*ready[:PULLED]}
         return [self._fetched(*self._replies.pop(id_)) for id_ in ready if id_ not in later]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Push messages and wait for all replies, or for `timeout` seconds."""
-        until = time.monotonic() + (float("inf") if timeout is None else timeout)
-        unanswered = self.push_messages(messages)
-        replies: list[Message] = []
-        while unanswered and time.monotonic() < until:
-            replies += self.pull_messages(unanswered)
-            answered = {reply.metadata.reply_to_message_id for reply in replies}
-            unanswered = [id_ for id_ in unanswered if id_ not in answered]
-            time.sleep(0.005)
-        return replies
 
     def close(self) -> None:
         for process in [*self._processes]:
@@ -280,7 +276,6 @@ class RayGrid(ShardGrid):
         return reply
 
     def _dispatch(self) -> None:
-        """Assign queued messages to idle processes."""
         for _ in range(len(self._waiting)):
             if not (idle := self._processes.idle()):
                 return
@@ -334,5 +329,4 @@ class RayGrid(ShardGrid):
 
 
 def ray_grid(app: str, shards: int, share: ClientShare, machines: Nodes, holds: bool = False) -> closing[RayGrid]:
-    """Return a `RayGrid` whose processes end with the block."""
     return closing(RayGrid(app, shards, share, machines, holds))

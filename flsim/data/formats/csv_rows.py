@@ -52,7 +52,6 @@ def _delimiter(part: Part) -> str:
 
 
 def _place(header: list[str], column: str, option: str, part: Part) -> int:
-    """Return the place of a column; raise InputError unless the header has it once."""
     if header.count(column) != 1:
         names, delimiter = ", ".join(header)[:200] or "none", _delimiter(part)
         raise InputError(

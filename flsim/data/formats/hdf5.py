@@ -1,8 +1,8 @@
 """Reader of TensorFlow Federated's older copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.h5``.
 
-``/examples/<client_id>/tokens`` is a dataset of strings, one per sentence, split at white space. The file name contains
-the split. libhdf5 2.0 may crash or loop forever on a damaged file (0.3% of files that were damaged at random), so a
-separate process reads it, and is killed after five minutes without progress.
+``/examples/<client_id>/tokens`` is a dataset of strings, one per sentence. The file name contains the split. Reading
+can crash or loop forever in libhdf5 2.0, in 0.3% of files that were damaged at random. Therefore a separate process
+reads a file, and is killed after five minutes without progress.
 """
 
 from collections import Counter
@@ -87,8 +87,8 @@ def tff_hdf5_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[P
 def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield posts of up to 64 sentences of a client.
 
-    Dropped are ``users_not_utf8`` (the client id), ``users_too_large`` (a million sentences, or a chunk of 256 MB),
-    ``records_not_utf8``, ``records_too_long`` (more than 1 MB) and ``records_without_words``.
+    Dropped are clients whose id is not UTF-8 or that are too large (a million sentences, or a chunk of 256 MB). Dropped
+    sentences are not UTF-8, too long (more than 1 MB) or without words.
     """
     split = split_of_name(part.source)
     names = _clients(part.path, part.source)[part.first : part.last]

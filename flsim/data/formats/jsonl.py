@@ -144,7 +144,6 @@ def _abbreviated(value: Any) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why Python cannot decode a JSON text."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at column {error.colno}"
     return "nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"

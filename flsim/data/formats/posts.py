@@ -40,8 +40,6 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The options for reading sources; a format uses the options that apply to it."""
-
     ascii: bool = False  # whether characters outside ASCII are removed, see `flsim.data.sentences.sentences`
     delimiter: str | None = None  # between two fields of CSV; None is a tab in .tsv files, and a comma in others
     whole: bool = False  # whether a text is one sentence, with its white space and capitals, for a tokenizer
@@ -187,10 +185,9 @@ def posts_of(
 ) -> Iterator[Post]:
     """Yield the post of an author and a text, or one post for each text of a list.
 
-    Counts of dropped posts, by the first reason that applies: ``posts_without_user`` and ``posts_without_text`` (null
-    or blank); ``posts_too_long`` (more than `LONGEST_TEXT` characters); ``posts_not_utf8`` (the author or the text
-    contains half of a surrogate pair). An author is a string, or an integer, also as a float: 7, 7.0 and "7" are one
-    author. The prompt is what these texts answer, or null. Raises WrongFieldError for other types.
+    Posts without author or text (null or blank), of more than `LONGEST_TEXT` characters, or with half of a surrogate
+    pair are dropped. An author is a string, or an integer, also as a float: 7, 7.0 and "7" are one author. The prompt
+    is what these texts answer, or null. Raises WrongFieldError for other types.
     """
     if not (is_null(prompt) or isinstance(prompt, str)):
         raise WrongFieldError(PROMPT, "must be a string")

@@ -94,7 +94,6 @@ class CharacterFilter:
         return b"<".join(allowed)
 
     def _is_suspect(self, chunk: bytes) -> bool:
-        """Return whether a chunk can have forbidden characters."""
         return (
             len(chunk.translate(None, _CONTROLS)) < len(chunk)
             or _SUSPECT_REFERENCE.search(chunk) is not None
@@ -106,7 +105,7 @@ class CharacterFilter:
 
 
 def _allowed(match: re.Match[bytes]) -> bytes:
-    """Return allowed characters; ``&#x41`` and ``&#65`` stand for one, and U+FFFF for a number of no character."""
+    """Return allowed characters; ``&#x41`` and ``&#65`` are an A, and a number of no character is U+FFFF."""
     matched = match[0]
     if matched[:1] == b"&":
         digits = [reference[2:] for reference in matched.split(b";")[:-1]]
@@ -173,10 +172,8 @@ def _next_row(file: IO[bytes], offset: int, size: int) -> int:
 def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield the questions and answers of a dump, by users named ``site/OwnerUserId``.
 
-    Counts of dropped posts, by the first reason that applies: ``posts_of_other_types`` (tag wikis and the like);
-    ``posts_without_owner``; ``posts_of_community_user`` (OwnerUserId -1); ``posts_without_body``; ``posts_too_long`` (a
-    body of more than a million characters, or 20,000 tags, which is not written by a person).
-    ``rows_with_forbidden_characters`` counts rows that are read without their forbidden characters.
+    Dropped are posts of other types (tag wikis and the like), without owner or body, of the Community user, and too
+    long (a million characters, or 20,000 tags). Rows that are read without forbidden characters are counted too.
     """
     site = site_of(part.source)
     rows = 0

@@ -28,7 +28,6 @@ def text_format(lines_per_author: int = LINES_PER_AUTHOR) -> Format:
 
 
 def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Return the parts of a file: byte ranges of complete authors."""
     bounds, begun = [0], [1]  # begun: number of each part's first line
     lines = offset = 0
     with data.open("rb") as file:

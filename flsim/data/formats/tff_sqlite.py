@@ -137,10 +137,8 @@ def _ascending(rows: Iterable[tuple[Any, ...]], part: Part) -> Iterator[tuple[An
 def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield posts of up to 64 consecutive sentences of the same author and split.
 
-    Dropped are ``records_too_long`` (more than 1 MB), ``records_not_tf_example``, ``records_without_tokens`` (the
-    feature ``tokens`` is not one bytes value), ``records_not_utf8`` (tokens or client id) and
-    ``records_without_words``. Raises InputError if SQLite cannot read the part, a split is not train, heldout or test,
-    or no record can be read.
+    Dropped records are too long (more than 1 MB), no tf.Example, without one bytes value ``tokens``, not UTF-8, or
+    without words. InputError if SQLite cannot read the part, a split is unknown, or no record can be read.
     """
     drops: Counter[str] = Counter()
     sentences_read = 0

@@ -109,11 +109,6 @@ MOST_SUGGESTED = 4
 Counts = list[tuple[int, int]]  # for each of LENGTHS: the authors with this number of words, and the users that result
 
 
-def count_by_length(author_words: Ints) -> Counts:
-    """Return authors and users for each of `LENGTHS`; complete sentences make slightly fewer users."""
-    return [(int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS]
-
-
 def suggestion(counts: Sequence[Counts], below: int) -> str:
     """Return the `MOST_SUGGESTED` lengths that result in a user: ``"--words-per-user 500 (about 3 users of ...)"``."""
     totals = np.array(counts, np.int64).reshape(-1, len(LENGTHS), 2).sum(axis=0).tolist()
@@ -187,7 +182,7 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     """Balance the authors of a range of hashes, and write their users, see `users_of`, and the words to .words.
 
     Returns ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors`` with enough words by
-    split; ``longest``, words and name of the longest dropped author; ``by_length``, see `count_by_length`; ``users``,
+    split; ``longest``, words and name of the longest dropped author; ``by_length``, `Counts`; ``users``,
     the number of balanced users; ``words``, the number of different words.
     """
     authors = _authors(ranges)
@@ -238,7 +233,9 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "dropped": dropped,
         "authors": chosen.authors,
         "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
-        "by_length": count_by_length(author_words),
+        "by_length": [  # complete sentences make slightly fewer users
+            (int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS
+        ],
         "users": sum(len(chosen.names[split]) for split in SPLITS),
         "words": different,
     }

@@ -1,10 +1,8 @@
 """Import of dumps as a corpus of balanced users: in parallel, in bounded memory, and resumable after a kill.
 
-1. Compressed files are decompressed. Their parts are read independently, and sentences are written to disk by
-   author.
-2. For each range of authors, authors with few words are dropped, and the others are cut into balanced users. Sentences
-   are cut at `record_words` words, and the words of train users are counted. Test and held-out authors are also stored
-   complete, in further splits.
+1. Parts of the decompressed files are read independently, and sentences are written to disk by author.
+2. For each range of authors, those with few words are dropped, and the others are cut into balanced users. Sentences
+   are cut at `record_words` words, and the words of train users are counted.
 3. For each range of words, counts are summed. The most frequent words of all ranges are the vocabulary.
 4. The users of all splits are written, one range at a time, with the vocabulary's token ids.
 
@@ -13,7 +11,7 @@ function of the sources and the parameters only, byte for byte. Users are in the
 order of sources only matters for authors who are in several of them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import sched_getaffinity
 from pathlib import Path
@@ -33,7 +31,7 @@ from flsim.data.importing import tasks
 from flsim.data.importing.encoding import Cutting
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.scratch import scratch
-from flsim.data.importing.sources import Source, changed, open_sources, unchanged, unpack_sources
+from flsim.data.importing.sources import changed, open_sources, unchanged, unpack_sources
 from flsim.data.importing.tasks import Steps, SuppliedVocabulary, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
@@ -149,7 +147,9 @@ def import_corpus(
                 **cuts,
             }
         )
-        with Pool(workers or _workers(opened)) as pool:
+        size = sum(of.data.stat().st_size * (UNPACKED if is_compressed(of.data) else 1) for of in opened)
+        default = min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1
+        with Pool(workers or default) as pool:
             steps = Steps(pieces, pool, hparams, fit_vocabulary, text, delimiter, cutting)
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
         for source in opened:
@@ -172,9 +172,3 @@ def _sized(hparams: ImportHParams, tokenizer: Tokenizer | None) -> ImportHParams
             f"--train-tokenizer {SMALLEST} or more"
         )
     return replace(hparams, layout=TOKENIZER)
-
-
-def _workers(sources: Iterable[Source]) -> int:
-    """Return one process for each core, within limits, or one process for small sources."""
-    size = sum(source.data.stat().st_size * (UNPACKED if is_compressed(source.data) else 1) for source in sources)
-    return min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1

@@ -81,26 +81,26 @@ def unpack_sources(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> lis
     packed = {f"unpacked-{index}": source for index, source in enumerate(sources) if is_compressed(source.data)}
     if not packed:
         return list(sources)
-    tasks = {
-        name: Task(str(source.path), unpack, (source.data, source.path, pieces.folder / f"{name}.data"))
-        for name, source in packed.items()
-    }
-    sizes = {name: source.data.stat().st_size for name, source in packed.items()}
+    data = {name: pieces.folder / f"{name}.data" for name in packed}
+    tasks = {name: Task(str(of.path), unpack, (of.data, of.path, data[name])) for name, of in packed.items()}
     with blaming_changes(sources):
-        digests = pieces.run(pool, "unpacking", tasks, "bytes", sizes=sizes, reporting=True)
-    done = {
-        source.path: replace(source, data=pieces.folder / f"{name}.data", digest=digest)
-        for (name, source), digest in zip(packed.items(), digests, strict=True)
-    }
+        digests = _digests("unpacking", tasks, packed, pieces, pool)
+    done = {of.path: replace(of, data=data[name], digest=digests[name]) for name, of in packed.items()}
     return [done.get(source.path, source) for source in sources]
 
 
 def hashed(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> list[Source]:
     missing = {f"hash-{index}": source for index, source in enumerate(sources) if source.digest is None}
     tasks = {name: Task(str(source.path), hash_file, (source.data,)) for name, source in missing.items()}
-    sizes = {name: source.data.stat().st_size for name, source in missing.items()}
-    digests = dict(zip(tasks, pieces.run(pool, "hashing", tasks, "bytes", sizes=sizes, reporting=True), strict=True))
+    digests = _digests("hashing", tasks, missing, pieces, pool)
     return [replace(source, digest=digests.get(f"hash-{index}", source.digest)) for index, source in enumerate(sources)]
+
+
+def _digests(
+    title: str, tasks: dict[str, Task], sources: dict[str, Source], pieces: Pieces, pool: Pool
+) -> dict[str, Any]:
+    sizes = {name: source.data.stat().st_size for name, source in sources.items()}
+    return dict(zip(tasks, pieces.run(pool, title, tasks, "bytes", sizes=sizes, reporting=True), strict=True))
 
 
 def checks(sources: Sequence[Source]) -> dict[str, Task]:

@@ -237,7 +237,6 @@ class Steps:
         columns: tuple[str, str],
         supplied: SuppliedVocabulary | None,
     ) -> Path:
-        """Run all steps, and return the folder of the complete corpus."""
         formats = self.with_lines([format] * len(sources) if format else self.detect(sources), sources)
         for source, source_format in zip(sources, formats, strict=True):
             if format is None:

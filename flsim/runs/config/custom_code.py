@@ -53,7 +53,6 @@ def _change_each(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def names_in(settings: Any) -> list[str]:
-    """Return all names of custom code in settings, in the order of the fields."""
     return [name for _, name in kinds_in(settings)]
 
 
@@ -133,7 +132,6 @@ def _copy(name: str, folder: Path) -> str:
 
 
 def refuse_changed_copies(settings: Any) -> None:
-    """Raise InputError if a copy that settings name has changed."""
     for name in names_in(settings):
         path, _ = parts(name)
         if path.parent.name == FOLDER and not path.stem.endswith(f".{source_digest(name)[:DIGITS]}"):

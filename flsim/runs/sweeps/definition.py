@@ -1,28 +1,7 @@
 """The definition of a sweep: a TOML file with a base, grids (products of axes), and tiers (scales).
 
-    title = "Thakkar et al. (2020), Table 1"
-    question = "What does each part of federated learning do to memorization?"
-    [published]                         # the rows to compare results with
-    file = "thakkar2020.csv"
-    table = "1"
-    source = "Thakkar et al. (2020), Table 1"
-    columns = { "data.partition" = "data", "training.cohort" = "batch_size" }
-    [base.evaluation]                   # settings of all runs
-    references = 2_000_000
-    [[grids]]                           # a run for each choice of values of all axes
-    name = "fedavg"
-    published = { optimizer = "FedAvg" }
-    set = { training.rounds = 8_000 }
-    axes = { "data.partition" = ["iid", "non-iid"], "training.cohort" = [500, 1000] }
-    [tiers.smoke]
-    about = "400 users."
-    corpus = { synthetic = { users = 400 } }
-    set = { canaries.p_u = [0.01] }
-    grids.fedavg = { set = { training.rounds = 100 }, axes = { "training.cohort" = [4, 8] } }
-
 Later settings replace earlier ones, in the order base, grid, tier, the tier's grid, axes. The axes of grids have the
-published values. If a tier gives other values, it gives the same number of values, each at the position of the
-published value.
+published values; a tier gives as many, each at the position of the published value. docs/sweeps.md has an example.
 """
 
 import json
@@ -154,7 +133,6 @@ def load(path: Path) -> Definition:
 
 
 def tier_of(definition: Definition, name: str, source: str) -> Tier:
-    """Return a tier by its name; raise InputError if there is no such tier."""
     if name not in definition.tiers:
         raise InputError(f"{source}: there is no tier {name!r}; choose one of {', '.join(definition.tiers)}")
     return definition.tiers[name]
@@ -171,8 +149,8 @@ def planned_runs(
 ) -> list[Planned]:
     """Return all runs in the order of the table: by grid, then by axes (the first varies slowest), then by seed.
 
-    InputError for an unknown grid, no or too many runs, wrong settings, names that are not valid for folders, a missing
-    published row, or an override of a setting in which runs differ.
+    InputError for an unknown grid, no or too many runs, wrong settings, or names that are not valid for folders; for a
+    missing published row, or an override of a setting in which runs differ.
     """
     only, grids = list(only), [grid.name for grid in definition.grids]
     for name in only:
@@ -257,7 +235,6 @@ def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
 
 
 def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Values]]:
-    """Return the published values of the axes at each point, flat, with those of the tier."""
     for axis, values in change.axes.items():
         if len(values) != len(grid.axes.get(axis, ())):
             raise InputError(
@@ -300,7 +277,6 @@ def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: s
 
 
 def _refuse_missing(values: Mapping[str, Any], path: Path) -> None:
-    """Raise InputError that names all missing keys of a sweep file."""
     missing = [key for key in ("title", "tiers") if key not in values]
     grids, tiers = values["grids"], values.get("tiers", {})
     for index, grid in enumerate(grids if isinstance(grids, list) else ()):

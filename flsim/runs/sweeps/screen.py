@@ -63,7 +63,6 @@ class Screen:
 
     @contextmanager
     def live(self) -> Iterator["Screen"]:
-        """Show the table during the block, if the output is a terminal."""
         if not console.is_terminal:
             yield self
             return
@@ -87,7 +86,6 @@ class Screen:
                 say(f"{self._summary(states)}; {', '.join(running)}")
 
     def ended(self, name: str, failure: str | None, remaining: int) -> None:
-        """Print a line about the end of a run."""
         state = self._state_of(name)
         over = state.status in {"completed", "diverged"}
         outcome = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"

@@ -95,8 +95,6 @@ def middle(ranges: Mapping[str, Range]) -> Point:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of a sweep that share values, and the ranges of the search."""
-
     name: str
     grid: str
     axes: Values
@@ -116,8 +114,6 @@ class Trial:
 
 @dataclass(frozen=True)
 class GroupOutcome:
-    """The result of a search for the runs of a sweep that share values."""
-
     name: str  # name, grid, axes: see `Group`
     grid: str
     axes: Values
@@ -288,7 +284,6 @@ class TuningOutcome:
             )
 
     def refuse_corpus(self, digest: str, where: object) -> None:
-        """Raise InputError for the digest of the corpus of the search, if the sweep has another corpus."""
         if self.has_own_corpus and digest == self.corpus:
             raise InputError(
                 f"{where}: {self.source} was tuned on this corpus, so results on it must not be reported; use "

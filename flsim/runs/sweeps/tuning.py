@@ -1,20 +1,7 @@
 """The definition of a search for the settings of a sweep, its folder, and the runs of its trials.
 
-    sweep = "table1.toml"               # relative to this file
-    by = ["data.partition"]                 # groups: each grid in each partition takes its own values
-    method = "grid"
-    trials = 8
-    halving = [0.25, 0.5, 1.0]
-    seeds = [1000]                      # a sweep that takes the values refuses these
-    [tiers.smoke]
-    at = { "training.cohort" = [8] }    # the runs of a grid to try values on
-    corpus_seed = 1                     # a corpus for the search only, made as the tier's
-    [tiers.smoke.grids.fedavg]
-    "local.learning_rate" = { low = 0.1, high = 10.0 }
-
 A trial is all runs of its group, over seeds and axes, with planted canaries that are not measured. Its perplexity is
-the geometric mean of their perplexities on test users. The folder of a search, which is created once and can be
-continued:
+the geometric mean of their perplexities on test users. docs/tuning.md has an example of a file. The folder of a search:
 
 tune.json       the search, so that no other one continues in the folder
 tuned.toml      the outcome, once the search has ended
@@ -170,7 +157,6 @@ class Search:
         ]
 
     def typical(self) -> list[Planned]:
-        """Return the runs of all grids with the middle value of each range."""
         return [run for grid, ranges in self.at.grids.items() for run in self.planned(grid, middle(ranges))]
 
     def groups(self) -> list[Group]:
@@ -220,7 +206,6 @@ class Search:
         ]
 
     def is_possible(self, group: Group, values: Point) -> bool:
-        """Return whether these values are valid for the settings of a group."""
         try:
             self.planned(group.grid, values)
         except InputError:
@@ -270,7 +255,6 @@ def measuring_utility(config: Config) -> Config:
 
 
 def shortened(config: Config, share: float, train: Split) -> tuple[Config, int]:
-    """Return the settings of a run of a share of its length, and its number of rounds."""
     rounds = max(1, math.ceil(round(share * config.rounds_over(config.trained_on(train)), 6)))
     return config.lasting(rounds), rounds
 
