@@ -1,8 +1,4 @@
-"""The Flower ClientApp: it decodes a request, opens the shard, trains and replies, and stores only caches.
-
-Any process can serve any shard, because the corpus is memory-mapped, and the batches of a user depend only on the
-request.
-"""
+"""The Flower ClientApp: any process can serve any shard, from a memory-mapped corpus, and stores only caches."""
 
 import os
 import socket

@@ -1,14 +1,4 @@
-"""Planting and training in the calling process, without Ray.
-
-A notebook runs the same loop as `flsim run`:
-
-    canaries = flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12)
-    users = flsim.plant(flsim.open_corpus("corpora/demo"), canaries, partition="iid")
-    for state in flsim.simulate(users, flsim.Model(32, 64), flsim.FedAvg(cohort=40), rounds=100):
-        ...
-
-A state has the content of a checkpoint. Any state can be the `start` of another simulation.
-"""
+"""Planting and training in the calling process, without Ray; a state has the content of a checkpoint."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -305,7 +295,6 @@ def simulate(
     refuse_other(FedAvg | Central, "a flsim.FedAvg or flsim.Central", algorithm=algorithm)
     at_least_one(rounds=rounds, **{} if callable(every) else {"every": every})
     refuse_impossible(seed, threads, device)
-    model = settled_model(model, planted.corpus)
     model = settled_model(model, planted.corpus)
     refuse_unfit(model, planted.corpus.layout, seed, is_new=start is None)
     if start is not None:

@@ -34,9 +34,7 @@ POLL = 0.2  # seconds
 class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
     """Flower nodes 0 to shards - 1, one for each shard.
 
-    As long as the same SuperNodes are connected, the requests of a shard go to the same SuperNode in all rounds. A
-    second request for a shard in a round goes to another SuperNode. A SuperNode that joins is used from the next round
-    on; a SuperNode that leaves is replaced by the others.
+    A shard keeps its SuperNode while the same ones are connected; a second request in a round goes to another one.
     """
 
     def __init__(self, grid: Grid, shards: int, stop: Stop) -> None:
@@ -79,7 +77,6 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         return list(self._grid.send_and_receive(messages, timeout=timeout))
 
     def _wait(self) -> list[int]:
-        """Return the connected SuperNodes, at least one."""
         until = time.monotonic() + DEADLINE
         while not (connected := sorted(self._grid.get_node_ids())):
             if time.monotonic() > until:
@@ -92,7 +89,6 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         return connected
 
     def _choose(self, connected: Sequence[int], shard: int, round_: str) -> int:
-        """Return the SuperNode for a request, out of the connected ones."""
         now, (before, whom) = time.monotonic(), self._asked.get(shard, ("", 0))
         again = before == round_
         if again:
@@ -164,8 +160,7 @@ def run_of(config_path: str, out: str, resume: bool) -> Run:
 def ray_for_evaluators(grid: Grid) -> Iterator[None]:
     """Provide Ray in this process until the block ends; RunFailed if Flower has not started it in time.
 
-    Flower's simulation starts Ray in another thread. A call into Ray before this start would start a second Ray, and
-    both would end. The grid of a simulation is in memory; with any other grid, this function starts Ray itself.
+    Flower's simulation starts Ray in another thread; a call into Ray before would start a second Ray, and both end.
     """
     if not is_simulated(grid):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -191,7 +186,6 @@ def refuse_other_code(folder: Path) -> None:
 
 
 def _code(root: Path) -> dict[Path, bytes]:
-    """Return flsim's source files in a folder, by path."""
     return {
         path.relative_to(root): path.read_bytes()
         for name in ("flsim", "clients", "server")

@@ -1,7 +1,4 @@
-"""The launch of a central run, without Flower.
-
-Training and evaluation run on Ray, and this process supervises them; or everything runs in this process, without Ray.
-"""
+"""The launch of a central run, without Flower, on Ray or in this process."""
 
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -18,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from flsim.algorithms.checkpoint import checkpoint_name, digest_of
 from flsim.base.errors import InputError, Interrupted, RunFailed, is_out_of_memory
 from flsim.base.extensions import custom_code_errors
-from flsim.base.logs import log, logging_to
+from flsim.base.logs import logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import ledger
 from flsim.runs import roundlog
@@ -56,13 +53,14 @@ class News:
 
 
 def train(path: Path, gpus: float) -> Generator[News]:
-    """Train a run in this process, with a share of a GPU, from its newest checkpoint; yield reports for the driver.
-
-    Raises InputError as `opened` or without the GPU that the settings require; Diverged with the step; Interrupted
-    after a checkpoint; RunFailed if another process trains the run, or custom code failed.
-    """
+    """Train a run in this process, with a share of a GPU, from its newest checkpoint; yield reports for the driver."""
     run, stop = Run.open(path), StopFile(path)
-    _use(run.central.system, gpus)
+    system = run.central.system
+    torch.set_num_threads(system.threads)
+    if system.device == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError('system.device is "cuda", but torch finds no GPU on the node that Ray chose')
+        torch.cuda.set_per_process_memory_fraction(min(gpus, 1.0))
     with hold_lock(run), custom_code_errors():
         training, state = opened(run)
         chunks = train_chunks(state, training, run.rounds, run.is_saved_at, ends_early=stop)
@@ -74,18 +72,9 @@ def opened(run: Run) -> tuple[CentralTraining, State]:
     return run.central.training_of(run.users, run.rounds), run.latest_state()
 
 
-def _use(system: CentralSystemHParams, gpus: float) -> None:
-    """Restrict this process to its share of the machine; raise InputError if a required GPU is missing."""
-    torch.set_num_threads(system.threads)
-    if system.device == "cuda":
-        if not torch.cuda.is_available():
-            raise InputError('system.device is "cuda", but torch finds no GPU on the node that Ray chose')
-        torch.cuda.set_per_process_memory_fraction(min(gpus, 1.0))
-
-
 def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]]) -> Iterator[News]:
     """Save and log the training from `state` on, with a line for each saved state; Interrupted if it ended early."""
-    roundlog.settle(run.path, state.round, run.has_a_line_per_round)
+    roundlog.settle(run.path, state.round, run.config.has_a_line_per_round)
     spent, metrics = run.epsilons(state), RoundMetrics(run)
     yield News(state.round, spent=spent)
     log, unsaid, since = Log(), Log(), state.round
@@ -130,44 +119,39 @@ def simulate(
     run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
 ) -> None:
     """Train a run on Ray in a separate process; for arguments and errors, see `server.launch.train`."""
-    with _driven(run):
+    with _driven(run) as (stop, stop_file):
         gpus, evaluation_gpus = process_gpu_shares(run.central.system)
-        stop, stop_file = Stop(), StopFile(run.path)
-        stop_file.remove()
         with cluster(address, cpus, head), stopping(stop):
             Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None).check()
             refuse_what_does_not_fit(run.central.system, gpus, nodes())
             say_where(run.path, address is None and head is None)
             _begin(run, retrain_lost)
-            try:
-                with supervised(run, evaluation_gpus, stop=stop) as evaluations:
-                    train_on_ray(run, gpus, evaluations, stop, stop_file)
-            finally:
-                stop_file.remove()
+            with supervised(run, evaluation_gpus, stop=stop) as evaluations:
+                train_on_ray(run, gpus, evaluations, stop, stop_file)
 
 
 def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     """Train like `simulate`, in this process without Ray; each checkpoint is evaluated before training continues."""
     if not run.central.system.is_one_process:
         raise InputError('--in-process needs a CPU; set system.device = "cpu"')
-    stop, stop_file = Stop(), StopFile(run.path)
-    with _driven(run), stopping(stop):
+    with _driven(run) as (stop, stop_file), stopping(stop):
         _begin(run, retrain_lost)
-        stop_file.remove()
-        try:
-            with supervised(run, service=EvaluationInProcess(evaluate_checkpoint), stop=stop) as evaluations:
-                for _ in _followed(run, train(run.path, 0.0), evaluations, stop, stop_file):
-                    pass
-        finally:
-            stop_file.remove()
+        with supervised(run, service=EvaluationInProcess(evaluate_checkpoint), stop=stop) as evaluations:
+            for _ in _followed(run, train(run.path, 0.0), evaluations, stop, stop_file):
+                pass
 
 
 @contextmanager
-def _driven(run: Run) -> Iterator[None]:
-    """Lock and check the run without changing it."""
+def _driven(run: Run) -> Iterator[tuple[Stop, StopFile]]:
+    """Lock and check the run without changing it; yield the requests to end, of which no file remains."""
+    stop_file = StopFile(run.path)
     with hold_lock(run, DRIVEN), logging_to(run.path):
         run.central.training_of(run.users, run.rounds)
-        yield
+        stop_file.remove()
+        try:
+            yield Stop(), stop_file
+        finally:
+            stop_file.remove()
 
 
 def _begin(run: Run, retrain_lost: bool) -> None:
@@ -179,7 +163,6 @@ def _begin(run: Run, retrain_lost: bool) -> None:
 
 
 def process_gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
-    """Return the GPUs of the training process and of an evaluator."""
     return gpu_shares(system.gpus, system.gpus_for_evaluation, system.evaluators, system.device == "cuda")
 
 
@@ -208,8 +191,7 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
 def attempt(run: Run, gpus: float) -> Generator[News | None]:
     """Train a run in one task on the Ray cluster; yield its reports, and regularly None; closing ends the training.
 
-    All nodes can read the run's folder. Raises the error of training, or Lost if the process died or ran out of memory;
-    the newest checkpoint is then valid.
+    Raises the error of training, or Lost if the process died or ran out of memory, after a valid checkpoint.
     """
     system = run.central.system
     group = placement_group([{"CPU": float(system.threads)} | ({"GPU": gpus} if gpus else {})])
@@ -284,10 +266,7 @@ def _followed(
                 advance = stack.enter_context(progress(run.name, run.rounds, news.step, unit="steps"))
             advance(news.step, "" if news.loss is None else f"loss {news.loss:.2f}")
             if news.saved:
-                log.info("checkpoint", extra={"round": news.step, "file": checkpoint_name(news.step)})
-                run.mark("running", evaluations.complaint)
-                if run.is_evaluated_at(news.step):
-                    evaluations.submit(run.path / "checkpoints" / checkpoint_name(news.step))
+                evaluations.saved(run.path / "checkpoints" / checkpoint_name(news.step))
             spent = news.spent or spent
             if news.spent and news.saved and news.step < run.rounds:
                 say(f"{run.name}: {ledger.note(spent, config.unit)} by step {news.step:,}")

@@ -21,7 +21,6 @@ class Stop(threading.Event):
     signal = 0
 
     def check(self) -> None:
-        """Raise Interrupted if the event is set."""
         if self.is_set():
             raise Interrupted(self.signal)
 

@@ -22,7 +22,6 @@ from flsim.runs import roundlog
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
-from flsim.training.state import State
 from server.pool.evaluations import EvaluationInProcess, EvaluationService, ServiceHParams
 from server.stopping import Stop
 
@@ -56,6 +55,14 @@ class Evaluations:
             for path in self._run.unevaluated()
             if path.name not in self._failed
         )
+
+    def saved(self, path: Path) -> None:
+        """Record a new checkpoint, and submit it if its evaluation is due."""
+        round_ = checkpoint.round_of(path)
+        log.info("checkpoint", extra={"round": round_, "file": path.name})
+        self._run.mark("running", self.complaint)
+        if self._run.is_evaluated_at(round_):
+            self.submit(path)
 
     def poll(self) -> None:
         """Record evaluations that ended, without waiting, and report failures; Diverged if a model is not finite."""
@@ -125,12 +132,11 @@ def supervised(
     service: EvaluationService | EvaluationInProcess | None = None,
     stop: Stop | None = None,
 ) -> Iterator[Evaluations]:
-    """Train in the block, from the run's newest checkpoint, and evaluate each checkpoint that `keep` submits.
+    """Train in the block, from the run's newest checkpoint, and evaluate each checkpoint that it submits.
 
-    The status of the run is kept up to date. Checkpoints that are due and have no rows yet are evaluated first. The end
-    of the block waits for all evaluations, on `evaluation_gpus` (0: a CPU), or by a `service` that runs share. Raises
-    Diverged with the round and the last good checkpoint, Interrupted if `stop` was set, RunFailed if an evaluation or
-    the block failed.
+    The status of the run is kept up to date. The end of the block waits for all evaluations, on `evaluation_gpus` (0: a
+    CPU), or by a `service` that runs share. Raises Diverged with the round and the last good checkpoint, Interrupted if
+    `stop` was set, RunFailed if an evaluation or the block failed.
     """
     shared, service = service is not None, service or _service_of(run, evaluation_gpus)
     evaluations = Evaluations(run, service, stop)
@@ -165,8 +171,10 @@ def supervised(
                 service.forget(run.path.resolve())
             else:
                 service.close()
-        complaint = _log_complaint(run)
-        if complaint:
+        complaint: str | None = None
+        if lost := roundlog.lost(run.path):
+            rounds = "rounds" if run.config.has_a_line_per_round else "steps"
+            complaint = f"{roundlog.FILE} has lost {rounds} {roundlog.in_words(lost)}"
             say(f"{run.name}: completed, but {complaint}; --resume --retrain-lost trains them again")
         run.mark("completed", complaint)
         log.info("completed", extra={"round": run.rounds})
@@ -180,29 +188,10 @@ def _has_diverged(run: Run) -> bool:
         return False
 
 
-def _log_complaint(run: Run) -> str | None:
-    """Return the missing rounds of the log of a run in one line; None if there are none."""
-    lost = roundlog.lost(run.path)
-    return (
-        f"{roundlog.FILE} has lost {'rounds' if run.has_a_line_per_round else 'steps'} {roundlog.in_words(lost)}"
-        if lost
-        else None
-    )
-
-
 def _service_of(run: Run, num_gpus: float) -> EvaluationService:
     system = run.config.system
     hparams = ServiceHParams(system.evaluators, num_gpus, deadline=system.evaluation_deadline)
     return EvaluationService(partial(evaluate_checkpoint, device="cuda" if num_gpus else "cpu"), hparams)
-
-
-def keep(run: Run, state: State, evaluations: Evaluations) -> None:
-    """Save a state, and submit it to the evaluation if that is due."""
-    path = run.save(state)
-    log.info("checkpoint", extra={"round": state.round, "file": path.name})
-    run.mark("running", evaluations.complaint)
-    if run.is_evaluated_at(state.round):
-        evaluations.submit(path)
 
 
 # Metrics of a run's rounds, which Ray's agent of each node exposes for Prometheus; docs/operations.md lists them.
@@ -230,7 +219,6 @@ class RoundMetrics:
                     self._metrics[name] = kind(f"flsim_{name}", text, ("run", *TAGS.get(name, ())))
 
     def report(self, line: Mapping[str, Any]) -> None:
-        """Report a line of rounds.jsonl."""
         for name in ("round", "loss", "seconds"):
             self._add(name, line[name])
         self._add("rounds", self._run.rounds)

@@ -1,13 +1,9 @@
 """A sweep: many runs on a Ray cluster, each with `flsim run` in a separate process, within a Ray task.
 
-The task has the share of the run on a node. A run of one process on a CPU trains without Ray. Any other run starts a
-separate Ray with the same share, which takes about ten seconds. A run assumes all cores of the machines of its Ray, so
-two federated runs on one Ray would wait for each other's processes. With a process for each run, a failure affects only
-its run, and memory is freed. Linux kills the process when its task ends (PR_SET_PDEATHSIG), and the Ray of the run ends
-with the process, so nothing outlives a killed sweep. On SIGTERM or Ctrl-C, the sweep asks its runs to write a
-checkpoint, and waits some seconds.
-
-A sweep has no `--resume`: its folder lists its runs, and each call trains the missing runs.
+The task has the share of the run on a node. A run of one process on a CPU trains without Ray, any other one on a Ray of
+its own: a run assumes all cores of its Ray, so two on one Ray would wait for each other's processes. Linux kills the
+process when its task ends (PR_SET_PDEATHSIG), so nothing outlives a killed sweep. On SIGTERM or Ctrl-C, the sweep asks
+its runs to write a checkpoint, and waits some seconds. A sweep has no `--resume`: each call trains the missing runs.
 """
 
 import os
@@ -47,8 +43,6 @@ OVER = {"completed", "diverged"}  # statuses of runs that have a result
 
 @dataclass(frozen=True)
 class Job:
-    """A run to train."""
-
     name: str
     config: Config
     file: Path
@@ -60,8 +54,6 @@ class Job:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job."""
-
     name: str
     failure: str | None  # the reason why it failed; None if it did not fail
     seconds: float = 0.0  # duration of its process; 0 if the process was lost
@@ -252,7 +244,6 @@ def _in_process(
 
 
 def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Return whether a process ends within a number of seconds."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

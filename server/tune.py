@@ -1,8 +1,7 @@
 """A search for settings: trials are trained like runs of a sweep, in shares of their length.
 
-The search itself is a function of perplexities (`flsim.runs.sweeps.search`), which are read from run folders. A killed
-search therefore continues when it is repeated: measured trials are not trained again. The number of parallel runs and
-the order of their ends do not affect choices, because all trials of a share are compared together.
+A killed search continues when it is repeated: perplexities are read from run folders. The order in which runs end does
+not affect choices, because all trials of a share are compared together.
 """
 
 import math
@@ -101,7 +100,6 @@ class Tuner:
         return math.exp(sum(map(math.log, perplexities)) / len(perplexities))
 
     def _train_missing(self, runs: Sequence[Measured]) -> None:
-        """Train the runs that are not measured yet, the longest first."""
         folder = self.folder
         rounds = {name: rounds for name, _, rounds in runs if folder.perplexity(name, rounds) is None}
         if len(rounds) < len(runs):

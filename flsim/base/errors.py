@@ -11,18 +11,20 @@ class InputError(ValueError):
 
 def at_least_one(**values: int) -> None:
     """Raise InputError for the first value that is not an integer, or is below 1."""
-    for name, value in values.items():
-        _refuse_fraction(name, value)
-        if value < 1:
-            raise InputError(f"{name} must be at least 1, found {value}")
+    _refuse_below(1, "must be at least 1", values)
 
 
 def not_negative(**values: int) -> None:
     """Raise InputError for the first value that is not an integer, or is below 0."""
+    _refuse_below(0, "must not be negative", values)
+
+
+def _refuse_below(least: int, requirement: str, values: dict[str, int]) -> None:
     for name, value in values.items():
-        _refuse_fraction(name, value)
-        if value < 0:
-            raise InputError(f"{name} must not be negative, found {value}")
+        if not isinstance(value, Integral):
+            raise InputError(f"{name} must be an integer, found {value!r}")
+        if value < least:
+            raise InputError(f"{name} {requirement}, found {value}")
 
 
 def as_list(name: str, values: Iterable[Any]) -> list[Any]:
@@ -32,17 +34,11 @@ def as_list(name: str, values: Iterable[Any]) -> list[Any]:
     return list(values)
 
 
-def _refuse_fraction(name: str, value: object) -> None:
-    if not isinstance(value, Integral):
-        raise InputError(f"{name} must be an integer, found {value!r}")
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, in Python, in CUDA or in torch on a CPU.
 
-    CUDA raises torch.OutOfMemoryError; if this ends the capture of a CUDA graph, it causes another CUDA error. On a
-    CPU, torch raises a plain RuntimeError, which is recognized by its message. torch is not imported here, because most
-    commands do not need it.
+    If torch.OutOfMemoryError ends the capture of a CUDA graph, it causes another CUDA error. On a CPU, torch raises a
+    plain RuntimeError. torch is not imported here, because most commands do not need it.
     """
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"MemoryError", "OutOfMemoryError"} or "can't allocate memory" in str(error):

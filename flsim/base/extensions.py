@@ -1,11 +1,7 @@
 """Loading of custom code, which settings name as ``path/to/file.py:NAME`` in place of a built-in name.
 
-Such a file is a single module. It can import flsim and installed packages, but not files of the same folder. It is
-executed when the object that it defines is first used, and never to read a configuration or results.
-
-A further setting can contain options, which are keyword arguments of the class or function. Within flsim, a name
-includes its options: ``path/to/file.py:NAME{"alpha": 0.1}``, or ``truncated-poisson{"limit": 40}`` for a built-in
-class.
+Such a file is a single module, which is executed when the object that it defines is first used, never to read a
+configuration or results. Within flsim, a name includes its options: ``path/to/file.py:NAME{"alpha": 0.1}``.
 """
 
 import ast
@@ -87,7 +83,6 @@ def parts(name: str) -> tuple[Path, str]:
 
 
 def options_of(name: str) -> dict[str, Option]:
-    """Return the options in a name."""
     match = NAME.fullmatch(name) or BUILT_IN.fullmatch(name)
     text = match[match.re.groups] if match else None
     options: dict[str, Option] = json.loads(text) if text and _is_table(text) else {}
@@ -111,7 +106,6 @@ def with_options(name: str, options: Mapping[str, object]) -> str:
 
 
 def refuse_wrong_options(settings: object, *names: str) -> None:
-    """Check the options of several settings of a dataclass; see `refuse_options`."""
     for setting in names:
         name = getattr(settings, setting)
         if options_of(name):
@@ -152,8 +146,8 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
 def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     """Return the built-in object of a name, or what a custom file defines, which is executed once per content.
 
-    Names are keys of `built_in`, ``path/to/file.py:NAME``, or from `by_content` in this process. Raises InputError if a
-    name is invalid, its file is missing or failed, or `restrict_custom_code` does not allow it. `kind` is for messages.
+    Raises InputError if a name, a key of `built_in` or custom, is invalid, its file is missing or failed, or
+    `restrict_custom_code` does not allow it. `kind` is for messages.
     """
     refuse_unknown(name, built_in, kind)
     if not is_custom(name):
@@ -163,7 +157,14 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     if kinds is not None and kind not in kinds:
         raise not_executed(name, kind)
     with _lock:
-        module = _modules.get(path.stem) or _module_of(path)
+        module = _modules.get(path.stem)
+        if module is None:
+            lies = _places.get(path.stem, path)
+            source = _read(lies)
+            digest = sha256(source).hexdigest()
+            if lies != path and digest != path.stem:
+                raise InputError(f"{lies}: this file changed after its digest was recorded; restore the file")
+            module = _modules[digest] = _modules.get(digest) or _execute(lies, source)
     if not hasattr(module, attribute):
         raise InputError(
             f"{_places.get(path.stem, path)}: the file does not define {attribute}; correct the name of the {kind}"
@@ -207,9 +208,7 @@ def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, *ba
 
 
 def short_name(name: str) -> str:
-    """Return the NAME of ``path/to/file.py:NAME``, or a built-in name, with its options.
-
-    No code is executed.
+    """Return the NAME of ``path/to/file.py:NAME``, or a built-in name, with its options; no code is executed.
 
     >>> short_name('my.py:Blocks{"size": 3}')
     'Blocks(size=3)'
@@ -277,10 +276,9 @@ def custom_code_errors(
 ) -> Iterator[None]:
     """Turn an error of custom code into a one-line error that names the file and the line.
 
-    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success; without `with_all_exits`,
-    around a command whose libraries raise it, only from custom code. Errors of flsim and of other libraries, Ctrl-C,
-    and errors of memory are not changed. `failure` is InputError if nothing has been trained yet; errors of disks and
-    GPUs, which may not occur again, are RunFailed instead of CustomCodeError.
+    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success; without `with_all_exits` only
+    from custom code. Errors of flsim and other libraries, Ctrl-C, and errors of memory are not changed. Errors of disks
+    and GPUs, which may not occur again, are RunFailed instead of CustomCodeError.
     """
     try:
         yield
@@ -288,10 +286,8 @@ def custom_code_errors(
         raise
     except BaseException as error:
         where = place(error)
-        if (
-            where is None and with_all_exits and isinstance(error, SystemExit)
-        ):  # e.g. in a function that the file imports
-            where = "custom code"
+        if where is None and with_all_exits and isinstance(error, SystemExit):
+            where = "custom code"  # e.g. in a function that the file imports
         if where is None or is_out_of_memory(error):
             raise
         if failure is CustomCodeError and (isinstance(error, OSError) or "CUDA" in str(error)):
@@ -311,18 +307,6 @@ def custom_call_errors(
         if isinstance(error, InputError) or not is_custom(name):
             raise
         raise failure(f"{name}: {error}; it needs {needs}") from error
-
-
-def _module_of(path: Path) -> ModuleType:
-    """Return the module of a file's content, and execute the file if this content is new."""
-    lies = _places.get(path.stem, path)
-    source = _read(lies)
-    digest = sha256(source).hexdigest()
-    if lies != path and digest != path.stem:
-        raise InputError(f"{lies}: this file changed after its digest was recorded; restore the file")
-    if digest not in _modules:
-        _modules[digest] = _execute(lies, source)
-    return _modules[digest]
 
 
 def _read(path: Path) -> bytes:
@@ -346,21 +330,16 @@ def _execute(path: Path, source: bytes) -> ModuleType:
     except SyntaxError as error:
         raise InputError(f"{path}:{error.lineno}: {error.msg}") from error
     except InputError as error:
-        raise _about_neighbours(path, error) from error
+        missing = error.__cause__
+        if isinstance(missing, ModuleNotFoundError) and (path.parent / f"{missing.name}.py").exists():
+            raise InputError(
+                f"{error}; custom code can import flsim and installed packages, but not files of its folder; combine "
+                "the code in one file"
+            ) from error
+        raise
     except ValueError as error:
         raise InputError(f"{path}: failed with {type(error).__name__}: {error}") from error
     return module
-
-
-def _about_neighbours(path: Path, error: InputError) -> InputError:
-    """Return an error that explains a failed import of a file in the folder of the custom file."""
-    missing = error.__cause__
-    if isinstance(missing, ModuleNotFoundError) and (path.parent / f"{missing.name}.py").exists():
-        return InputError(
-            f"{error}; custom code can import flsim and installed packages, but not files of its folder; combine "
-            "the code in one file"
-        )
-    return error
 
 
 # The labels that custom code declares, read from its source without executing it.
@@ -369,9 +348,8 @@ def _about_neighbours(path: Path, error: InputError) -> InputError:
 def declared_label(name: str) -> str:
     """Return the label of the object at ``path/to/file.py:NAME``, with its options; NAME if there is no readable label.
 
-    A readable label is a literal text in the definition of NAME: of a variable or keyword ``label``, as in ``label =
-    "EF-Sign"``, or otherwise the first argument of a call that is assigned or returned, as in ``NAME =
-    ServerOptimizer("Nesterov", init, apply)``.
+    It is a literal text in the definition of NAME: of a variable or keyword ``label``, or else the first argument of a
+    call that is assigned or returned, as in ``NAME = ServerOptimizer("Nesterov", init, apply)``.
     """
     path, attribute = parts(name_in_settings(name))
     label = attribute

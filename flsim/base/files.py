@@ -30,8 +30,7 @@ _warned: set[int] = set()  # devices, so that a process warns once about each fi
 def sync(path: Path) -> None:
     """Sync the bytes of a file, or the names in a folder, so that they survive a loss of power.
 
-    If the file system cannot sync folders, flsim warns once about the folder and raises no error. Other OSErrors name
-    the path, except for a temporary file.
+    flsim warns once about a file system that cannot sync folders. Other OSErrors name the path, unless it is temporary.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -41,25 +40,21 @@ def sync(path: Path) -> None:
             if not _is_partial(path.name):
                 error.filename = str(_without_partial(path.absolute()))
             raise
-        _warn_once(_without_partial(path.absolute()), os.fstat(descriptor).st_dev, error)
+        device, place = os.fstat(descriptor).st_dev, _without_partial(path.absolute())
+        if device not in _warned:
+            _warned.add(device)
+            say(
+                f"{place}: this file system cannot sync folders ({error.strerror}); flsim continues, but a loss of "
+                "power can remove recent files; to prevent this, use another file system",
+                file=str(place),
+            )
     finally:
         os.close(descriptor)
 
 
 def sync_folder(path: Path) -> None:
-    """Sync a folder and all files in it."""
     for part in [path, *path.rglob("*")]:
         sync(part)
-
-
-def _warn_once(path: Path, device: int, error: OSError) -> None:
-    if device not in _warned:
-        _warned.add(device)
-        say(
-            f"{path}: this file system cannot sync folders ({error.strerror}); flsim continues, but a loss of "
-            "power can remove recent files; to prevent this, use another file system",
-            file=str(path),
-        )
 
 
 def _is_partial(name: str) -> bool:
@@ -112,8 +107,8 @@ def _begun(path: Path, stack: ExitStack) -> Path:
 def held(path: Path, wait: bool = False) -> Iterator[None]:
     """Lock an existing file or folder, no link, against other processes, until the block or this process ends.
 
-    Unless it may `wait`, BlockingIOError if another process holds the lock. FileNotFoundError if the path does not
-    exist, or was removed meanwhile; OSError without locks, or if it cannot be opened.
+    BlockingIOError if another process holds the lock, unless it may `wait`; FileNotFoundError if the path was removed;
+    OSError without locks, or if it cannot be opened.
     """
     access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # NFS allows locks only to processes that can write the file
     descriptor = os.open(path, access | os.O_NOFOLLOW)
@@ -194,7 +189,7 @@ def from_json(text: str | bytes) -> Any:
 def naming(path: Path, *numbers: int) -> Iterator[None]:
     """Add `path` to each OSError, of these numbers if any are given, that leaves the block without a file name.
 
-    The same error object leaves the block. A subclass without an error number, as of a damaged archive, is not changed.
+    A subclass without an error number, as of a damaged archive, is not changed.
     """
     try:
         yield
@@ -317,7 +312,6 @@ class HashedFile:
         self._file.close()
 
     def described(self) -> dict[str, Any]:
-        """Return the number of bytes and their sha256, in hexadecimal."""
         return {"bytes": self.bytes, "sha256": self._sha256.hexdigest()}
 
     def _count(self, data: bytes) -> bytes:

@@ -1,7 +1,6 @@
 """Structured logs: the events of a run, as JSON lines in its folder, through the module `logging` of Python.
 
-All modules of flsim use the logger `log`. The details of an event, such as round, shard, machine and reason, are passed
-as `extra`.
+All modules use the logger `log`; the details of an event, such as round and shard, are passed as `extra`.
 """
 
 import json

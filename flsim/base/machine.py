@@ -6,7 +6,6 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from flsim.base.errors import InputError
 
@@ -64,13 +63,9 @@ def refuse_beyond_memory(needed: float, what: str, remedy: str, gpu: float | Non
         )
 
 
-# Peak memory of a process and all its descendants, sampled from /proc.
-#  The measure is proportional set size: a page that k processes share counts 1/k in each of them, so the sum over
-# processes is the resident memory. Anonymous memory belongs to a single process. It is counted separately from pages of
-# mapped files, which the system can reclaim.
-#  psutil is not used for two reasons. It has the proportional set size as one number, without the anonymous part. It
-# also searches all processes of the machine for descendants, but a sample here needs only milliseconds for each
-# measured process.
+# Peak memory of a process and all its descendants, sampled from /proc, in milliseconds for each measured process.
+#  A page that k processes share counts 1/k in each of them (proportional set size). Anonymous memory is counted
+# separately from pages of mapped files, which the system can reclaim, as psutil does not.
 
 SAMPLE_EVERY = 0.1  # seconds
 
@@ -118,9 +113,7 @@ class PeakMemory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 

@@ -15,8 +15,8 @@ MOST_ROWS = 10**7  # repeated rows need no space in a file, but need memory
 def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) -> pd.DataFrame:
     """Return the columns of `schema` with their types; the pandas metadata of the file is ignored.
 
-    If a field is not nullable, no cell of its column and no item of its lists can be missing; `optional` columns may be
-    absent. InputError otherwise, or if the file is damaged.
+    If a field is not nullable, no cell or item can be missing; `optional` columns may be absent. InputError otherwise,
+    or if the file is damaged.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -34,17 +34,12 @@ def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) ->
             )
         table.validate(full=True)  # also checks that text is UTF-8
         for field in present:
-            if not field.nullable and _lacks(table[field.name]):
+            chunks = table[field.name].chunks
+            lists = (chunk.flatten() for chunk in chunks if pa.types.is_list(chunk.type))
+            if not field.nullable and any(chunk.null_count for chunk in (*chunks, *lists)):
                 raise InputError(f"{path}: cells of column {field.name} are missing; remove or restore it")
-        frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
-        return frame
+        return pd.DataFrame(table.to_pandas(ignore_metadata=True))
     except InputError:
         raise
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, MemoryError) as error:
         raise InputError(f"{path}: not a readable Parquet file; remove or restore it") from error
-
-
-def _lacks(column: pa.ChunkedArray) -> bool:
-    return any(
-        chunk.null_count or (pa.types.is_list(chunk.type) and chunk.flatten().null_count) for chunk in column.chunks
-    )

@@ -1,13 +1,8 @@
 """Tasks in worker processes.
 
-An import that takes hours needs more than `concurrent.futures` offers:
-
-- Workers end with their parent, even after SIGKILL.
-- If a worker dies, the pool knows its task, and tries the task once more.
-- A worker imports the module of the task, not the main module of the caller, so a script needs no
-  `if __name__ == "__main__"`.
-- Only the parent receives Ctrl-C.
-- A task without a report for too long is killed.
+Unlike those of `concurrent.futures`, workers end with their parent, even after SIGKILL; a task whose worker dies is
+tried once more, and one without a report for too long is killed; a worker imports the module of the task, not the main
+module of the caller; and only the parent receives Ctrl-C.
 """
 
 import faulthandler
@@ -25,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import IO, Any
 
 from flsim.base.errors import InputError
@@ -66,9 +60,7 @@ class Pool:
     def __enter__(self) -> "Pool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
             worker.end()
 

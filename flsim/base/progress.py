@@ -43,11 +43,7 @@ def say(message: str, **about: Any) -> None:
 
 @contextmanager
 def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iterator[Advance]:
-    """Show the progress of a long job, its rate, and the remaining time.
-
-    Args:
-        total: total amount of work; 0 if unknown.
-        start: amount of work that was done before.
+    """Show the progress of a long job, its rate, and the remaining time; `total` is 0 if unknown, `start` done before.
 
     >>> with progress("training", total=100, unit="rounds") as advance:      # doctest: +SKIP
     ...     advance(1, "loss 6.91")
@@ -91,7 +87,6 @@ def clock(seconds: float) -> str:
 
 
 def tracked(title: str, items: Sequence[Item], unit: str = "") -> Iterator[Item]:
-    """Yield the items, and show progress as they are done."""
     with progress(title, len(items), unit=unit) as advance:
         for done, item in enumerate(items, start=1):
             yield item

@@ -1,8 +1,7 @@
 """The only source of randomness.
 
-Every random number is a function of a seed, a purpose and keys. Keys are the round, the user, or other values that
-distinguish two draws. No generator is stored between rounds. A resumed run therefore draws exactly the same numbers as
-an uninterrupted run, for any number of processes.
+Every random number is a function of a seed, a purpose and keys, such as the round and the user. A resumed run therefore
+draws the same numbers as an uninterrupted run, for any number of processes.
 """
 
 import hashlib

@@ -1,8 +1,7 @@
 """Classes of settings: frozen dataclasses whose fields carry their bounds, which pydantic checks.
 
 Settings that are made in Python have the declared types: a bool is not a number, and a list is accepted for a tuple.
-`flsim.runs.config.toml` reads the same classes from files. Settings are not checked on machines without pydantic, which
-have only torch and numpy.
+They are not checked on machines without pydantic, which have only torch and numpy.
 """
 
 import inspect
@@ -148,17 +147,14 @@ def input_error(error: Any, kind: type, source: str = "") -> InputError:
     if "error" in context and not str(context["error"]).startswith("must"):
         return InputError(": ".join(filter(None, (source, place, str(context["error"])))))
     words = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in context.items()}
-    words["class_name"] = _public().get(context.get("class_name"), context.get("class_name"))
+    # classes by their names in `flsim`
+    public = vars(sys.modules["flsim.api"]) if "flsim.api" in sys.modules else {}
+    names = {kind.__name__: f"flsim.{name}" for name, kind in public.items() if isinstance(kind, type)}
+    words["class_name"] = names.get(context.get("class_name"), context.get("class_name"))
     sentence = SENTENCES.get(first["type"], "is not allowed: {msg}").format(**words, input=value, msg=first["msg"])
     is_complete = "found" in sentence or first["type"] in ("missing", "unexpected_keyword_argument")
     sentence += "" if is_complete else f", found {value}"
     return InputError(": ".join(filter(None, (source, f"{place} {sentence}"))))
-
-
-def _public() -> dict[str, str]:
-    """Return the names of classes in `flsim`, by the name of each class."""
-    public = vars(sys.modules["flsim.api"]) if "flsim.api" in sys.modules else {}
-    return {kind.__name__: f"flsim.{name}" for name, kind in public.items() if isinstance(kind, type)}
 
 
 def text_of(value: object) -> str:

@@ -1,9 +1,4 @@
-"""Intervals and tests of plain numbers; callers know the meaning of the numbers, such as canaries or seeds.
-
-Proportions: Clopper and Pearson, Newcombe, McNemar, Fisher, and sums of independent coins. Means: Student's t, signed
-ranks and sign flips. Several tests: Holm. Attackers that distinguish members from non-members: ROC, TPR at low FPR,
-area under the curve. Times: the log-rank test.
-"""
+"""Intervals and tests of plain numbers; callers know the meaning of the numbers, such as canaries or seeds."""
 
 import math
 from collections.abc import Sequence
@@ -26,9 +21,7 @@ DECIMALS = 12  # of log-rank scores, far below 1 / canaries, so equal scores are
 
 
 def lower_bound(successes: int, trials: int, tail: float) -> float:
-    """Return the exact bound that is above the true probability with probability at most `tail`.
-
-    Clopper and Pearson (1934).
+    """Return the exact bound above the true probability with probability at most `tail`: Clopper and Pearson (1934).
 
     >>> round(lower_bound(14, 48, 0.025), 4)
     0.1695
@@ -47,10 +40,9 @@ def upper_bound(successes: int, trials: int, tail: float) -> float:
 
 
 def share_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the exact interval of a probability, such as the share of canaries that a model memorizes.
+    """Return the exact interval of a probability, (0, 1) without trials, which are treated as independent.
 
-    The interval treats trials as independent. Canaries of one model are not independent, so their interval is too
-    narrow for other seeds. It is (0, 1) without trials.
+    Canaries of one model are not independent, so their interval is too narrow for other seeds.
     """
     tail = (1 - confidence) / 2
     return lower_bound(successes, trials, tail), upper_bound(successes, trials, tail)
@@ -91,8 +83,7 @@ def at_least(probabilities: Sequence[float], successes: int) -> float:
 def differ_by_more_than_chance(counts: tuple[int, int], totals: tuple[int, int], level: float = 0.05) -> bool:
     """Return whether two counts, such as of memorized canaries, differ by Fisher's exact test (two-sided) at a level.
 
-    Trials are treated as independent. Two models with the same canaries tend to memorize the same ones, so their counts
-    differ less by chance, and the test is conservative.
+    Two models tend to memorize the same canaries, so their counts differ less by chance, and the test is conservative.
     """
     table = [[count, max(total - count, 0)] for count, total in zip(counts, totals, strict=True)]
     return float(scipy.stats.fisher_exact(table).pvalue) < level
@@ -109,8 +100,7 @@ def t_interval(values: NDArray[np.floating[Any]], confidence: float = 0.95) -> t
 def median_interval(values: Floats) -> tuple[float, float, float]:
     """Return the median of float64 [n] values with its exact 95% interval between two values, by the sign test.
 
-    The interval is NaN for fewer than six values, because these are all on one side of the median in more than 5% of
-    draws.
+    It is NaN for fewer than six values, which are all on one side of the median in more than 5% of draws.
 
     >>> median_interval(np.arange(1.0, 11.0))
     (5.5, 2.0, 9.0)
@@ -171,10 +161,9 @@ def sign_flip_p(differences: Sequence[int]) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values [n] of one family, corrected by Holm (1979).
+    """Return p-values [n] of one family, corrected by Holm (1979), for any dependence between the tests.
 
-    The chance that any corrected value below 0.05 is a false discovery is at most 5%, for any dependence between the
-    tests. NaN, if nothing was tested, stays NaN and does not count.
+    NaN, if nothing was tested, stays NaN and does not count.
     """
     corrected = [math.nan] * len(p)
     tested = sorted((value, index) for index, value in enumerate(p) if not math.isnan(value))
@@ -226,11 +215,9 @@ class Roc:
         """Return an interval of the true-positive rate at a false-positive rate in the population.
 
         The population's rate at the k-th highest score of n others is distributed as Beta(k, n - k + 1), or is
-        conservative if scores are equal. Therefore one score is a threshold with a false-positive rate of at most
-        `level`, and another one is a threshold with a rate of at least `level`. Each holds with an error probability of
-        (1 - `confidence`) / 4. The members above each threshold have the interval of Clopper and Pearson, each with the
-        same error probability. Members and others are assumed independent. The coverage of the interval is at least
-        `confidence`.
+        conservative if scores are equal. So one score is a threshold with a rate of at most `level`, and another one
+        with at least `level`. The error probability of each is (1 - `confidence`) / 4, as that of the interval of
+        Clopper and Pearson for the members above it. Members and others are assumed independent.
         """
         tail = (1 - confidence) / 4
         k = np.arange(1, self.others + 1)
@@ -262,9 +249,6 @@ def roc(members: Floats, others: Floats) -> Roc:
 
 def auroc(members: Floats, others: Floats) -> float:
     """Return the probability that a member scores above a non-member, where equal scores count half (Mann and Whitney).
-
-    Raises:
-        InputError: as for `roc`.
 
     >>> auroc(np.array([0.0, 4, 6, 7]), np.array([1.0, 2, 3, 5])) * 16
     11.0
@@ -310,15 +294,12 @@ def log_rank_p(one: Sequence[tuple[int, bool]], other: Sequence[tuple[int, bool]
     """Return the two-sided p-value of the log-rank test that two groups have the same distribution of times.
 
     The statistic is that of Mantel (1966): the number of events of a group, minus the number that is expected if all
-    have the same distribution. Its distribution is that over random exchanges between the groups. `EXCHANGES` exchanges
-    are drawn, with the same random numbers for the same times, so the p-value is at least 1 / (`EXCHANGES` + 1)
-    (Phipson and Smyth, 2010). The test is exact for groups of any size if their members are independent. The normal
-    approximation (`scipy.stats.logrank`) is not exact if few of a hundred canaries have late events.
+    have the same distribution. Its distribution is that over `EXCHANGES` random exchanges between the groups, with the
+    same random numbers for the same times (Phipson and Smyth, 2010). The test is exact for groups of any size if their
+    members are independent; the normal approximation (`scipy.stats.logrank`) is not, if few canaries have late events.
 
-    It is NaN if a group is empty, and 1 if there was no event, or all events were at the same time.
-
-    Args:
-        one: the times of a group, each with whether it is censored (the event was not observed by then).
+    Times are with whether they are censored (the event was not observed by then). It is NaN if a group is empty, and 1
+    if there was no event, or all events were at the same time.
     """
     if not one or not other:
         return math.nan

@@ -9,8 +9,8 @@ A folder of such canaries has these files:
     records.jsonl      the records to replace (or .csv, .parquet): user, record (from 0 among those of the user), id of
                        the canary, and its text, or for instruction tuning its prompt and completion
 
-Phrases, coins and places are a function of settings, seed, words and users. flsim draws all of them again when it reads
-the folder, and refuses a phrase that somebody chose, because a rank is a p-value only for random phrases.
+flsim draws everything again when it reads the folder, and refuses a phrase that somebody chose, because a rank is a
+p-value only for random phrases.
 """
 
 import csv
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one, in_one_line
 from flsim.base.files import digest, file_digest, from_json, inside, naming, new_folder, write_json
-from flsim.canaries.in_corpus import BY_ROUND
+from flsim.canaries.in_corpus import BY_ROUND, refuse_by_round
 from flsim.canaries.planting import Planting, draw_canaries, plant, refuse_too_many
 from flsim.canaries.roster import FILE, roster_of, write_roster
 from flsim.canaries.spec import Canary, CanaryHParams
@@ -131,8 +131,6 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class OtherUsers:
-    """The users, or clients, of a training elsewhere, and the number of records of each."""
-
     names: tuple[str, ...]
     counts: NDArray[np.int64]
 
@@ -181,9 +179,7 @@ class CanarySet:
     @classmethod
     def draw(cls, words: WordList, users: OtherUsers, hparams: CanaryHParams, seed: int, prefix: int) -> "CanarySet":
         """Draw canaries as in a run of flsim with these users, without settings of single rounds and natural text."""
-        for name in BY_ROUND:
-            if getattr(hparams, name) != getattr(CanaryHParams, name):
-                raise InputError(f"canaries.{name}: only a run of flsim has rounds; remove this setting")
+        refuse_by_round(hparams, "only a run of flsim has rounds; remove this setting")
         if hparams.source in ("heldout", "phrases"):
             words.split(hparams.source)
         if not 1 <= prefix < hparams.length:
@@ -237,7 +233,6 @@ class CanarySet:
         return {"prompt": prompt, "completion": text[len(prompt) :]} if is_instruction else {"text": text}
 
     def known_text(self, canary: Canary) -> str:
-        """Return the words of a canary that an attacker knows."""
         known = canary.template.known if canary.template else self.prefix
         return self.words.vocabulary.text(canary.tokens[:known])
 
@@ -267,31 +262,21 @@ class CanarySet:
             for name in sorted(set(files) - moved | {USERS, FILE}):
                 if file_digest(inside(folder, name)) != files[name]:
                     raise ValueError(f"{name} has changed")
-            settings: dict[str, Any] = {
-                name: tuple(v) if isinstance(v, list) else v for name, v in law["canaries"].items()
-            }
             words = WordList.within(folder, law["layout"])
             with (folder / USERS).open(encoding="utf-8", newline="") as file:
                 listed = [(row["user"], int(row["records"])) for row in csv.DictReader(file, strict=True)]
             users = OtherUsers(tuple(name for name, _ in listed), np.array([count for _, count in listed], np.int64))
-            canaries = cls.draw(words, users, CanaryHParams(**settings), law["seed"], law["prefix"])
+            canaries = cls.draw(words, users, CanaryHParams(**law["canaries"]), law["seed"], law["prefix"])
             stored = pd.read_parquet(folder / FILE)
         except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error, pa.ArrowException) as error:
             raise InputError(
                 f"{folder}: cannot be read ({in_one_line(error):.200}); draw the canaries again"
             ) from error
-        if not _are_equal(stored, roster_of(canaries.planting, words.vocabulary)):
+        if stored.to_json() != roster_of(canaries.planting, words.vocabulary).to_json():
             raise InputError(
                 f"{folder}: the canaries are not those that the law draws, so they prove nothing; draw canaries again"
             )
         return canaries
-
-
-def _are_equal(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    def plain(table: pd.DataFrame) -> str:
-        return str(table.map(lambda value: value.tolist() if isinstance(value, np.ndarray) else value).to_json())
-
-    return list(one) == list(other) and plain(one) == plain(other)
 
 
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]], kind: Rows) -> None:

@@ -20,9 +20,8 @@ KEYS = {"id", "words", "tokens", "p_u", "p_e", "copies"}
 def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[Canary, ...]:
     """Return the canaries of a CSV file with a header, or of a JSON file with a list of objects.
 
-    Each canary has a different id, and either words, in the vocabulary, or tokens (ids), separated by spaces, or in
-    JSON as a list. The probabilities p_u and p_e, see `Canary`, are optional; NaN if absent. The number of copies in
-    the training data is optional; 0 for a control. Raises InputError for any other file.
+    Each canary has a different id, and words of the vocabulary or tokens (ids), separated by spaces, in JSON as a list.
+    The keys p_u and p_e, see `Canary`, and copies, 0 for a control, are optional. InputError for other files.
     """
     rows = _read(path)
     if not rows:
@@ -73,7 +72,10 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
         raise InputError(f"{where}: this row must have words or tokens, not both")
     tokens = _tokens(where, row["tokens"]) if "tokens" in row else encoded(where, row["words"], vocabulary)
     refuse_special(where, tokens, layout)
-    copies = _copies(where, row)
+    text = str(row.get("copies", ""))
+    if "copies" in row and not text.isdecimal():
+        raise InputError(f"{where}: copies must be an integer, 0 for a control, found {text}")
+    copies = int(text) if "copies" in row else None
     p_u, p_e = _probability(where, row, "p_u"), _probability(where, row, "p_e")
     return Canary(id_, tokens, p_u, p_e, copies, is_planted=copies != 0)
 
@@ -115,13 +117,6 @@ def _tokens(where: str, value: Any) -> tuple[int, ...]:
     if not isinstance(listed, list) or not all(type(token) is int for token in listed):
         raise InputError(f"{where}: tokens must be integers, found {value}")
     return tuple(listed)
-
-
-def _copies(where: str, row: Mapping[str, Any]) -> int | None:
-    text = str(row.get("copies", ""))
-    if "copies" in row and not text.isdecimal():
-        raise InputError(f"{where}: copies must be an integer, 0 for a control, found {text}")
-    return int(text) if "copies" in row else None
 
 
 def _probability(where: str, row: Mapping[str, Any], name: str) -> float:

@@ -70,25 +70,23 @@ class Planted:
             if any(canary.first_round is not None or canary.last_round is not None for canary in canaries):
                 raise ValueError("canaries of some rounds only, but a corpus is the same in all rounds")
             planting = Planting(canaries, overlay, **read_counts(folder))
-            settings: dict[str, Any] = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in dict(description["canaries"]).items()
-            }
-            return cls(planting, CanaryHParams(**settings), description["seed"])
+            return cls(planting, CanaryHParams(**description["canaries"]), description["seed"])
         except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
             raise InputError(
                 f"{folder}: its planted canaries cannot be read ({in_one_line(error):.200}); plant the canaries again"
             ) from error
 
 
+def refuse_by_round(hparams: CanaryHParams, why: str) -> None:
+    for name in BY_ROUND:
+        if getattr(hparams, name) != getattr(CanaryHParams, name):
+            raise InputError(f"canaries.{name}: {why}")
+
+
 def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -> Corpus:
     """Write the corpus, which has no canaries, with canaries, exactly as a run with this seed would train on it."""
     refuse_existing(out)
-    for name in BY_ROUND:
-        if getattr(hparams, name) != getattr(CanaryHParams, name):
-            raise InputError(
-                f"canaries.{name}: a corpus is the same in all rounds; remove this setting, and set it in a run"
-            )
+    refuse_by_round(hparams, "a corpus is the same in all rounds; remove this setting, and set it in a run")
     if Planted.read(corpus):
         raise InputError(f"{corpus.path}: this corpus already has canaries; use the original corpus")
     train = corpus.split("train")

@@ -89,11 +89,7 @@ def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
 
 
 def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the phrases of the settings as tokens.
-
-    Raises InputError if a text has words outside the vocabulary, is the same as another or longer than a record, or
-    occurs in the corpus, where its copies would not be counted.
-    """
+    """Return the phrases of the settings as tokens, which may not occur in the corpus, or be the same or too long."""
     phrases = dict[tuple[int, ...], str]()
     for text in texts:
         where = f'canaries.phrases: "{text}"'
@@ -186,10 +182,8 @@ def counts_of(overlay: Overlay, user_offsets: Ints, canaries: int) -> tuple[Ints
 def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
     """Draw distinct phrases that do not occur in any split of the corpus; a phrase that occurs is drawn again.
 
-    Text of held-out users occurs only in the held-out splits. Controls are last, and if two phrases are equal, the
-    later phrase is drawn again. Therefore the planted canaries are the same with and without controls. `rounds` is the
-    number of rounds of training, for windows that are fractions of it. Raises InputError if canaries do not fit corpus
-    and rounds.
+    Controls are last, and of two equal phrases the later one is drawn again, so planted canaries are the same without
+    controls. `rounds` is the length of training. Raises InputError if canaries do not fit corpus and rounds.
     """
     layout = corpus.layout
     planted = configurations(hparams)
@@ -299,11 +293,10 @@ def plant(split: Holders, canaries: tuple[Canary, ...], seed: int) -> Planting:
 
     Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
     all independently. If several canaries claim a record, one of them, chosen uniformly, gets it. Canaries with a
-    number of copies replace this number of records, drawn from all records; InputError if there are fewer. Controls
-    replace no records.
+    number of copies replace this number of records, drawn from all records; InputError if there are fewer.
 
-    A canary whose coin excludes it replaces no records. Its planned counts are those without the coin, and its coin
-    affects only the records that it claims: the draws for other canaries do not depend on the coin.
+    Controls replace no records, nor do canaries whose coin excludes them: these have the planned counts and the draws
+    of others without the coin.
     """
     if any(canary.pseudo_users for canary in canaries):
         return _injected(canaries)
@@ -390,7 +383,6 @@ def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
 
 
 def refuse_copies(copies: int, records: int) -> None:
-    """Raise InputError if an exact number of copies exceeds that of the training records."""
     if copies > records:
         raise InputError(
             f"{copies:,} copies of canaries do not fit into {records:,} training records; set fewer "

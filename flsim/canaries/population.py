@@ -12,6 +12,7 @@ A population on disk is a small folder in addition to the corpus:
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -49,10 +50,8 @@ class Twin:
 def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overlay]:
     """Shuffle all planted records and deal them in sequence to synthetic users with as many words as the real users.
 
-    Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. Each synthetic user gets as
-    many words as the real user with the same number, with planted canaries, up to one record. Therefore both partitions
-    have the same numbers of users in a round, with the same amounts of text. Every record is used: the twin is a
-    permutation. It needs 5 bytes of memory per record, or 6 if records have more than 255 words. The overlay is
+    Thakkar et al. (2020), section 4.1. Each synthetic user gets as many words as the real user with the same number, up
+    to one record. It needs 5 bytes of memory per record, or 6 if records have more than 255 words. The overlay is
     returned in the order of the twin.
     """
     # The paper fills users of about 2,000 words, the size of its real users. With a fixed size, the number of users
@@ -97,7 +96,6 @@ def order_dtype(records: int) -> str:
 
 
 def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
-    """Return an overlay with records replaced by their positions in `order`."""
     replaced = np.zeros(len(order), bool)
     replaced[overlay.records] = True
     places = [start + np.flatnonzero(replaced[piece]) for start, piece in windows(order)]
@@ -210,7 +208,6 @@ class Population:
         return self._planted(records, places, self.overlay.canaries[planted[places]]) if len(places) else records
 
     def _planted(self, records: Records, places: Ints, canaries: NDArray[np.integer[Any]]) -> Records:
-        """Return records in which those at `places` are replaced by `canaries`."""
         phrases = [self.phrases[canary] for canary in canaries]
         is_from_corpus = np.ones(len(records), bool)
         is_from_corpus[places] = False
@@ -265,53 +262,56 @@ def write_population(
 
 def verify_population(folder: Path) -> None:
     """Compare the digest of every file with the stored one, if any; raise InputError for a difference."""
-    for name, written in _digests(folder).items():
+    description = _about(folder)
+    try:
+        written = dict(description.get("files", {}))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{folder / ABOUT}: damaged; restore it or start a new run") from error
+    for name, stored in written.items():
         path = inside(folder, name)
-        if not path.is_file() or file_digest(path) != written:
+        if not path.is_file() or file_digest(path) != stored:
             raise InputError(f"{path}: the file is missing, or changed after planting; restore it or start a new run")
 
 
-def _digests(folder: Path) -> dict[str, Any]:
-    description = _about(folder)
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Turn errors of damaged files in the block into an InputError."""
     try:
-        return dict(description.get("files", {}))
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{folder / ABOUT}: damaged; restore it or start a new run") from error
+        yield
+    except InputError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+        raise InputError(
+            f"{folder}: its planted canaries cannot be read ({in_one_line(error):.200}); restore it or start a new run"
+        ) from error
 
 
 def _about(folder: Path) -> dict[str, Any]:
     refuse_missing_folder(folder)
-    try:
+    with _reading(folder):
         return dict(from_json((folder / ABOUT).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"{folder}: its planted canaries cannot be read ({in_one_line(error):.200}); restore it or start a new run"
-        ) from error
 
 
 def _kept_file(whole: Split) -> str:
     return {"<u4": "kept.u32", "<i8": "kept.i64"}[position_type(whole.records)]
 
 
-def _trained_on(folder: Path, whole: Split, description: dict[str, Any]) -> Split:
-    if "kept" not in description:
-        return whole
-    positions = flat_file(folder / _kept_file(whole), position_type(whole.records), description["kept"])
-    if not len(positions) or positions[-1] >= whole.records:
-        raise ValueError("kept records do not exist")
-    return PartialSplit.select(whole, positions)
-
-
 def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Canary, ...]]:
     """Return a population and its canaries from a folder; InputError if it or the corpus is damaged or changed."""
-    try:
+    with _reading(folder):
         description = _about(folder)
         if description["corpus"] != corpus.digest:
             raise InputError(
                 f"{corpus.path}: the corpus changed after canaries were planted in it ({folder}); restore the "
                 "corpus or start a new run"
             )
-        split = _trained_on(folder, corpus.split("train"), description)
+        split = corpus.split("train")
+        if "kept" in description:
+            type_ = position_type(split.records)
+            positions = flat_file(folder / _kept_file(split), type_, description["kept"])
+            if not len(positions) or positions[-1] >= split.records:
+                raise ValueError("kept records do not exist")
+            split = PartialSplit.select(split, positions)
         canaries = read_canaries(folder, corpus.vocabulary)
         overlay = Overlay.read(folder, description["insertions"])
         if not overlay.is_of(split.records, canaries):
@@ -325,9 +325,3 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
             if (np.diff(ends) < 0).any() or ends[1] or ends[-2] != split.records:
                 raise ValueError("users of a twin do not cover its records")
         return Population.with_canaries(split, canaries, overlay, twin), canaries
-    except InputError:
-        raise
-    except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-        raise InputError(
-            f"{folder}: its planted canaries cannot be read ({in_one_line(error):.200}); restore it or start a new run"
-        ) from error

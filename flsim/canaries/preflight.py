@@ -1,7 +1,7 @@
 """A check that a training reads canaries: in a training file, with a tokenizer, a record length and a prompt mask.
 
-A token has loss if it is a target of training: it is within the record length, is not in a masked prompt, and is not
-the first token of a record without a begin token. A canary without loss for any unknown word proves nothing.
+A token has loss if it is within the record length, is not in a masked prompt, and is not the first token of a record
+without a begin token. A canary without loss for any unknown word proves nothing.
 """
 
 import re
@@ -22,10 +22,9 @@ ALL, PART, NONE = "all", "part", "none"
 
 @dataclass(frozen=True)
 class Training:
-    """The settings of a training that decide how records are read.
+    """The settings of a training that decide how records are read: `encode` returns ids without special tokens.
 
-    `encode` returns token ids without special tokens. `length` is the number of tokens after which a record is cut,
-    including the token with which each record begins, if `begins`.
+    A record is cut after `length` tokens, with that with which each record begins, if `begins`.
     """
 
     encode: Encode
@@ -57,10 +56,9 @@ def encoder(name: str | None) -> Encode:
 def preflight(drawn: CanarySet, training: Training, records: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     """Return a row for each canary that has planned copies or copies in the records.
 
-    Records have ``prompt`` and ``text``; the text does not repeat the prompt. Columns: ``canary``; ``planned`` and
-    ``found``, numbers of copies; ``tokens``, the number of tokens of words that an attacker does not know; ``loss``,
-    the number of these tokens with loss; and ``trained``, whether "all", "part" or "none" of them have loss. The last
-    three are those of the copy with the smallest share of loss. Raises InputError if a custom tokenizer failed.
+    Records have ``prompt`` and ``text``, without the prompt. Columns: ``canary``; ``planned`` and ``found``, numbers of
+    copies; and of the copy with the smallest share of loss, ``tokens`` of unknown words, those with ``loss``, and
+    ``trained``, whether "all", "part" or "none" of them have loss. Raises InputError if a custom tokenizer failed.
     """
     texts = [(row["prompt"], row["prompt"] + row["text"]) for row in records]
     rows = []

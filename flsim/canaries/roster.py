@@ -37,15 +37,8 @@ from flsim.data.vocabulary import Vocabulary
 
 FILE = "roster.parquet"
 COUNTS = ("planned_sharers", "sharers", "planned_insertions", "insertions")
-LATER = {  # pandas types
-    "is_planted": "boolean",
-    "coin": "boolean",
-    "first_round": "Int64",
-    "last_round": "Int64",
-    "pseudo_users": "Int64",
-    "template": "string",
-    "is_natural": "boolean",
-}
+LATER = ("is_planted", "coin", "first_round", "last_round", "pseudo_users", "template", "is_natural")
+PANDAS = {pa.bool_(): "boolean", pa.int64(): "Int64", pa.string(): "string"}
 SCHEMA = pa.schema(
     [
         pa.field("canary", pa.string(), nullable=False),
@@ -82,7 +75,7 @@ def roster_of(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
     used = {name: values for name, values in later.items() if any(value != getattr(Canary, name) for value in values)}
     if not canaries:  # pandas cannot infer the types of empty columns
         return cast(pd.DataFrame, _empty(columns).to_pandas())
-    return pd.DataFrame(columns | used).astype({name: LATER[name] for name in used})
+    return pd.DataFrame(columns | used).astype({name: PANDAS[SCHEMA.field(name).type] for name in used})
 
 
 def write_roster(folder: Path, planting: Planting, vocabulary: Vocabulary) -> None:
@@ -127,9 +120,8 @@ def read_counts(folder: Path) -> dict[str, NDArray[np.int64]]:
 def is_drawn(roster: pd.DataFrame) -> "pd.Series[bool]":
     """Return whether each canary was planted: at least one record was drawn for it, and it is not a control.
 
-    With Poisson sampling, a canary in a small corpus can have no record. A canary whose copies a defence removed later
-    counts as planted; otherwise, a share would hide the effect of the defence. In the oldest rosters, which do not
-    store the number of drawn records, all canaries count as planted.
+    A canary whose copies a defence removed later counts as planted; otherwise, a share would hide the effect. In the
+    oldest rosters, which do not store the number of drawn records, all canaries count as planted.
     """
     is_planted = pd.Series(data=True, index=roster.index)
     if "is_planted" in roster:

@@ -1,9 +1,7 @@
-"""Secrets: a template, and the space R of its fillings as tokens of a corpus.
+"""Secrets: a template, fixed text with holes, and the space R of its fillings as tokens of a corpus.
 
 Carlini et al. (2018), "The Secret Sharer", section 3.2: a format s, such as "the random number is ...", whose holes are
 filled with r, which is drawn uniformly from a randomness space R. See `flsim.canaries.spec`.
-
-Templates of secrets as text: fixed text with holes.
 
 {d9}     9 digits
 {l4}     4 lower-case letters
@@ -52,7 +50,6 @@ class Hole:
         return f"{{{self.kind}}}" if self.kind in SYMBOLS else f"{{{self.kind}{self.symbols}}}"
 
     def fillings(self, words: int) -> int:
-        """Return the number of fillings, with a vocabulary of this number of words."""
         if self.kind in FILLINGS:
             return FILLINGS[self.kind]
         if self.is_key:
@@ -84,7 +81,6 @@ def parse(template: str) -> tuple[str | Hole, ...]:
 
 
 def fillings(template: str, words: int) -> int:
-    """Return |R|, the number of fillings of a template with a vocabulary of this number of words."""
     return prod(part.fillings(words) for part in parse(template) if isinstance(part, Hole))
 
 
@@ -159,10 +155,6 @@ def _digits(numbers: Ints, count: int) -> Ints:
     return np.asarray(numbers[:, None] // 10 ** np.arange(count)[::-1] % 10)
 
 
-def _one(numbers: Ints) -> Ints:
-    return numbers[:, None]
-
-
 def _card(numbers: Ints) -> Ints:
     payload = _digits(numbers, 15)
     return np.column_stack([payload, check_digits(payload)])
@@ -193,7 +185,7 @@ class Part:
 
     def fill(self, numbers: Ints) -> Ints:
         """Return the tokens, int64 [N, tokens], of the fillings with these numbers from 0, int64 [N]."""
-        return np.array(self.ids)[SPELL.get(self.kind, _one)(numbers)]
+        return np.array(self.ids)[SPELL[self.kind](numbers) if self.kind in SPELL else numbers[:, None]]
 
     def is_filling(self, tokens: Sequence[int]) -> bool:
         """Return whether tokens, of the length of this part, are one of its fillings."""
@@ -241,12 +233,10 @@ class Secrets:
 
     @cached_property
     def space(self) -> int:
-        """Return |R|, the number of fillings."""
         return prod(part.fillings for part in self.parts)
 
     @property
     def holes(self) -> tuple[int, ...]:
-        """Return the positions of the tokens that are secret."""
         is_secret = [part.fillings > 1 for part in self.parts for _ in range(part.tokens)]
         return tuple(np.flatnonzero(is_secret).tolist())
 
@@ -290,9 +280,8 @@ class Secrets:
     def references(self, seed: int, count: int, secrets: Ints) -> Ints:
         """Return fillings to rank secrets [m, length] among, none of which is a secret, in lexicographic order.
 
-        References are `count` uniform draws from R without the secrets. If there are at most `count` such fillings, the
-        references are all of them, each once, so ranks are exact. For a secret that was drawn but not planted, all
-        ranks are equally likely.
+        They are `count` uniform draws from R without the secrets, or all of these fillings if there are at most
+        `count`, so ranks are exact. For a secret that was drawn but not planted, all ranks are equally likely.
         """
         if self.space - len(secrets) <= count:
             rows = self.all()

@@ -164,33 +164,24 @@ class CanaryHParams:
         default = type(self)
         if self.insertions and (self.p_u, self.p_e) != (default.p_u, default.p_e):
             raise InputError("insertions and p_u, p_e both set how often canaries occur; remove one of the two")
-        self._refuse_wrong_template()
-        self._refuse_wrong_phrases()
-        self._refuse_wrong_injections()
-
-    def _refuse_wrong_template(self) -> None:
-        if self.source != "template":
-            if self.template:
-                raise InputError(
-                    f'template needs source "template", found "{self.source}"; set source to "template", or remove '
-                    "template"
-                )
-            return
-        parse(self.template)
-        if self.length != type(self).length:
-            raise InputError("length and template both set the length of canaries; remove length")
-
-    def _refuse_wrong_phrases(self) -> None:
-        if self.source != "phrases":
-            if self.phrases:
-                raise InputError(f'phrases are of source "phrases", found "{self.source}"; set that, or remove them')
-            return
-        if self.length != type(self).length:
-            raise InputError("length and phrases both set the length of canaries; remove length")
-        if len(self.phrases) != (canaries := number_of_canaries(self)):
+        self._refuse_wrong_text("template", self.template)
+        self._refuse_wrong_text("phrases", self.phrases)
+        if self.source == "template":
+            parse(self.template)
+        if self.source == "phrases" and len(self.phrases) != (canaries := number_of_canaries(self)):
             raise InputError(
                 f"phrases lists {len(self.phrases):,} texts for {canaries:,} canaries; list as many texts, or set count"
             )
+        self._refuse_wrong_injections()
+
+    def _refuse_wrong_text(self, name: str, value: object) -> None:
+        """Raise InputError if `template` or `phrases` is set for another source, or with a length."""
+        if self.source != name and value:
+            raise InputError(
+                f'{name} needs source "{name}", found "{self.source}"; set source to "{name}", or remove {name}'
+            )
+        if self.source == name and self.length != type(self).length:
+            raise InputError(f"length and {name} both set the length of canaries; remove length")
 
     def _refuse_wrong_injections(self) -> None:
         default = type(self)
@@ -274,7 +265,6 @@ def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout
 
 
 def toss(seed: int, index: int) -> bool:
-    """Return the fair coin of canary `index`."""
     return bool(stream(seed, "canary coin", index).random() < 0.5)
 
 
@@ -307,7 +297,6 @@ def distinct_configurations(hparams: CanaryHParams) -> list[Configuration]:
 
 
 def configurations(hparams: CanaryHParams) -> list[Configuration]:
-    """Return the configuration of every planted canary, in the order of ids."""
     return [configuration for configuration in distinct_configurations(hparams) for _ in range(hparams.count)]
 
 

@@ -1,8 +1,4 @@
-"""The largest authors of a corpus, and names that are placeholders for many people.
-
-A corpus assumes that an author is one person. Exports write one name for all deleted accounts (``[deleted]``), for a
-missing value (``nan``, ``None``), or for a program (``AutoModerator``).
-"""
+"""The largest authors of a corpus, and names that are placeholders for many people, such as ``[deleted]``."""
 
 import re
 from collections import Counter

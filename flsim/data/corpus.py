@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -218,8 +217,6 @@ class Corpus:
 
 
 class SplitWriter:
-    """A writer that appends users to a split's flat files."""
-
     def __init__(self, folder: Path, layout: Layout) -> None:
         folder.mkdir()
         self.folder, self.layout = folder, layout
@@ -289,9 +286,7 @@ class CorpusWriter:
     def __enter__(self) -> "CorpusWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for split in self.splits.values():
             split.close()
 

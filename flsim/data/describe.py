@@ -41,13 +41,12 @@ CHANGED = "rows_with_forbidden_characters"  # counted with dropped things, altho
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """Return the summary of a corpus, which `inspect` returned, as text."""
     parts = [
         _splits(summary),
         _lengths(summary),
         _words(summary),
         _drops(summary),
-        [*_membership(summary["membership"]), *_utility(summary), *_authors(summary)],
+        _membership(summary),
         _origin(summary),
     ]
     lines = "\n\n".join("\n".join(part) for part in parts if part).split("\n")
@@ -95,12 +94,10 @@ def _words(summary: dict[str, Any]) -> list[str]:
     if covered:
         tops = [f"{'all' if name == 'all' else f'top {int(name):,}'} {share:.1%}" for name, share in covered]
         lines += _entry("coverage", f"of train's words: {', '.join(tops)}")
-        lines += _entry("frequent", " ".join(_visible(word["word"]) for word in train["most_frequent"]))
+        words = (word["word"] for word in train["most_frequent"])
+        visible = (w.translate({ord(" "): "␣", ord("\n"): "⏎"}) if w.isspace() else w.strip() for w in words)
+        lines += _entry("frequent", " ".join(visible))
     return lines
-
-
-def _visible(word: str) -> str:
-    return word.translate({ord(" "): "␣", ord("\n"): "⏎"}) if word.isspace() else word.strip()
 
 
 def _drops(summary: dict[str, Any]) -> list[str]:
@@ -121,56 +118,40 @@ def _drops(summary: dict[str, Any]) -> list[str]:
     return [*([f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines] if lines else []), *changed_rows]
 
 
-def _membership(membership: dict[str, Any]) -> list[str]:
-    lines = []
-    inside, outside = len(membership["heldout_also_train"]), membership["heldout_only"]
-    if inside:
-        names = _names(membership["heldout_also_train"])
-        lines += _entry(
-            "WARNING",
-            f"{inside:,} of {inside + outside:,} held-out authors are train authors too ({names}): they are "
-            "members, and attacks must not use them as non-members",
-        )
-    elif outside:
-        text = "no held-out author is in train: held-out users are the safe non-members for user-level attacks"
-        lines += _entry("non-members", text)
-    else:
-        lines += _entry("non-members", "none held out: user-level attacks have no safe non-members")
-    inside, outside = len(membership["test_also_train"]), membership["test_only"]
-    if inside:
-        names = _names(membership["test_also_train"])
-        text = f"{inside:,} of {inside + outside:,} test authors are train authors too ({names}), so members"
-        lines += _entry("test", text)
-    elif outside:
-        lines += _entry("test", "no test author is in train")
-    return lines
-
-
-def _utility(summary: dict[str, Any]) -> list[str]:
-    """Return the lines on complete test authors; none if utility is measured on the test users above."""
-    if summary["utility"] not in WHOLE.values():
-        return []
-    whole, balanced = (summary["membership"][f"{name}_authors"] for name in (summary["utility"], "test"))
-    text = f"measured on {whole:,} complete test authors, of whom {balanced:,} also have balanced users"
-    return _entry("utility", f"{text}; dropped things are counted for balanced users")
-
-
-def _authors(summary: dict[str, Any]) -> list[str]:
-    """Return the line of the largest authors; none for a corpus without users."""
-    largest = summary["authors"][:_FEW]
-    shares = [f"{_names([author['author']])} {author['share']:.1%}" for author in largest]
-    return _entry("largest", f"authors by their share of all words: {', '.join(shares)}") if shares else []
+def _membership(summary: dict[str, Any]) -> list[str]:
+    """Return the lines on authors of held-out and test users, complete test authors, and the largest authors."""
+    lines, membership = [], summary["membership"]
+    for split, label, nobody in (
+        ("heldout", "held-out", "none held out: user-level attacks have no safe non-members"),
+        ("test", "test", ""),
+    ):
+        inside, outside = len(membership[f"{split}_also_train"]), membership[f"{split}_only"]
+        names, is_heldout = _names(membership[f"{split}_also_train"]), split == "heldout"
+        text = f"{inside:,} of {inside + outside:,} {label} authors are train authors too ({names})"
+        if inside and is_heldout:
+            lines += _entry("WARNING", f"{text}: they are members, and attacks must not use them as non-members")
+        elif inside:
+            lines += _entry("test", f"{text}, so members")
+        elif outside and is_heldout:
+            safe = "held-out users are the safe non-members for user-level attacks"
+            lines += _entry("non-members", f"no held-out author is in train: {safe}")
+        elif outside:
+            lines += _entry("test", "no test author is in train")
+        elif nobody:
+            lines += _entry("non-members", nobody)
+    if summary["utility"] in WHOLE.values():
+        whole, balanced = (membership[f"{name}_authors"] for name in (summary["utility"], "test"))
+        text = f"measured on {whole:,} complete test authors, of whom {balanced:,} also have balanced users"
+        lines += _entry("utility", f"{text}; dropped things are counted for balanced users")
+    shares = [f"{_names([author['author']])} {author['share']:.1%}" for author in summary["authors"][:_FEW]]
+    return lines + (_entry("largest", f"authors by their share of all words: {', '.join(shares)}") if shares else [])
 
 
 def _origin(summary: dict[str, Any]) -> list[str]:
     lines = []
     for source in summary["sources"]:
-        parts_of_source = [
-            source["name"],
-            *([source["format"]] if "format" in source else []),
-            f"{source['bytes']:,} bytes",
-        ]
-        lines += _entry("source", ", ".join(parts_of_source))
+        format = [source["format"]] if "format" in source else []
+        lines += _entry("source", ", ".join([source["name"], *format, f"{source['bytes']:,} bytes"]))
     for note in summary["notes"]:
         lines += _entry("note", note)
     for warning in (*summary["warnings"], *summary["author_warnings"]):
@@ -179,7 +160,6 @@ def _origin(summary: dict[str, Any]) -> list[str]:
 
 
 def _entry(label: str, text: str) -> list[str]:
-    """Return the lines of a label with a wrapped text next to it."""
     begin, then = f"{label:<{_LABEL}}", " " * _LABEL
     return textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=then, break_on_hyphens=False)
 

@@ -1,8 +1,7 @@
 """The contents of a corpus in numbers; lengths are counted piece by piece."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,34 +21,20 @@ _MOST_FREQUENT = 10
 QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """The number of things of each length that occurs, ascending: int64 [distinct] each."""
+def distribution(lengths: Iterable[NDArray[Any]]) -> dict[int, int]:
+    """Return the number of things by length, ascending, of all lengths in several arrays, one in memory at a time."""
+    counts = Counter[int]()
+    for piece in lengths:
+        values, times = np.unique(piece, return_counts=True)
+        counts.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
+    return dict(sorted(counts.items()))
 
-    values: Ints
-    counts: Ints
 
-    @classmethod
-    def count(cls, lengths: Iterable[NDArray[Any]]) -> "Distribution":
-        """Count all lengths in several arrays, one array in memory at a time."""
-        whole = cls(np.empty(0, np.int64), np.empty(0, np.int64))
-        for piece in lengths:
-            whole += cls(*np.unique(piece, return_counts=True))
-        return whole
-
-    def __add__(self, other: "Distribution") -> "Distribution":
-        values, place = np.unique(np.concatenate([self.values, other.values]), return_inverse=True)
-        counts = np.zeros(len(values), np.int64)
-        np.add.at(counts, place, np.concatenate([self.counts, other.counts]))
-        return Distribution(values, counts)
-
-    def quantiles(self) -> dict[str, int]:
-        """Return, by name, the smallest length with at least this share of lengths up to it; empty without things."""
-        if not len(self.values):
-            return {}
-        cumulative = np.cumsum(self.counts)
-        ranks = {name: max(1, int(np.ceil(share * cumulative[-1]))) for name, share in QUANTILES.items()}
-        return {name: int(self.values[np.searchsorted(cumulative, rank)]) for name, rank in ranks.items()}
+def quantiles(counts: dict[int, int]) -> dict[str, int]:
+    """Return, by name, the smallest length with at least this share of lengths up to it; empty without things."""
+    values, cumulative = list(counts), np.cumsum(list(counts.values()))
+    ranks = {name: max(1, int(np.ceil(share * cumulative[-1]))) for name, share in QUANTILES.items() if values}
+    return {name: values[np.searchsorted(cumulative, rank)] for name, rank in ranks.items()}
 
 
 def inspect(corpus: Corpus) -> dict[str, Any]:
@@ -81,13 +66,14 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
           frequent words with counts.
         - ``words_per_record``, ``records_per_user`` and ``words_per_user``, each as quantile -> number.
     """
-    measured = {name: _SplitStatistics(corpus.split(name)) for name in corpus.splits}
-    splits = {name: _described(split, corpus) for name, split in measured.items()}
+    opened = {name: corpus.split(name) for name in corpus.splits}
+    words_per_user = {name: _words_per_user(split) for name, split in opened.items()}
+    splits = {name: _described(split, words_per_user[name], corpus) for name, split in opened.items()}
     train, manifest = splits["train"], corpus.manifest
     authors, author_warnings = largest_authors(
         (name, user, words)
         for name in SPLITS
-        for user, words in zip(measured[name].split.names, measured[name].words_per_user.tolist(), strict=True)
+        for user, words in zip(opened[name].names, words_per_user[name].tolist(), strict=True)
     )
     dropped = dict(sorted(manifest["dropped"].items()))
     read = manifest["parameters"].get("read", {})
@@ -106,7 +92,7 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
         "dropped": dropped,
         "dropped_shares": {reason: _share(count, read.get(unit_of(reason))) for reason, count in dropped.items()},
         "splits": splits,
-        "membership": _membership({name: split.split.names for name, split in measured.items()}),
+        "membership": _membership({name: split.names for name, split in opened.items()}),
         "authors": authors,
         "author_warnings": author_warnings,
         "sources": manifest["sources"],
@@ -122,57 +108,33 @@ def unit_of(reason: str) -> str | None:
     return next((part for part in reason.split("_") if part in UNITS), None)
 
 
-@dataclass(frozen=True)
-class _SplitStatistics:
-    """The distributions and word counts of one split, each computed in one pass over a file."""
-
-    split: Split
-
-    @cached_property
-    def lengths(self) -> dict[str, Distribution]:
-        split = self.split
-        return {
-            "words_per_record": Distribution.count(_steps(split.record_offsets)),
-            "records_per_user": Distribution.count(_steps(split.user_offsets)),
-            "words_per_user": Distribution.count([self.words_per_user]),
-        }
-
-    @cached_property
-    def words_per_user(self) -> Ints:
-        """Return the number of words of each user, int64 [users]."""
-        return np.asarray(np.diff(_taken(self.split.record_offsets, np.asarray(self.split.user_offsets))))
-
-    @cached_property
-    def token_counts(self) -> Ints:
-        """Return the number of occurrences of each token id, int64 [2^16, or V if V is larger]."""
-        counts = np.zeros(max(2**16, self.split.layout.vocabulary_size), np.int64)
-        for _, tokens in windows(self.split.tokens):
-            counts += np.bincount(tokens, minlength=len(counts))
-        return counts
-
-
-def _steps(offsets: Ints) -> Iterator[Ints]:
-    return (np.diff(window) for _, window in windows(offsets, overlap=1))
-
-
-def _taken(array: Ints, indices: Ints) -> Ints:
-    """Return ``array[indices]`` for ascending indices."""
+def _words_per_user(split: Split) -> Ints:
+    """Return the number of words of each user, int64 [users]."""
+    users = np.asarray(split.user_offsets)
     bounds = (
-        (window, start, *np.searchsorted(indices, (start, start + len(window)))) for start, window in windows(array)
+        (window, start, *np.searchsorted(users, (start, start + len(window))))
+        for start, window in windows(split.record_offsets)
     )
-    return np.concatenate([window[indices[first:last] - start] for window, start, first, last in bounds])
+    return np.diff(np.concatenate([window[users[first:last] - start] for window, start, first, last in bounds]))
 
 
-def _described(measured: _SplitStatistics, corpus: Corpus) -> dict[str, Any]:
-    split, layout = measured.split, corpus.layout
+def _described(split: Split, words_per_user: Ints, corpus: Corpus) -> dict[str, Any]:
+    layout, lengths = corpus.layout, {"words_per_record": split.record_offsets, "records_per_user": split.user_offsets}
+    token_counts = np.zeros(max(2**16, layout.vocabulary_size), np.int64)
+    for _, tokens in windows(split.tokens):
+        token_counts += np.bincount(tokens, minlength=len(token_counts))
     return {
         "users": len(split),
         "records": split.records,
         "words": split.words,
         "prompt_words": None if split.prompts is None else sum(int(part.sum()) for _, part in windows(split.prompts)),
-        "oov_share": _share(int(measured.token_counts[layout.oov]), split.words),
-        **_coverage(measured.token_counts, layout, corpus),
-        **{length: distribution.quantiles() for length, distribution in measured.lengths.items()},
+        "oov_share": _share(int(token_counts[layout.oov]), split.words),
+        **_coverage(token_counts, layout, corpus),
+        **{
+            name: quantiles(distribution(np.diff(window) for _, window in windows(offsets, overlap=1)))
+            for name, offsets in lengths.items()
+        },
+        "words_per_user": quantiles(distribution([words_per_user])),
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
@@ -46,8 +46,6 @@ class Step(TypedDict):
 
 
 class Source(TypedDict):
-    """A source of a corpus."""
-
     name: str
     bytes: int
     format: NotRequired[str]
@@ -62,15 +60,11 @@ class Parameters(TypedDict):
 
 
 class File(TypedDict):
-    """The size and digest of a file."""
-
     bytes: int
     sha256: str
 
 
 class Manifest(TypedDict):
-    """The content of manifest.json."""
-
     schema: Any
     layout: LayoutDescription
     dropped: dict[str, int]
@@ -102,20 +96,7 @@ def named(layout: Layout, splits: Iterable[str] = SPLITS) -> tuple[str, ...]:
     return ("vocabulary.tsv", *cut, *(f"{split}/{name}" for split in splits for name in files))
 
 
-def _what_is_wrong(text: str | bytes) -> str:
-    """Return the first fault of a manifest: a key whose value is missing or of another type; empty if valid."""
-    from pydantic import ValidationError
-
-    try:
-        _checker().validate_json(text, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return ""
-
-
 def layout_in(described: dict[str, Any]) -> Layout:
-    """Return the layout of a manifest or a split.json."""
     layout = dict(described["layout"])
     more = int(layout.get("pieces", 0)), bool(layout.get("prompts", False))
     return Layout(int(layout["vocabulary_size"]), int(layout["record_words"]), str(layout["name"]), *more)
@@ -129,12 +110,12 @@ def description_of(layout: Layout) -> dict[str, Any]:
 
 def by_in(manifest: dict[str, Any]) -> By:
     """Return whether the words of a corpus are words, which is the default, or single characters."""
-    by: By = manifest["parameters"].get("by", "words")
-    return by
+    return cast(By, manifest["parameters"].get("by", "words"))
 
 
 def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:
-    """Return a manifest after all checks, and the size in bytes and the sha256 of each of its files."""
+    from pydantic import ValidationError
+
     try:
         manifest = from_json(text)
         schema, files = manifest["schema"], dict(manifest["files"])
@@ -145,8 +126,12 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
         raise InputError(
             f"{source}: corpus schema {schema!s:.40}, but this version reads {SCHEMA}; import the corpus again"
         )
-    if wrong := _what_is_wrong(text):
-        raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again")
+    try:
+        _checker().validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again") from error
     tokens, size = str(manifest["layout"].get("tokens", UNNAMED)), manifest["layout"]["vocabulary_size"]
     if tokens != token_type_of(size):
         raise InputError(

@@ -18,8 +18,7 @@ WINDOW = 2**20  # values
 def windows(values: NDArray[Any], size: int | None = None, overlap: int = 0) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield consecutive pieces of an array, each with the index of its start, by default of `WINDOW` values.
 
-    A piece shares `overlap` values with the next. Pieces of a memory-mapped file, which must be complete, are read,
-    because touched pages of a mapping count as memory of this process.
+    A piece shares `overlap` values with the next. A mapped file is read, because its touched pages count as memory.
     """
     size = size or WINDOW
     for start in range(0, len(values), size):
@@ -85,7 +84,6 @@ class Records:
 
     @classmethod
     def from_lists(cls, records: list[list[int]]) -> "Records":
-        """Return records from lists of token ids."""
         lengths = [len(record) for record in records]
         flat = [token for record in records for token in record]
         token_type = np.uint16 if max(flat, default=0) < 2**16 else np.uint32
@@ -147,8 +145,7 @@ class UsersByRound(Users, Protocol):
     def at(self, round_: int) -> "UsersByRound":
         """Return the users of a round, counted from 0; or this object if records do not depend on the round.
 
-        The number of users is the same in every round, therefore cohorts, shards and privacy do not depend on the
-        round. A user who is not active in a round, or is held out, has no records.
+        The number of users is the same in every round. A user who is not active in a round has no records.
         """
         ...
 

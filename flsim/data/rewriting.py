@@ -28,10 +28,10 @@ def rewrite_corpus(
 ) -> Corpus:
     """Write a corpus with other train records; users (even empty users), other splits and the vocabulary do not change.
 
-    The manifest is that of the old corpus with three additions: the drops, the notes, and the step. The step becomes
-    the last of ``parameters.steps`` and has the digest of the old corpus; if it has a ``label``, runs over the new
-    corpus are named by it. The train records come from `source`, of the same number, and only the `kept` [records] are
-    written. `beside` writes further files into the new folder, which is not created if there is an error.
+    The manifest is the old one with the drops, the notes, and the step, which becomes the last of ``parameters.steps``
+    with the digest of the old corpus; its ``label``, if any, names runs over the new corpus. The train records come
+    from `source`, of the same number, and only the `kept` [records] are written. `beside` writes further files into the
+    new folder, which is not created if there is an error.
     """
     train = corpus.split("train")
     with new_folder(out) as folder, CorpusWriter(folder, corpus.vocabulary, corpus.layout, corpus.splits) as writer:

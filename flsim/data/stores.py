@@ -1,6 +1,5 @@
 """Corpora at a URI, in object stores or folders: they are fetched once into a local folder, and mapped there.
 
-    s3://BUCKET/PREFIX?region=eu-west-1
     s3://BUCKET/PREFIX?endpoint_override=minio.local:9000&scheme=http
     gs://BUCKET/PREFIX?anonymous=true
     file:///FOLDER
@@ -9,13 +8,8 @@
     $FLSIM_CACHE/corpora/DIGEST.lock       locked by the process that fetches
     $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last read from it
 
-Supported are S3 and stores that speak its protocol, Google Cloud Storage, and folders, through pyarrow. Credentials
-come from the same places as for the tools of each provider: environment, profile, or role of the machine. A URI must
-not contain credentials, because run folders and reports show it.
-
-A corpus is fetched completely, because rounds read users at random, and a local mapping serves these reads at the speed
-of memory. A folder of the cache is named by the digest of its manifest. Therefore it never changes, and all URIs of the
-same corpus share it. Only files with the names of a corpus are read from the store.
+Credentials come from the same places as for the tools of each provider, not from a URI, which run folders show. A
+corpus is fetched completely, because rounds read users at random. A folder of the cache never changes.
 """
 
 import os
@@ -142,10 +136,9 @@ def cache() -> Path:
 def fetched(uri: str) -> Path:
     """Return the local folder of a corpus, and fetch the corpus if needed.
 
-    The manifest is read from the store each time, so a corpus that changed in the store gets another local folder. If
-    the store does not answer, flsim uses the last corpus of this URI and prints a line. Raises InputError if the scheme
-    is not known, or the corpus does not exist, cannot be accessed, differs from its manifest, or does not fit on the
-    disk; or the store does not answer and this URI was never fetched.
+    The manifest is read from the store each time. If the store does not answer, flsim uses the last corpus of this URI
+    and prints a line. Raises InputError if the corpus does not exist, cannot be accessed, differs from its manifest, or
+    does not fit on the disk; or the store does not answer and this URI was never fetched.
     """
     corpora = cache() / "corpora"
     seen = cache() / "fetched" / digest(uri)

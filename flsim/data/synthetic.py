@@ -1,8 +1,7 @@
 """A synthetic corpus with Zipf words, topics and users.
 
-Each topic has its own words and word order, and each user has a mix of topics. Records of a topic are a Markov chain: a
-word is followed by one of its few successors in the topic, or by any word of the topic. Therefore a next-word model can
-learn the order, and users with different topics differ.
+Each topic has its own words, and each user a mix of topics. Records of a topic are a Markov chain: a word is followed
+by one of its few successors in the topic, or by any word of the topic, so a next-word model can learn the order.
 """
 
 import os
@@ -42,8 +41,6 @@ NUMBERS = 10  # one word in this many is a number
 
 @dataclass(frozen=True)
 class Spellings:
-    """The different spellings of words."""
-
     texts: tuple[str, ...]
 
     @classmethod
@@ -99,37 +96,23 @@ POOL_WORDS = 2**24  # words from which several processes are used
 
 @settings
 class SyntheticHParams:
-    """Settings of a synthetic corpus.
+    """Settings of a synthetic corpus."""
 
-    Attributes:
-        users: number of training users.
-        test_users: number of further users, on which utility is measured.
-        heldout_users: number of further users, the non-members of membership attacks.
-        words_per_user: each user gets records until they have this many words.
-        vocabulary_size: number of token ids, including the four special tokens; by characters, the number of words plus
-            four.
-        record_words: longest record of the layout, in tokens; records here have 5 to 12 words.
-        topics: number of topics.
-        heterogeneity: concentration of the symmetric Dirichlet distribution of users' topic mixtures. Near 0 a user has
-            one topic, at 1 all mixtures are equally likely, and far above 1 all users are similar.
-        zipf: exponent s of the word frequencies, which are proportional to 1 / rank^s.
-        order: probability that a word is followed by one of its successors.
-        layout: name of the layout of token ids.
-        by: "words", or "characters", which are the letters, digits and spaces of the spelled words.
-    """
-
-    users: Count = 400
-    test_users: Count = 40
-    heldout_users: Natural = 40
-    words_per_user: Count = 250
+    users: Count = 400  # number of training users
+    test_users: Count = 40  # number of further users, on which utility is measured
+    heldout_users: Natural = 40  # number of further users, the non-members of membership attacks
+    words_per_user: Count = 250  # each user gets records until they have this many words
+    # number of token ids, including the four special tokens; by characters, the number of words plus four
     vocabulary_size: int = 600
-    record_words: int = 20
-    topics: Count = 5
+    record_words: int = 20  # longest record of the layout, in tokens; records here have 5 to 12 words
+    topics: Count = 5  # number of topics
+    # concentration of the symmetric Dirichlet distribution of users' topic mixtures. Near 0 a user has one topic, at 1
+    # all mixtures are equally likely, and far above 1 all users are similar
     heterogeneity: Positive = 0.5
-    zipf: Positive = 1.2
-    order: Annotated[float, bounds(ge=0, le=1)] = 0.7
-    layout: str = "tff"
-    by: By = "words"
+    zipf: Positive = 1.2  # exponent s of the word frequencies, which are proportional to 1 / rank^s
+    order: Annotated[float, bounds(ge=0, le=1)] = 0.7  # probability that a word is followed by one of its successors
+    layout: str = "tff"  # name of the layout of token ids
+    by: By = "words"  # or "characters", which are the letters, digits and spaces of the spelled words
 
     @property
     def token_layout(self) -> Layout:
@@ -227,10 +210,9 @@ def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: 
 
 
 def _draw(hparams: SyntheticHParams, seed: int, name: str) -> tuple[Ints, Ints, Floats, Ints, Floats]:
-    """Draw the random numbers of a user.
+    """Draw lengths and topics of a user's records, [records], and three arrays [LONGEST, records] for their words.
 
-    Returns lengths and topics of records, [records]; then three arrays [LONGEST, records] for the word at each
-    position: the uniform number of a fresh word, the index of a successor, and the uniform number that chooses.
+    These are the uniform number of a fresh word, the index of a successor, and the uniform number that chooses.
     """
     rng = stream(seed, "synthetic user", name)
     mixture = rng.dirichlet(np.full(hparams.topics, hparams.heterogeneity))
@@ -263,9 +245,8 @@ class _Range(NamedTuple):
 def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
     """Write a synthetic corpus, which is a function of the arguments only.
 
-    A large corpus uses a process per processor. Users are drawn into scratch files while words are counted, then
-    written with ids in order of frequency. Memory therefore does not grow with the number of users. Raises InputError
-    if `out` exists, the corpus exceeds the disk, or a user exceeds the memory; and WorkerDied.
+    Users are drawn into scratch files while words are counted, then written with ids in order of frequency, so memory
+    does not grow with their number. InputError if `out` exists, or the disk or memory is too small; and WorkerDied.
     """
     layout = hparams.token_layout
     sizes = {"train": hparams.users, "heldout": hparams.heldout_users, "test": hparams.test_users}

@@ -5,9 +5,9 @@ A corpus whose text is cut with a tokenizer has these files, in addition to the 
     tokens.i64     for each token id of the corpus, the id of the model, which is a row of its embedding
     tokenizer/     the tokenizer: tokenizer.json, and other files of the tokenizer's folder
 
-The ids of the corpus are a permutation of the model's ids. Therefore the ids of words are consecutive, as in every
-corpus: canaries are drawn from `Layout.first_word` to `Layout.last_word`. All rows of the model have an id, including
-rows that no token uses. A word is a token that is a space and letters, and that the tokenizer finds again in its text.
+The ids of the corpus are a permutation of the model's ids, in which the ids of words are consecutive. All rows of the
+model have an id, including rows that no token uses. A word is a token that is a space and letters, and that the
+tokenizer finds again in its text.
 """
 
 import json
@@ -66,7 +66,6 @@ class Tokenizer:
 
     @cached_property
     def rows(self) -> int:
-        """Number of rows of the model's embedding: that of config.json, or else one row for each token."""
         tokens = max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
         config = _described(self.folder, "config.json")
         rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size", tokens))
@@ -116,8 +115,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the model's ids of a text, without special tokens around them."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self.backend.decode([*map(int, ids)], skip_special_tokens=False))
@@ -125,11 +123,6 @@ class Tokenizer:
     def token(self, id_: int) -> str:
         """Return the tokenizer's spelling of a token, such as ``Ġthe``, escaped as in JSON, or its row's number."""
         return json.dumps(self.backend.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
-
-    def id_of(self, token: str) -> int | None:
-        """Return the model's id of a token in the tokenizer's spelling; None if there is no such token."""
-        id_: int | None = self.backend.token_to_id(token)
-        return id_
 
     def has_tokens_of(self, other: "Tokenizer") -> bool:
         """Return whether two tokenizers have the same tokens, with the same ids."""
@@ -255,7 +248,6 @@ class TokenMap:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of the model's embedding."""
         return int(self.ids.max()) + 1
 
     @cached_property
@@ -285,7 +277,6 @@ class TokenVocabulary(Vocabulary):
 
     @property
     def word_ids(self) -> range:
-        """Return the token ids of words, without those of pieces."""
         return range(self.map.layout.first_word, self.map.layout.last_word + 1)
 
     def symbol(self, character: str) -> int | None:
@@ -294,5 +285,4 @@ class TokenVocabulary(Vocabulary):
         return None if id_ is None else int(self.map.from_model[id_])
 
     def encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self.map.from_model[self.map.tokenizer.encode(text)].tolist()
-        return ids
+        return list(self.map.from_model[self.map.tokenizer.encode(text)].tolist())

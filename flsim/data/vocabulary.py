@@ -76,12 +76,10 @@ class Layout:
 
     @property
     def first_word(self) -> int:
-        """Return the smallest id of a word."""
         return self._first("words")
 
     @property
     def last_word(self) -> int:
-        """Return the largest id of a word."""
         return self.first_word + self.words - 1
 
     @property
@@ -91,17 +89,14 @@ class Layout:
 
     @property
     def oov(self) -> int:
-        """Return the id of a word outside the vocabulary."""
         return self._first("oov")
 
     @property
     def bos(self) -> int:
-        """Return the id of the beginning of a sequence."""
         return self._first("bos")
 
     @property
     def eos(self) -> int:
-        """Return the id of the end of a sequence."""
         return self._first("eos")
 
     @overload

@@ -1,17 +1,11 @@
-"""The start of a run from the checkpoints and results of the other arm before the first window.
-
-Both arms are equal bit for bit before the first window, see `flsim.runs.config`. Jagielski et al. (2022, section 4.1)
-use one checkpoint for both.
-"""
+"""The start of a run from the checkpoints of the other arm before the first window, until which both arms are equal."""
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 from flsim.algorithms import checkpoint, micro_cohorts
-from flsim.base import files
 from flsim.base.errors import InputError
-from flsim.base.files import new_file
+from flsim.base.files import new_file, read_lines
 from flsim.base.logs import log
 from flsim.base.progress import say
 from flsim.results.rows import copy_rows, rows_in
@@ -26,8 +20,8 @@ def begin_from(run: Run, twin: Run) -> Run:
     """Copy the common checkpoints, rounds and rows of the other arm to a new run.
 
     If the twin has not trained all common rounds, or lacks a checkpoint that this run evaluates, only the earlier
-    rounds are copied. If this run does not set its shards, it uses those of the twin. InputError if the run has
-    started, the other differs in more than `canaries.arm` and the use of machines, or its files are damaged.
+    rounds are copied. InputError if the run has started, the other differs in more than `canaries.arm` and the use of
+    machines, or its files are damaged.
     """
     _refuse_other_runs(run, twin)
     run = replace(run, config=run.config.resuming(twin.config))
@@ -39,13 +33,19 @@ def begin_from(run: Run, twin: Run) -> Run:
 
 
 def _take_over(run: Run, twin: Run) -> None:
-    files = _shared_checkpoints(run, twin)
+    stored = {checkpoint.round_of(path): path for path in checkpoint.all_in(twin.path / "checkpoints")}
+    due = (round_ for round_ in range(1, run.parting + 1) if run.is_evaluated_at(round_))
+    end = next((round_ for round_ in due if round_ not in stored), run.parting + 1)
+    files = [path for round_, path in stored.items() if round_ < end]
     if not files:
         say(f"{run.name}: starts from the beginning, because {twin.name} has no checkpoint up to round {run.parting:,}")
         return
     reached = checkpoint.round_of(files[-1])
     roundlog.copy(twin.path, run.path, reached)
-    _copy_micro_cohorts(run, twin, reached)
+    sizes = [line for line in read_lines(twin.path / micro_cohorts.FILE) if micro_cohorts.is_line(line)]
+    if common := [line for line in sizes if line.get("round", 0) < reached]:
+        with new_file(run.path / micro_cohorts.FILE) as partial:
+            partial.write_text("".join(json.dumps(line) + "\n" for line in common), encoding="utf-8")
     names = {path.name for path in files if run.is_evaluated_at(checkpoint.round_of(path))}
     for attempt in read_evaluations(twin.path):
         if attempt.checkpoint in names:
@@ -80,17 +80,3 @@ def _refuse_other_runs(run: Run, twin: Run) -> None:
         )
     if run.corpus.digest != twin.corpus.digest:
         raise InputError(f"{twin.path}: was trained on another corpus; name a run on the corpus of this run")
-
-
-def _shared_checkpoints(run: Run, twin: Run) -> list[Path]:
-    files = {checkpoint.round_of(path): path for path in checkpoint.all_in(twin.path / "checkpoints")}
-    due = (round_ for round_ in range(1, run.parting + 1) if run.is_evaluated_at(round_))
-    end = next((round_ for round_ in due if round_ not in files), run.parting + 1)
-    return [path for round_, path in files.items() if round_ < end]
-
-
-def _copy_micro_cohorts(run: Run, twin: Run, reached: int) -> None:
-    lines = [line for line in files.read_lines(twin.path / micro_cohorts.FILE) if micro_cohorts.is_line(line)]
-    if common := [line for line in lines if line.get("round", 0) < reached]:
-        with new_file(run.path / micro_cohorts.FILE) as partial:
-            partial.write_text("".join(json.dumps(line) + "\n" for line in common), encoding="utf-8")

@@ -9,6 +9,7 @@ run.json           as in a run folder, with digests of measurements.toml and of 
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,7 +76,6 @@ class Canaries:
 
     @classmethod
     def of_folder(cls, drawn: CanarySet, folder: Path) -> "Canaries":
-        """Return the canaries of a folder, with their law."""
         law = {name: value for name, value in asdict(drawn.hparams).items() if value not in (None, ())}
         tokens = folder / TABLE if drawn.words.layout.name == TOKENIZER else None
         facts = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens, drawn, tokens is not None
@@ -83,7 +83,6 @@ class Canaries:
 
     @classmethod
     def listed(cls, canaries: tuple[Canary, ...], vocabulary: Vocabulary | None, layout: Layout) -> "Canaries":
-        """Return canaries that somebody listed, with their copies."""
         copies = np.array([canary.copies or 0 for canary in canaries], np.int64)
         nothing = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
         words = vocabulary or Vocabulary(tuple(map(str, range(layout.words))), (0,) * layout.words, layout.name)
@@ -93,7 +92,6 @@ class Canaries:
 
     @property
     def controls(self) -> list[Canary]:
-        """Return the canaries that have no copy in the training data."""
         copies = zip(self.planting.canaries, self.planting.insertions, strict=True)
         is_listed = self.drawn is None
         return [one for one, count in copies if count == 0 and not (is_listed and one.copies is None)]
@@ -101,8 +99,6 @@ class Canaries:
 
 @dataclass(frozen=True)
 class Measurements:
-    """A folder of measurements, which may not exist yet."""
-
     path: Path  # the folder
     label: str  # name of the model in tables
     canaries: Canaries  # the canaries
@@ -111,7 +107,6 @@ class Measurements:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Return the values of measurements.toml."""
         evaluation = {name: value for name, value in asdict(self.hparams).items() if value is not None}
         canaries = {**self.canaries.law, "unit": self.canaries.unit}
         training = {"kind": "elsewhere", "name": self.label}
@@ -155,25 +150,22 @@ class Measurements:
         stored = self.path / MODELS / f"round-{round:06d}.json"
         if stored.exists() and from_json(stored.read_bytes())["digest"] != model["digest"]:
             raise InputError(f"{self.path}: has round {round} of another model; name another folder or --round")
-        own = own_quantities(self.hparams.also)
-        status = "completed" if round == last else "running"
-        if is_run(self.path):
-            newest = max(round, read_run_file(self.path)["round"])
-            self.describe(self.path, newest, last, "running")
-            write_rows(self.path, round, rows, own)
-            _write_model(self.path, round, model)
-            self.describe(self.path, newest, last, status)
-            return
-        with new_folder(self.path) as folder:
-            (folder / MEASUREMENTS).write_text(tomli_w.dumps(self.settings), encoding="utf-8")
-            if self.canaries.drawn is None:
-                (folder / "planted").mkdir()
-                write_roster(folder / "planted", self.canaries.planting, self.canaries.vocabulary)
+        status, is_new = "completed" if round == last else "running", not is_run(self.path)
+        newest = round if is_new else max(round, read_run_file(self.path)["round"])
+        with new_folder(self.path) if is_new else nullcontext(self.path) as folder:
+            if not is_new:
+                self.describe(folder, newest, last, "running")
             else:
-                self.canaries.drawn.write(folder / "planted")
-            write_rows(folder, round, rows, own)
-            _write_model(folder, round, model)
-            self.describe(folder, round, last, status)
+                (folder / MEASUREMENTS).write_text(tomli_w.dumps(self.settings), encoding="utf-8")
+                if self.canaries.drawn is None:
+                    (folder / "planted").mkdir()
+                    write_roster(folder / "planted", self.canaries.planting, self.canaries.vocabulary)
+                else:
+                    self.canaries.drawn.write(folder / "planted")
+            write_rows(folder, round, rows, own_quantities(self.hparams.also))
+            make_folder(folder / MODELS)
+            write_json(folder / MODELS / stored.name, dict(model))
+            self.describe(folder, newest, last, status)
 
     def describe(self, folder: Path, newest: int, last: int, status: str, reason: str | None = None) -> None:
         """Write run.json."""
@@ -195,15 +187,8 @@ class Measurements:
         write_json(folder / "run.json", facts)
 
 
-def _write_model(folder: Path, round: int, model: Mapping[str, Any]) -> None:
-    make_folder(folder / MODELS)
-    write_json(folder / MODELS / f"round-{round:06d}.json", dict(model))
-
-
 @dataclass(frozen=True)
 class OtherModel:
-    """A model that was trained elsewhere, as one or several checkpoints."""
-
     # factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`. Or a folder of
     # transformers or peft, or a folder of such folders, whose names have the rounds.
     spec: str
@@ -240,7 +225,6 @@ class OtherModel:
         return [(self.round or 0, None)] if several is None else [*checkpoints_in(several, self.round)]
 
     def load(self, weights: Path | None, canaries: Canaries) -> Any:
-        """Return the model with the weights of a checkpoint."""
         if self.folder is None or weights is None:
             return load_other(self.spec, self.arguments, weights, self.context, "--model ")
         if not canaries.are_of_model:
@@ -312,10 +296,7 @@ def canaries_of(path: Path) -> CanarySet:
 
 
 def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
-    """Return the model in a folder of transformers or peft, with the canaries' token ids; `path` has the measurements.
-
-    Raises InputError if there is no such model, or its tokens are not those of the canaries.
-    """
+    """Return the model in a folder of transformers or peft, for measurements at `path`; InputError for other tokens."""
     if not is_folder_of_model(folder):
         raise InputError(f"{folder}: has no model of transformers or peft; name the folder of a model")
     table = path / "planted" / TABLE
@@ -324,8 +305,6 @@ def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """The model of a folder of measurements after a round, loaded again."""
-
     path: Path  # the folder
     round: int  # the round
     canaries: CanarySet  # the canaries, with their law
@@ -337,9 +316,8 @@ class MeasuredModel:
     ) -> "MeasuredModel":
         """Load the model of a round, by default of the newest one, and compare it with the measured one.
 
-        A folder of measurements at `path` names its factory, but only the user decides what is executed, with `spec`.
-        For a model without code, `spec` is a folder, if it has been moved. InputError if the model is unknown, its
-        factory is not named, or code or parameters are not those that were measured.
+        Only the user decides what is executed, with `spec`, which names the factory, or a folder that was moved.
+        InputError if the model is unknown, its factory is not named, or code or parameters are not those measured.
         """
         canaries, record, number = canaries_of(path), *_record_of(path, round)
         weights = None if record["weights"] is None else Path(record["weights"])
@@ -357,7 +335,6 @@ class MeasuredModel:
 
 
 def _record_of(path: Path, round: int | None) -> tuple[dict[str, Any], int]:
-    """Return how to load the model of a round, and the round."""
     known = {int(file.stem[6:]): file for file in (path / MODELS).glob("round-*.json") if file.stem[6:].isdecimal()}
     if round is not None and known and round not in known:
         raise InputError(

@@ -106,10 +106,9 @@ class Run:
     def reopen(cls, settings: Config, path: Path) -> "Run":
         """Return a run to continue with `settings`, which can differ in the length of training and the use of machines.
 
-        Nothing in the folder changes. `record` writes the settings after the run is locked and all checks have passed.
-        Raises InputError without such a run; if settings would change its results; if its files have changed, its rows
-        belong to another run, or its folder of checkpoints is missing; or if more rounds are trained than the settings
-        have.
+        Nothing in the folder changes; `record` writes the settings after the run is locked and all checks have passed.
+        InputError without such a run; if settings would change its results, or have fewer rounds than are trained; if
+        its files have changed, its rows belong to another run, or its folder of checkpoints is missing.
         """
         refuse_missing(settings.system.tracking)
         started = cls.open(path)
@@ -258,11 +257,6 @@ class Run:
         return self.config.training_of(self.users, self.rounds, device, states, sizes)
 
     @property
-    def has_a_line_per_round(self) -> bool:
-        """Return whether rounds.jsonl has a line for every round, not only for each saved step."""
-        return self.config.has_a_line_per_round
-
-    @property
     def oldest_round(self) -> int:
         """Round of the older of the two checkpoints that a resume may continue from; 0 if there are fewer."""
         rounds = [checkpoint.round_of(path) for path in checkpoint.all_in(self.path / "checkpoints")]
@@ -288,20 +282,14 @@ class Run:
         if (here.vocabulary_size, here.model, here.frozen) != (stored.vocabulary_size, stored.model, stored.frozen):
             why = f"this checkpoint has another model ({stored.sizes}); {self.path} has {here.sizes}"
         elif here.corpus != stored.corpus:
-            why = (
-                f"this checkpoint was trained on another corpus than {self.config.data.corpus}; restore the corpus "
-                "or train again"
-            )
+            corpus = self.config.data.corpus
+            why = f"this checkpoint was trained on another corpus than {corpus}; restore the corpus or train again"
         elif here.config != stored.config:
-            why = (
-                f"this checkpoint was trained with other settings than {self.path / 'config.toml'}; name the run "
-                "of the checkpoint"
-            )
+            other = f"other settings than {self.path / 'config.toml'}"
+            why = f"this checkpoint was trained with {other}; name the run of the checkpoint"
         elif foreign := self._custom_code_beyond_settings(state):
-            why = (
-                f"its ledger names {foreign}, which {self.path / 'config.toml'} does not; name the run of the "
-                "checkpoint"
-            )
+            other = f"{foreign}, which {self.path / 'config.toml'} does not"
+            why = f"its ledger names {other}; name the run of the checkpoint"
         else:
             return state
         raise checkpoint.ForeignCheckpointError(f"{path}: {why}")
@@ -411,9 +399,9 @@ def with_copies(settings: Settings, folder: Path) -> Settings:
 def participation(run: Run, rounds: int) -> pd.DataFrame:
     """Return the participation of sharers in the first rounds of a run; in central training, steps that read a copy.
 
-    A sharer is a user who holds a copy; in the IID partition, a synthetic user; for an injected canary, a pseudo-user,
-    whose number follows those of users. A sharer that took part read all its copies, unless local.max_records limited
-    it to some of its records. Columns are ``round`` (from 1), ``canary`` (its id) and ``user``, in this order.
+    A sharer is a user who holds a copy, synthetic in the IID partition; for an injected canary, a pseudo-user, whose
+    number follows those of users. It read all its copies, unless local.max_records limited it to some of its records.
+    Columns are ``round`` (from 1), ``canary`` (its id) and ``user``, in this order.
     """
     at, canary, user = run.config.meetings(run.users, rounds)
     extra = of_extra(run.users, rounds, is_by_copy=run.config.unit == "record")

@@ -62,14 +62,10 @@ def refuse_impossible(
         settings.evaluation.refuse_too_large(canaries.unknown_words(prefix), continuations)
         refuse_too_large(settings.model, layout)
         if settings.model.architecture == "hf":
-            _refuse_training_beyond_memory(settings, layout)
-
-
-def _refuse_training_beyond_memory(settings: Config, layout: Layout) -> None:
-    needs = settings.footprint(layout)
-    what = f"training of {settings.model.label} with records of {layout.record_words:,} tokens"
-    remedy = "set a smaller batch_size, import shorter records, or name a smaller base"
-    refuse_beyond_memory(needs.memory, what, remedy, needs.gpu)
+            needs = settings.footprint(layout)
+            what = f"training of {settings.model.label} with records of {layout.record_words:,} tokens"
+            remedy = "set a smaller batch_size, import shorter records, or name a smaller base"
+            refuse_beyond_memory(needs.memory, what, remedy, needs.gpu)
 
 
 def foresee_training(settings: Config, train: Split, corpus: Corpus) -> None:

@@ -13,7 +13,6 @@ from flsim.base.files import new_folder
 from flsim.evaluation.loading import model_of_factory
 from flsim.models.hf import HuggingFaceModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import TrainableModel
 from flsim.runs import measuring
 from flsim.runs.config import load
 from flsim.runs.folder import Run
@@ -44,8 +43,18 @@ def load_model(model: Path | str, device: str = "cpu") -> Any:
         >>> model = flsim.load_model("my_model.py:factory")                    # doctest: +SKIP
         >>> flsim.evaluate(model, users, references=20_000)                    # doctest: +SKIP
     """
-    is_checkpoint = str(model).endswith(checkpoint.SUFFIX)
-    return _of_checkpoint(Path(model), device) if is_checkpoint else model_of_factory(str(model))
+    if not str(model).endswith(checkpoint.SUFFIX):
+        return model_of_factory(str(model))
+    path = Path(model)
+    state, provenance = checkpoint.load(path)
+    if is_custom(provenance.model.architecture) or provenance.model.architecture == "hf":
+        provenance = replace(provenance, model=_own_model(path, provenance.model))
+    with custom_code_errors(InputError):
+        network = checkpoint.model_of(provenance).load(state.params)
+        frozen = frozen_digest(provenance.vocabulary_size, provenance.model)
+    if frozen != provenance.frozen:
+        raise InputError(f"{path}: frozen parameters of the network changed; restore their files")
+    return network.to(torch.device(device))
 
 
 def export_network(run: Path, out: Path, round_: int | None = None, merge: bool = False) -> None:
@@ -64,18 +73,6 @@ def export_network(run: Path, out: Path, round_: int | None = None, merge: bool 
         if tokens is not None and (merge or lora is None):
             for file in tokens.folder.iterdir():
                 (folder / file.name).write_bytes(file.read_bytes())
-
-
-def _of_checkpoint(path: Path, device: str) -> TrainableModel:
-    state, provenance = checkpoint.load(path)
-    if is_custom(provenance.model.architecture) or provenance.model.architecture == "hf":
-        provenance = replace(provenance, model=_own_model(path, provenance.model))
-    with custom_code_errors(InputError):
-        model = checkpoint.model_of(provenance).load(state.params)
-        frozen = frozen_digest(provenance.vocabulary_size, provenance.model)
-    if frozen != provenance.frozen:
-        raise InputError(f"{path}: frozen parameters of the network changed; restore their files")
-    return model.to(torch.device(device))
 
 
 def _own_model(path: Path, saved: ModelHParams) -> ModelHParams:

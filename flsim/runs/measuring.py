@@ -36,9 +36,8 @@ def evaluate_checkpoint(
     """Measure a checkpoint and store its rows in the run; equal measurements store equal rows.
 
     `calibrate` are checkpoints of runs without these canaries, or `BASE`, whose mean scores calibrate the exposures;
-    `changes` are of the run's `EvaluationHParams`. Raises InputError if a checkpoint is not of its run, the corpus
-    changed since training, or a run for calibration had one of the canaries; Diverged if the model's parameters are not
-    finite, which a row records.
+    `changes` are of the run's `EvaluationHParams`. InputError if a checkpoint is not of its run, the corpus changed, or
+    a run for calibration had one of the canaries; Diverged, which a row records, if parameters are not finite.
     """
     opened = Run.open(Path(run))
     state, model = load_model(opened, Path(path), device)
@@ -55,7 +54,11 @@ def evaluate_checkpoint(
             state.round,
             without,
         )
-        rows += _privacy_rows(opened, state)
+        if spent := opened.epsilons(state):
+            prefix = "" if opened.config.unit == "user" else f"{opened.config.unit} "
+            measured = {f"{prefix}epsilon {name}": value for name, value in spent.items()}
+            measured[f"{prefix}delta"] = opened.delta
+            rows += [Row(opened.identity, state.round, metric, "", value) for metric, value in measured.items()]
         opened.verify()  # measurements on other data must not be stored
         write_rows(opened.path, state.round, rows, own_quantities(hparams.also))
     except Diverged:
@@ -137,22 +140,11 @@ def _without(run: Run, path: Path, device: str) -> TrainableModel:
     return load_model(other, path, device)[1]
 
 
-def _privacy_rows(run: Run, state: State) -> list[Row]:
-    """Return the rows of epsilons for the state's rounds; empty without noise."""
-    spent = run.epsilons(state)
-    if not spent:
-        return []
-    prefix = "" if run.config.unit == "user" else f"{run.config.unit} "
-    measured = {**{f"{prefix}epsilon {name}": value for name, value in spent.items()}, f"{prefix}delta": run.delta}
-    return [Row(run.identity, state.round, metric, "", value) for metric, value in measured.items()]
-
-
 def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:
     """Copy a run's evaluated checkpoints to a new run, and measure them with weights of `bits` bits.
 
-    The checkpoints of the new run contain the original weights. Weights are rounded only for the measurement. Raises
-    InputError if `out` exists, `bits` is out of range, or the run has no evaluated checkpoint or is quantized. After
-    any error, there is no new folder.
+    Weights are rounded only for the measurement, not in checkpoints. Raises InputError if `out` exists, `bits` is out
+    of range, or the run has no evaluated checkpoint or is quantized; after any error, there is no new folder.
     """
     refuse_missing_device(device)
     run = Run.open(source)

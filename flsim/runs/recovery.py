@@ -17,10 +17,9 @@ from flsim.runs.folder import Run
 def recover(run: Run, retrain_lost: bool = False) -> None:
     """Ensure that training can continue from a valid newest checkpoint, and complete the log of rounds.
 
-    Files that training cannot use are named and renamed: damaged files, and checkpoints of other runs. If such a
-    checkpoint is due for evaluation and has no rows, later checkpoints are also renamed, and training repeats that
-    round with the same bits. No other process may train the run at the same time. InputError, before any file is
-    renamed, if there is only a complete checkpoint of another run.
+    Damaged files, and checkpoints of other runs, are named and renamed. If such a checkpoint is due for evaluation and
+    has no rows, later ones are also renamed, and training repeats that round with the same bits. InputError, before any
+    file is renamed, if there is only a complete checkpoint of another run.
     """
     folder = run.path / "checkpoints"
     remove_abandoned(run.path)
@@ -60,7 +59,7 @@ def _settle_checkpoints(run: Run) -> None:
 
 
 def _settle_log(run: Run, retrain_lost: bool) -> None:
-    newest, by_round = checkpoint.latest(run.path / "checkpoints"), run.has_a_line_per_round
+    newest, by_round = checkpoint.latest(run.path / "checkpoints"), run.config.has_a_line_per_round
     missing = roundlog.settle(run.path, checkpoint.round_of(newest) if newest else 0, by_round)
     if missing:
         log.warning("rounds lost from the log", extra={"rounds": roundlog.in_words(missing)})

@@ -7,7 +7,7 @@ change are marked by lines with ``"lost": true``.
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,7 @@ def in_words(rounds: Sequence[range]) -> str:
 def settle(run_folder: Path, reached: int, by_round: bool) -> list[range]:
     """Make the log contain each round up to `reached` once; return the rounds that are newly missing, marked as lost.
 
-    Lines of later rounds are dropped, because these rounds are trained again, and damaged lines. Of two lines of a
-    round, the later one remains.
+    Lines of later rounds, which are trained again, and damaged lines are dropped; of two lines, the later one remains.
     """
     lines, last, missing = list[Line](), 0, list[range]()
     ends = {"round": reached, "since": reached}
@@ -91,7 +90,9 @@ def settle(run_folder: Path, reached: int, by_round: bool) -> list[range]:
         begins = line.get("since", line["round"] - 1 if by_round else last)
         if begins > last:
             missing.append(range(last + 1, begins + 1))
-            lines += _marks(missing[-1], by_round)
+            marked = missing[-1] if by_round else missing[-1][-1:]
+            since = {} if by_round else {"since": last}
+            lines += [{"round": round_, **since, "lost": True} for round_ in marked]
         lines.append(line)
         last = line["round"]
     _replace(run_folder, lines[:-1])
@@ -108,13 +109,6 @@ def copy(run_folder: Path, to: Path, reached: int) -> None:
     _replace(to, [line for line in _lines(run_folder) if line["round"] <= reached])
 
 
-def _marks(missing: range, by_round: bool) -> Iterator[Line]:
-    if by_round:
-        yield from ({"round": round_, "lost": True} for round_ in missing)
-    else:
-        yield {"round": missing[-1], "since": missing[0] - 1, "lost": True}
-
-
 def _replace(run_folder: Path, lines: Iterable[Line]) -> None:
     path = run_folder / FILE
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
@@ -124,7 +118,6 @@ def _replace(run_folder: Path, lines: Iterable[Line]) -> None:
 
 
 def _lines(run_folder: Path) -> list[Line]:
-    """Return all lines by round, including those of lost rounds."""
     return _once(files.read_lines(run_folder / FILE))
 
 

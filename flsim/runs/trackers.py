@@ -1,10 +1,9 @@
 """TensorBoard, MLflow and Weights & Biases as trackers of a run's rounds and evaluations.
 
-rounds.jsonl and rows/ are authoritative. For each tracker, a thread of the driver reads these files, so training and
-other trackers do not wait for it, and a failed tracker stops nothing. A resumed run continues the same run of a
-tracker, and reports each number once: TensorBoard gets all numbers again and drops the previous numbers; MLflow and
-Weights & Biases store the last reported rounds, as ``train/round`` and ``eval/round``. No earlier session's files are
-removed.
+For each tracker, a thread of the driver reads rounds.jsonl and rows/, so training does not wait for it, and a failed
+tracker stops nothing. A resumed run continues the same run of a tracker, and reports each number once: TensorBoard gets
+all numbers again and drops the previous numbers; MLflow and Weights & Biases store the last reported rounds, as
+``train/round`` and ``eval/round``. No earlier session's files are removed.
 
 RUN/tensorboard/    events
 RUN/mlflow/         run_id; mlflow.db, unless MLFLOW_TRACKING_URI names another store
@@ -54,8 +53,6 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Tracker for TensorBoard."""
-
     def __init__(self, path: Path, settings: Settings) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -185,7 +182,6 @@ TRACKERS: dict[Kind, Callable[[Path, Settings], Tracker]] = {
 
 
 def refuse_missing(kinds: Sequence[Kind]) -> None:
-    """Raise InputError if the package of a tracker is not installed."""
     for kind in kinds:
         if find_spec(kind) is None:
             package = "mlflow-skinny" if kind == "mlflow" else kind
@@ -229,7 +225,6 @@ def _without_tensorboards(hook: Callable[[threading.ExceptHookArgs], object]) ->
 
 
 def _track(kind: Kind, path: Path, settings: Settings, ended: Event) -> None:
-    """Run one tracker in its thread."""
     try:
         with naming(path / kind):  # each tracker has a folder with its name
             tracker, news, is_last = TRACKERS[kind](path, settings), News(path), False

@@ -29,14 +29,10 @@ def death(error: RayError) -> str:
         used = re.search(r" was (\S+ / \S+) ", text)
         return f"its process died: Ray ended it before memory ran out ({used[1] if used else 'full'}); {FEWER}"
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text)
-    reason = named_in(*_logs_of(text)) or memory_that_ran_out()
+    folder, pid = logs_folder(), re.search(r" pid: (\d+) ", text)  # of a process on this machine
+    logs = folder.glob(f"worker-*-{pid[1]}.*") if folder and pid else ()
+    reason = named_in(*logs) or memory_that_ran_out()
     return f"its process died: {reason or (detail.group(1) if detail else last_line(error))}"
-
-
-def _logs_of(error: str) -> list[Path]:
-    """Return the logs of the process in an error message, if it ran on this machine."""
-    folder, pid = logs_folder(), re.search(r" pid: (\d+) ", error)
-    return list(folder.glob(f"worker-*-{pid[1]}.*")) if folder and pid else []
 
 
 def one_line(error: BaseException) -> str:

@@ -1,16 +1,14 @@
-"""The private parts of Ray and Flower that flsim needs, each with the missing public interface.
-
-No other file imports private parts, so only this file must be checked for a new version.
-"""
+"""The private parts of Ray and Flower that flsim needs, each with the missing public interface; no other file does."""
 
 import os
 import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import node, ray_constants, services, utils, worker
@@ -48,51 +46,32 @@ def arguments_of_own_processes() -> set[str]:
     return {f"--raylet_socket_name={this.raylet_socket_name}", f"--session-name={this.session_name}"}
 
 
-@contextmanager
-def no_handler_of_sigterm() -> Iterator[None]:
+def no_handler_of_sigterm() -> AbstractContextManager[Any]:
     """Keep Ray from setting its handler of SIGTERM, which ends the process at once; `ray.init` has no such option."""
-    set_handler = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda _: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = set_handler
+    return patch.object(utils, "set_sigterm_handler", lambda _: None)
 
 
 def take_sigterm_back() -> None:
-    """Set Python's handler of SIGTERM again after `ray.init`.
-
-    The C++ library of Ray also has a handler, which prints a stack trace before it calls the previous handler. It has
-    no option against this. Only the main thread of Python can set handlers.
-    """
+    """Set Python's handler of SIGTERM again, over that of Ray's C++ library, which prints a stack trace; no option."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
-@contextmanager
-def without_services() -> Iterator[None]:
-    """Keep Ray from starting a dashboard, an autoscaler and a reader of logs in the block.
+def without_services() -> AbstractContextManager[Any]:
+    """Keep Ray from starting a dashboard, an autoscaler and a reader of logs, which cost a tenth of a short run.
 
-    A local cluster that other machines do not join needs none of them, and they use a tenth of the processor time of a
-    short run. `ray.init(include_dashboard=False)` still starts a process, and has no option against the other two.
+    `ray.init(include_dashboard=False)` still starts a process, and has no option against the other two.
     """
-    originals = {name: getattr(node.Node, name) for name in SERVICES}
-    for name in SERVICES:
-        setattr(node.Node, name, lambda *_, **__: None)
-    try:
-        yield
-    finally:
-        for name, start in originals.items():
-            setattr(node.Node, name, start)
+    nothing: dict[str, Any] = dict.fromkeys(SERVICES, lambda *_, **__: None)
+    patched: AbstractContextManager[Any] = patch.multiple(node.Node, **nothing)
+    return patched
 
 
-@contextmanager
-def agents_not_waited_for() -> Iterator[None]:
-    """Choose the ports of the agents of a node that is started in the block, so that the node does not wait for them.
+def agents_not_waited_for() -> AbstractContextManager[Any]:
+    """Choose the ports of the agents of a node that is started in the block, because `ray.init` has no such options.
 
-    A raylet aborts if its agents, Python processes, have not written the ports that they chose after 15 seconds: on a
-    busy machine no run would start. It does not wait for given ports, except for one, which it still reads from a file.
-    `ray.init` has no options for these ports.
+    A raylet aborts if agents have not written ports that they chose after 15 seconds, as on a busy machine. It does not
+    wait for given ports, except for one, which it reads from a file.
     """
     start = node.Node.start_raylet
 
@@ -103,11 +82,7 @@ def agents_not_waited_for() -> Iterator[None]:
         file.write_text(str(getattr(this._ray_params, AGENT_PORTS[-1])))
         return start(this, *args, **named)
 
-    node.Node.start_raylet = start_raylet
-    try:
-        yield
-    finally:
-        node.Node.start_raylet = start
+    return patch.object(node.Node, "start_raylet", start_raylet)
 
 
 def _free_ports() -> list[int]:
@@ -132,10 +107,8 @@ def _is_free(port: int) -> bool:
 def loopback() -> Iterator[None]:
     """Make Ray's processes that start in the block listen on loopback.
 
-    A node whose address is 127.0.0.1 does this. But on Linux, Ray replaces this address by another address of the
-    machine, and `ray.init` has no option against this. On systems without clusters, Ray does not replace the address;
-    this constant selects that behaviour. Ray reads the constant in this process, and the variable in the processes that
-    it starts.
+    On Linux, Ray replaces 127.0.0.1 by another address of the machine, and `ray.init` has no option against this. This
+    constant, and the variable for new processes, select the behaviour on systems without clusters, which keeps it.
     """
     name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
     variable = os.environ.get(name)

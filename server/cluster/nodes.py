@@ -1,8 +1,6 @@
-"""The Ray nodes that a run can use: those with the same code and files as this process.
+"""The Ray nodes that a run can use: those with the same code, whatever was shipped, and the same files.
 
-Any difference in a version is an error, because it is unknown which differences change results. A different processor
-is only reported, because few clusters have equal processors. The digest of the code is compared although the code is
-shipped (`server.cluster.start`), because a worker can still import an older checkout.
+Any different version is an error, because it is unknown which change results; a different processor is only reported.
 """
 
 from dataclasses import dataclass
@@ -31,8 +29,6 @@ Node = dict[str, Any]
 
 @dataclass(frozen=True)
 class Environment:
-    """The code, files and processor of a node."""
-
     versions: dict[str, str]
     processor: str
     # digest of the run's settings, as far as results depend on them, and of its custom code; None if the node cannot
@@ -153,6 +149,5 @@ def _alive() -> dict[str, Node]:
 
 
 def _short(environment: Environment, name: str) -> str:
-    """Return a version; for flsim's code, the beginning of its digest."""
     version = environment.versions.get(name, "nothing")
     return version[:12] if name == "flsim" else version

@@ -1,8 +1,7 @@
 """A Ray cluster for the duration of a run; no other file starts Ray or joins a cluster.
 
-Ray is not started without enough disk space, files and threads. The processes of Ray on this machine are watched: if
-one is killed, calls of Ray can wait forever, and Ray does not report the loss of its raylet. A thread checks them, and
-ends this process as SIGKILL would, which is the best-tested end of a run.
+The processes of Ray on this machine are watched: if one is killed, calls of Ray can wait forever. A thread then ends
+this process as SIGKILL would, which is the best-tested end of a run.
 """
 
 import ctypes
@@ -21,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
@@ -49,9 +49,9 @@ PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 def cluster(address: str | None = None, cpus: int | None = None, head: str | None = None) -> Iterator[None]:
     """Provide Ray, initialised in this thread, until the block ends: at an address ("auto" searches), or local.
 
-    `cpus` are the cores of a local cluster, which listens on loopback only, or of a head that other nodes can join at
-    the "HOST:PORT" `head` of this machine. Nodes run the code of this process, which is shipped. InputError without a
-    cluster there, or if no head can start; Interrupted by the keyboard; RunFailed if no local cluster starts.
+    `cpus` are the cores of a local cluster, on loopback only, or of a head that other nodes can join at the "HOST:PORT"
+    `head` of this machine. InputError without a cluster there, or if no head can start; Interrupted by the keyboard;
+    RunFailed if no local cluster starts.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Task events are only useful for a dashboard, and the control store keeps 100,000: hundreds of MB in a long run.
@@ -69,7 +69,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
         with no_signal_lost():
             _connect(address, cpus)
         internals.take_sigterm_back()
-        stack.enter_context(watched())
+        stack.enter_context(_in_thread(_watch, _processes()))
         try:
             with redirect_stdout(_RayMessages()):
                 yield
@@ -152,11 +152,9 @@ def _this_code() -> dict[str, list[str]]:
 
 @contextmanager
 def _head(place: str, cpus: int | None) -> Iterator[str]:
-    """Start a head node whose processes end with this process; yield its address.
+    """Start a head node whose processes end with this process, as after `ray start --block`; yield its address.
 
-    If `ray start --block` is killed, Ray ends its processes, so killing this command is sufficient. Loopback addresses
-    are errors, because Ray would listen on all addresses, and no machine could join. A token is only required if the
-    environment sets RAY_AUTH_MODE, because users would have to copy a token of flsim to each machine.
+    A token is only required if the environment sets RAY_AUTH_MODE, because users would have to copy one of flsim.
     """
     host, port = _place(place)
     refuse_without_room(internals.temporary_folder())
@@ -194,7 +192,7 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Return host and port on which a head can listen; raise InputError if this is impossible or nobody could join."""
+    """Return host and port of a head; InputError for others, as loopback, on which Ray would listen everywhere."""
     host, _, port = text.rpartition(":")
     try:
         host, number = socket.gethostbyname(host or " "), int(port)
@@ -244,20 +242,27 @@ class _RayMessages(io.TextIOBase):
 def starting() -> Iterator[None]:
     """Watch a start of Ray within the block; RunFailed, with the reason and the remedy, if Ray does not start.
 
-    If a process of Ray ends, Ray waits for it for half a minute in a call that cannot be interrupted. Therefore a
-    thread watches these processes, reports why one ended, and ends this process with exit code 1.
+    If a process of Ray ends, Ray waits half a minute in a call that cannot be interrupted, so a thread ends this one.
     """
     folder = internals.temporary_folder()
     refuse_without_room(folder)
     _refuse_without_files()
     _refuse_without_threads()
+    with _in_thread(_watch_start, folder):
+        try:
+            yield
+        except Exception as error:  # Ray also raises plain exceptions
+            raise RunFailed(_failure(folder, first_line(error))) from error
+
+
+@contextmanager
+def _in_thread(watch: Callable[[Any, threading.Event], None], what: Any) -> Iterator[None]:
+    """Watch something in a thread, until the event is set at the end of the block."""
     over = threading.Event()
-    thread = threading.Thread(target=_watch_start, args=(folder, over), daemon=True)
+    thread = threading.Thread(target=watch, args=(what, over), daemon=True)
     thread.start()
     try:
         yield
-    except Exception as error:  # Ray also raises plain exceptions
-        raise RunFailed(_failure(folder, first_line(error))) from error
     finally:
         over.set()
         thread.join()
@@ -316,35 +321,13 @@ def _failure(folder: Path, reason: str) -> str:
 
 def _watch_start(folder: Path, over: threading.Event) -> None:
     while not over.wait(LOOK):
-        ended = next((process for process in _of_ray() if not is_alive(process)), None)
+        of_ray = (child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet"))
+        ended = next((process for process in of_ray if not is_alive(process)), None)
         if ended is not None:
             if over.wait(START_GRACE):
                 return
             say(f"flsim: {_failure(folder, f'its {ended.name()} has ended')}")
             os._exit(1)
-
-
-def _of_ray() -> list[psutil.Process]:
-    """Return the control store and the raylet that this process has started, even if they have ended."""
-    return [child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet")]
-
-
-@contextmanager
-def watched() -> Iterator[None]:
-    """End this process with exit code 1 if Ray ends on this machine before the block; `--resume` continues the run.
-
-    Without a raylet, no results arrive and no call fails; without the control store, any thread can be in a call of Ray
-    for a minute. Therefore threads are not asked to stop. If a thread calls the raylet before this thread checks, Ray
-    ends the process silently, with the same exit code. If Ray ends on other machines, a run continues without them.
-    """
-    over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(_processes(), over), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _processes() -> list[psutil.Process]:
@@ -358,24 +341,24 @@ def _processes() -> list[psutil.Process]:
 
 
 def _watch(processes: list[psutil.Process], over: threading.Event) -> None:
+    """End this process with exit code 1 if one of Ray's processes ends on this machine; `--resume` continues the run.
+
+    Without a raylet, no results arrive and no call fails; without the control store, any thread can be in a call of Ray
+    for a minute. Therefore threads are not asked to stop.
+    """
     while not over.wait(LOOK):
         ended = next((process for process in processes if not is_alive(process)), None)
         if ended is not None:
             try:  # print immediately, because Ray can end this process silently within the grace period
-                reason = f"Ray's {ended.info['name']} on this machine has ended{_cause(ended.info['name'])}"
+                name, folder = ended.info["name"], internals.logs_folder()
+                cause = causes.named_in(*folder.glob(f"{name}.*")) if folder else None
+                reason = f"Ray's {name} on this machine has ended" + (f": {cause}" if cause else "")
                 log.error("failed", extra={"reason": reason})
                 say(f"flsim: {reason}; `flsim run --resume` continues from the newest checkpoint")
             finally:  # without memory, the message can fail, but the process must still end
                 if not over.wait(GRACE):
                     os._exit(1)
             return
-
-
-def _cause(name: str) -> str:
-    """Return the cause of the end of one of Ray's processes, from its logs, after a colon; empty if none is logged."""
-    folder = internals.logs_folder()
-    cause = causes.named_in(*folder.glob(f"{name}.*")) if folder else None
-    return f": {cause}" if cause else ""
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -31,16 +31,9 @@ FACTOR = 10.0  # multiple of the longest reply so far
 class Deadline:
     """The deadline of replies in seconds, counted from their request.
 
-    A fixed number holds in every round. Without a fixed number, the deadline follows the longest reply of this
-    process's rounds: it is ten times as long, at least a minute, and at most an hour or twice the longest reply.
-    Therefore a client that hangs in a round of a second costs a minute, not an hour.
-
-    The longest reply of all rounds counts, not only that of recent rounds. It is usually in the first round, in which
-    clients open uncached files and compile kernels. A client that replaces another client does the same.
-
-    A deadline that is too short must not fail a run, because a machine can become more than ten times slower. Therefore
-    the deadline doubles with each attempt, received replies are kept, and the last attempt lasts an hour, as without
-    measurements.
+    Without a fixed number, it is ten times the longest reply of this process, at least a minute, and at most an hour or
+    twice that reply: a client that hangs in a round of a second costs a minute. It doubles with each attempt, and the
+    last one lasts an hour, because a machine can become more than ten times slower, which must not fail a run.
     """
 
     def __init__(self, fixed: float | None) -> None:
@@ -58,7 +51,6 @@ class Deadline:
         return min(2.0**attempt * max(FLOOR, FACTOR * self._longest), self.patience)
 
     def saw(self, seconds: float) -> None:
-        """Record the duration of a reply in seconds."""
         self._longest = max(self._longest, seconds)
 
 
@@ -116,8 +108,7 @@ class Exchange:
     ) -> Iterator[Reply]:
         """Make one attempt after clients run, and yield replies; set `exchanged.failures`, and record their durations.
 
-        `limit` returns the seconds that a message has, from when it is sent: first those of shards, and later those of
-        sums, which are fewer if replies of shards were fast.
+        `limit` returns the seconds that a message has, which become fewer for sums if replies of shards were fast.
         """
         nodes = wait_for_nodes(self.grid, self.shards, self.stop, max(self.deadline.patience, NODES_DEADLINE))
         messages = [
@@ -179,18 +170,12 @@ class _Pending:
 
 
 class _RoundExchange:
-    """The state of the exchange of a round.
-
-    Attributes:
-        branches: the requests' shards by branch.
-        failures: the reason for each shard of which the last attempt failed.
-        is_own_code: whether the last failure is an error of custom code.
-    """
+    """The state of the exchange of a round."""
 
     def __init__(self, asked: Sequence[RoundRequest], branch: int) -> None:
-        self.branches = branches([request.shard for request in asked], branch)
-        self.failures: dict[int, str] = {}
-        self.is_own_code = False
+        self.branches = branches([request.shard for request in asked], branch)  # the requests' shards by branch
+        self.failures: dict[int, str] = {}  # the reason for each shard of which the last attempt failed
+        self.is_own_code = False  # whether the last failure is an error of custom code
         self._round = asked[0].round if asked else 0
         self._held: dict[int, ShardReply] = {}  # without their sums, which are in client processes
 

@@ -1,6 +1,5 @@
 """The launch of a federated run: on a Ray cluster, with client processes on its machines, or in this process."""
 
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -36,12 +35,15 @@ def simulate(
 ) -> None:
     """Train a run on Ray, with a Flower node per shard; for arguments and errors, see `server.launch.train`."""
     system, stop = run.federated.system, Stop()
-    _warn_of_capped_canaries(run)
-    _say_canary_users(run)
+    _say_of_canaries(run)
     with cluster(address, cpus, head), stopping(stop):
         client_gpus, _ = client_gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
         share = ClientShare(system.cpus_per_client, client_gpus)
-        _refuse_what_does_not_fit(share)
+        if not any(share.fits(node) for node in nodes()):
+            raise InputError(
+                f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has these resources; "
+                "lower system.cpus_per_client or system.gpus_per_client"
+            )
         run = with_shards(run, sum(share.fits(node) for node in nodes()))
         shards = run.federated.system.known_shards
         say_what_stays_idle(run.name, share, shards, nodes(), cpus)
@@ -58,8 +60,7 @@ def simulate(
 def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     """Train like `simulate`, in this process without Ray, one shard after another; evaluations are in between."""
     stop = Stop()
-    _warn_of_capped_canaries(run)
-    _say_canary_users(run)
+    _say_of_canaries(run)
     with stopping(stop):
         run = with_shards(run, 1)
         asked = run.federated.system.gpus_per_client
@@ -69,23 +70,15 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
         rounds.train(grid, run, stop, retrain_lost=retrain_lost, service=EvaluationInProcess(evaluate_checkpoint))
 
 
-def _warn_of_capped_canaries(run: Run) -> None:
-    """Warn if `max_records` excludes copies of canaries."""
-    # A canary that is trained on less often than it was planted looks less memorized.
-    cap = run.federated.local.max_records
-    if cap is None:
-        return
-    beyond, trained = run.users.copies_beyond(cap)
+def _say_of_canaries(run: Run) -> None:
+    """Warn if `max_records` excludes copies, whose canaries look less memorized; print the cost of canary users."""
+    cap, audit = run.federated.local.max_records, run.federated.audit
+    beyond, trained = (0, 0.0) if cap is None else run.users.copies_beyond(cap)
     if beyond:
         say(
             f"local.max_records = {cap} excludes records, including canaries: of {beyond:,} copies that users "
             f"with more records hold, {trained:,.0f} would be trained on in a round of all users"
         )
-
-
-def _say_canary_users(run: Run) -> None:
-    """Print the cost of canary users, if there are any; with coins, half of them take part."""
-    audit = run.federated.audit
     if audit.update_canaries:
         say(f"{run.name}: {audit.cost(len(run.users))}")
 
@@ -101,9 +94,8 @@ def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[flo
 def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dict[str, float]], shards: int) -> float:
     """Return the GPUs of an evaluator, on nodes with "CPU" and "GPU"; 0 if clients use all and none is required.
 
-    Client processes start on the node with most free resources, as in `server.pool.grid.RayGrid`. Ray chooses among the
-    GPUs of a node, and fills one before the next. Evaluators take what remains. InputError if the settings put
-    evaluators on GPUs and clients use all of them: evaluators would be requested repeatedly, and fail.
+    Client processes start as in `server.pool.grid.RayGrid`, and Ray fills one GPU of a node before the next. InputError
+    if the settings put evaluators on GPUs that clients use: evaluators would be requested repeatedly, and fail.
     """
     gpus = [node.get("GPU", 0.0) for node in resources]
     client, evaluator = client_gpu_shares(system, gpus)
@@ -142,7 +134,6 @@ def take_gpus(free: list[float], share: float, processes: int) -> int:
 
 
 def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
-    """Raise InputError if the precision is TF32 and clients have no GPU."""
     if precision == "tf32" and not client_gpus:
         raise InputError('local.precision "tf32" needs an NVIDIA GPU, but clients have none; set "float32"')
 
@@ -161,15 +152,6 @@ def say_what_stays_idle(
         )
 
 
-def _refuse_what_does_not_fit(share: ClientShare) -> None:
-    """Raise InputError if a client fits on no machine."""
-    if not any(share.fits(node) for node in nodes()):
-        raise InputError(
-            f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has these resources; "
-            "lower system.cpus_per_client or system.gpus_per_client"
-        )
-
-
 class InProcessGrid(ShardGrid):
     """A grid that answers one message, in order, at each call of `pull_messages`, with the bits of `RayGrid`."""
 
@@ -179,7 +161,6 @@ class InProcessGrid(ShardGrid):
         self._waiting = deque[Message]()
 
     def get_node_ids(self) -> list[int]:
-        """Return all nodes."""
         return list(range(self._shards))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -199,14 +180,6 @@ class InProcessGrid(ShardGrid):
             return []
         self._waiting.remove(message)
         return [self._reply(message)]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Answer messages until `timeout` seconds are over, and return the replies."""
-        until, ids = time.monotonic() + (float("inf") if timeout is None else timeout), self.push_messages(messages)
-        replies: list[Message] = []
-        while len(replies) < len(ids) and time.monotonic() < until:
-            replies += self.pull_messages(ids)
-        return replies
 
     def _reply(self, message: Message) -> Message:
         """Return the app's reply, or an error with its reason, as a client process would."""

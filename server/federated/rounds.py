@@ -28,7 +28,7 @@ from flsim.training.update import Counts
 from server.federated.exchange import NODES_DEADLINE, Deadline, Exchange, ShardFailed, explain, wait_for_nodes
 from server.pool.evaluations import EvaluationInProcess
 from server.stopping import Stop
-from server.supervision import Evaluations, RoundMetrics, keep, supervised
+from server.supervision import Evaluations, RoundMetrics, supervised
 
 
 def train(
@@ -41,10 +41,9 @@ def train(
 ) -> State:
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
-    Its status, checkpoints, rows and log are kept up to date. `stop` requests a checkpoint of the last completed round
-    and the end (Interrupted). Evaluations are in this process (`service`), or in processes with `evaluation_gpus` (0: a
-    CPU). Raises InputError for a central run, Diverged with the last good checkpoint, RunFailed if a shard or an
-    evaluation failed.
+    `stop` requests a checkpoint of the last completed round and the end (Interrupted). Evaluations are in this process
+    (`service`), or in processes with `evaluation_gpus` (0: a CPU). Raises InputError for a central run, Diverged with
+    the last good checkpoint, RunFailed if a shard or an evaluation failed.
     """
     system = run.federated.system
     # Sums of complete models are limited by memory bandwidth, and a second thread would wait for cores that clients
@@ -128,12 +127,14 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                 began = now
                 say_micro_cohorts(run.name, sizes.take())
                 if run.is_saved_at(state.round):
-                    keep(run, state, evaluations)
+                    evaluations.saved(run.save(state))
                 evaluations.poll()
                 loss = f"loss {counts.loss / counts.tokens:.3f}" if counts.tokens else "empty cohort"
                 advance(state.round, f"{loss}, {ledger.note(spent)} {spent_by}" if spent else loss)
         except Interrupted:
-            leave(run, state)
+            if state.round and not run.is_saved_at(state.round):  # so that the last round is not trained again
+                run.save(state)
+            log.info("interrupted", extra={"round": state.round})
             raise
     if spent:
         say(f"{run.name}: {ledger.sentence(spent, run.config.sampler, run.delta)}")
@@ -154,13 +155,6 @@ def say_micro_cohorts(name: str, lines: Sequence[Any]) -> None:
             shard=line["shard"],
             users=line["users"],
         )
-
-
-def leave(run: Run, state: State) -> None:
-    """Save the last completed round, so that it is not trained again."""
-    if state.round and not run.is_saved_at(state.round):
-        run.save(state)
-    log.info("interrupted", extra={"round": state.round})
 
 
 def _logged(counts: Counts, clip: float | None) -> dict[str, float | None]:

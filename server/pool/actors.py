@@ -1,8 +1,4 @@
-"""A pool of Ray actors that can die at any moment and work on one job at a time.
-
-The grid and the evaluation service share it. The owner of a pool assigns jobs to actors, sets deadlines, and repeats
-jobs.
-"""
+"""A pool of Ray actors that can die at any moment; its owner assigns jobs, sets deadlines, and repeats jobs."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -19,8 +15,6 @@ Key = TypeVar("Key")
 
 @dataclass(eq=False)
 class Actor(Generic[Job]):
-    """An actor and its job."""
-
     handle: Any
     machine: str | None  # id of the Ray node that it is bound to
     ready: Any  # reference to a reply that comes once its process runs
@@ -35,8 +29,7 @@ class Actors(list[Actor[Job]], Generic[Job]):
 
     def start(self, kind: type, *arguments: Any, machine: str | None = None, **options: Any) -> Actor[Job]:
         """Start an actor of a class with a method `ready`, which returns None, on a Ray node if `machine` is its id."""
-        # Restarts and retries of Ray are off, because Ray does not keep the order of retried tasks, and does not report
-        # them.
+        # Restarts and retries of Ray are off: it does not keep the order of retried tasks, and does not report them.
         options |= {"max_restarts": 0, "max_task_retries": 0}
         if machine is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(machine, soft=False)
@@ -51,7 +44,6 @@ class Actors(list[Actor[Job]], Generic[Job]):
             yield actor, error
 
     def idle(self) -> list[Actor[Job]]:
-        """Return actors that are ready and have no job."""
         return [actor for actor in self if actor.is_ready and actor.job is None]
 
     def busy(self) -> list[tuple[Actor[Job], Job]]:
@@ -72,12 +64,10 @@ class Actors(list[Actor[Job]], Generic[Job]):
             yield actor, job, outcome
 
     def end(self, actor: Actor[Job]) -> None:
-        """Kill an actor, whether it works or not."""
         ray.kill(actor.handle)
         self.remove(actor)
 
     def close(self) -> None:
-        """Kill all actors."""
         for actor in [*self]:
             self.end(actor)
 

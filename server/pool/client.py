@@ -1,7 +1,6 @@
 """The client process: a Ray actor that applies Flower's ClientApp to messages, and adds given sums.
 
-Arrays travel apart from messages. Parameters are stored once in Ray's object store for all shards of a round, and Ray
-copies them between nodes. Sums remain in the store of the node that computed them until a process needs them.
+Parameters are stored once in Ray's object store for all shards of a round; sums stay on the node that computed them.
 """
 
 import importlib
@@ -35,7 +34,6 @@ def apart(content: RecordDict) -> tuple[RecordDict, Arrays]:
 
 
 def app_named(app: str) -> ClientApp:
-    """Return the ClientApp that ``module:attribute`` names."""
     module, _, name = app.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -17,8 +17,9 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from flsim.base.errors import Diverged, InputError, RunFailed, at_least_one, is_out_of_memory
+from flsim.base.errors import Diverged, RunFailed, is_out_of_memory
 from flsim.base.progress import say
+from flsim.base.settings import Count, Natural, NotNegative, Seconds, settings
 from flsim.results.run_file import Evaluation, Outcome, log_evaluation
 from server.cluster.causes import reason_of
 from server.pool.actors import Actor, Actors
@@ -34,32 +35,13 @@ MEMORY = 2**30  # bytes of a GPU that a process can use for any share, enough fo
 Work = Callable[[Path, Path], object]
 
 
-@dataclass(frozen=True)
+@settings
 class ServiceHParams:
-    """Settings of the evaluation service.
-
-    Attributes:
-        evaluators: number of processes.
-        num_gpus: GPUs of each process, which clients must leave free; can be a fraction. A process uses at most this
-            share of the GPU's memory, or 1 GiB if that is more. With 0, each process runs on one CPU thread.
-        queue: largest number of checkpoints of a run in the service, including those with outcomes that were not
-            returned yet.
-        deadline: seconds for an attempt; a process that takes longer is killed.
-        retries: number of further attempts at a checkpoint whose process died, was killed, or ran out of memory.
-    """
-
-    evaluators: int = 1
-    num_gpus: float = 0.0
-    queue: int = 100
-    deadline: float = 6 * 3600.0
-    retries: int = 3
-
-    def __post_init__(self) -> None:
-        at_least_one(evaluators=self.evaluators, queue=self.queue)
-        if not self.deadline > 0:
-            raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")
-        if self.retries < 0 or self.num_gpus < 0:
-            raise InputError(f"retries and num_gpus must not be negative, found {self.retries} and {self.num_gpus}")
+    evaluators: Count = 1  # number of processes
+    num_gpus: NotNegative = 0.0  # GPUs of each process, which clients must leave free; with 0, one CPU thread
+    queue: Count = 100  # largest number of checkpoints of a run in the service, with outcomes that were not returned
+    deadline: Seconds = 6 * 3600.0  # for an attempt; a process that takes longer is killed
+    retries: Natural = 3  # further attempts at a checkpoint whose process died, was killed, or ran out of memory
 
 
 def gpu_shares(training: float | None, evaluation: float | None, evaluators: int, has_gpu: bool) -> tuple[float, float]:
@@ -111,23 +93,17 @@ class _Job:
 class EvaluationService:
     """A service that evaluates checkpoints of any number of runs during training; only `drain` waits.
 
-    Processes start with the first submissions. A process that dies, hangs, or runs out of memory is replaced, and its
-    checkpoint is tried again, after the others of its run in the queue. After its retries, the failure is its outcome.
-    Every attempt that ends has a line in its run's evaluations.jsonl.
+    A process that dies, hangs, or runs out of memory is replaced, and its checkpoint is tried again, after the others
+    of its run. After its retries, the failure is its outcome. Every attempt has a line in its run's evaluations.jsonl.
 
-    The queue is bounded for each run. If it is full, `submit` returns False and drops the checkpoint, which must be
-    submitted again later, so training does not wait and memory does not grow. Runs take turns.
-
-    The queue is in the caller's process, and advances in `submit`, `poll` and `drain`. Several threads can use the
-    service.
-
-    >>> service = EvaluationService(evaluate_checkpoint, ServiceHParams(num_gpus=0.05))     # doctest: +SKIP
-    >>> service.submit(run, checkpoint); service.poll(run); service.drain(run)              # doctest: +SKIP
+    If the queue of a run is full, `submit` returns False and drops the checkpoint, which must be submitted again later,
+    so training does not wait and memory does not grow. Runs take turns. The queue advances in `submit`, `poll` and
+    `drain`, in any thread of the caller.
     """
 
-    def __init__(self, work: Work, hparams: ServiceHParams = ServiceHParams()) -> None:
+    def __init__(self, work: Work, hparams: ServiceHParams | None = None) -> None:
         """Prepare the service of `work`, which other processes import, on a run and a checkpoint; none starts yet."""
-        self._work, self._hparams = work, hparams
+        self._work, self._hparams = work, hparams or ServiceHParams()
         self._pool = Actors[_Job]()
         self._waiting: dict[Path, deque[_Job]] = {}  # queued jobs by run, in the order of the runs' turns
         self._ended: dict[Path, list[Evaluation]] = {}  # outcomes by run, until `poll` or `drain` returns them
@@ -170,7 +146,6 @@ class EvaluationService:
         return ended
 
     def forget(self, run: Path) -> None:
-        """End a run's evaluations, and drop what is pending; other runs continue."""
         with self._lock:
             for actor, job in self._pool.busy():
                 if job.run == run:
@@ -179,7 +154,6 @@ class EvaluationService:
             self._ended.pop(run, None)
 
     def close(self) -> None:
-        """End all processes, and drop what is pending."""
         with self._lock:
             self._pool.close()
             self._waiting.clear()
@@ -237,7 +211,6 @@ class EvaluationService:
         return f"{what} within {limit:g} s{hint}" if time.monotonic() - actor.since > limit else None
 
     def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float, float] | RayError) -> None:
-        """Record the end of an attempt with any outcome."""
         if not isinstance(outcome, RayError):
             self._end(actor, job, "stored", took=outcome)
         elif not isinstance(outcome, RayTaskError) or is_out_of_memory(outcome.cause or outcome):
@@ -316,9 +289,7 @@ class EvaluationInProcess:
         return self.poll(run)
 
     def forget(self, run: Path) -> None:  # noqa: ARG002
-        """Drop outcomes that were not requested."""
         self._ended.clear()
 
     def close(self) -> None:
-        """Drop outcomes that were not requested."""
         self._ended.clear()

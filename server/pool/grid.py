@@ -1,10 +1,8 @@
 """Flower's message layer on Ray: a Flower Grid whose nodes are shards, served by client processes on all Ray nodes.
 
-It replaces Flower's simulation engine for four reasons. That engine counts its processes once at its start, and never
-uses a machine that joins. It processes min(32, cores of the driver + 4) messages at a time, for any size of the
-cluster. It polls for messages every 0.1 s. If a process hangs or its machine leaves, the message is lost. In this grid,
-processes follow the machines, and an idle process serves the next shard. ClientApp, messages and ServerApp are the same
-on runtimes of Flower, and results are equal bit for bit (test_flower_runtimes.py).
+Flower's simulation engine never uses a machine that joins, handles few messages at a time, polls every 0.1 s, and loses
+the message of a process that hangs. ClientApp, messages, ServerApp and results, bit for bit, are those of Flower's
+runtimes (test_flower_runtimes.py).
 """
 
 import time
@@ -45,8 +43,6 @@ def code_of(error: BaseException | None) -> int:
 
 
 class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types
-    """Flower nodes 0 to shards - 1, one for each shard."""
-
     def __init__(self, shards: int, run_id: int = 1) -> None:
         self._shards, self._run_id, self._numbers = shards, run_id, count(1)
         send_as(run=run_id, node=SERVER)
@@ -63,6 +59,18 @@ class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Push messages and wait for all replies, or for `timeout` seconds."""
+        until = time.monotonic() + (float("inf") if timeout is None else timeout)
+        unanswered = self.push_messages(messages)
+        replies: list[Message] = []
+        while unanswered and time.monotonic() < until:
+            replies += self.pull_messages(unanswered)
+            answered = {reply.metadata.reply_to_message_id for reply in replies}
+            unanswered = [id_ for id_ in unanswered if id_ not in answered]
+            time.sleep(0.005)
+        return replies
 
     def _numbered(self, message: Message) -> Message:
         return numbered(message, next(self._numbers))
@@ -88,7 +96,6 @@ class ClientShare:
     gpus: float = 0.0
 
     def fits(self, resources: dict[str, float]) -> int:
-        """Return the number of client processes that fit on a machine with these resources."""
         of_cpus = int(resources.get("CPU", 0.0) / self.cpus)
         if not self.gpus:
             return of_cpus
@@ -108,16 +115,12 @@ def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
 
 @dataclass(frozen=True)
 class RemoteArrays:
-    """Arrays of a reply that remain on the machine that computed them."""
-
     arrays: ObjectRef
     machine: str | None
 
 
 @dataclass(eq=False)
 class Job:
-    """A message, and the arrays that belong to it."""
-
     message: Message
     arrays: Mapping[str, ObjectRef]  # references to its arrays, by name
     parts: Sequence[RemoteArrays]  # the stored arrays that it requests to add; none for a message to the ClientApp
@@ -131,14 +134,8 @@ class Job:
     def node(self) -> int:
         return int(self.message.metadata.dst_node_id)
 
-    @property
-    def log_fields(self) -> dict[str, Any]:
-        """Return the round and shard for the log."""
-        return log_fields(self.message)
-
 
 def nearest(idle: list[Actor[Job]], parts: Sequence[RemoteArrays]) -> list[Actor[Job]]:
-    """Return the idle processes on the machine with most of the arrays."""
     on = Counter(part.machine for part in parts)
     most = max(on[process.machine] for process in idle)
     return [process for process in idle if on[process.machine] == most]
@@ -148,16 +145,13 @@ class RayGrid(ShardGrid):
     """Flower nodes 0 to shards - 1, one for each shard, and the processes that serve them.
 
     There are as many processes as fit on the machines, and no more than shards. A message goes to the process that
-    served its node before, which has the shard in memory, or to an idle process. A process that dies is replaced, and
-    its message is answered with an error. Messages of a machine that leaves go to other machines; a machine that joins
-    is used from the next check on. A newer message to a node replaces an unanswered one, and the process of the older
-    message is killed, because it hangs.
+    served its node before, or to an idle one. A process that dies is replaced, and its message is answered with an
+    error. Messages of a machine that leaves go to others; a machine that joins is used from the next check on. A newer
+    message to a node replaces an unanswered one, whose process hangs, and is killed.
 
-    A grid that holds arrays returns replies without them. The arrays remain on the machines that computed them, until a
-    message `server.pool.client.sum_request` requests the sum of the arrays of several nodes. One process adds them, and
-    the caller gets the sum with the reply to that message. A newer message to a node drops its stored arrays.
-
-    The grid advances when messages are pushed or pulled, in the caller's thread.
+    A grid that holds arrays returns replies without them, until `server.pool.client.sum_request` requests the sum of
+    those of several nodes. A newer message to a node drops its stored arrays. The grid advances when messages are
+    pushed or pulled, in the caller's thread.
     """
 
     def __init__(self, app: str, shards: int, share: ClientShare, machines: Nodes, holds: bool = False) -> None:
@@ -209,20 +203,7 @@ class RayGrid(ShardGrid):
         later = {id_ for id_ in ready if self._replies[id_][0].replied is not None} - {*ready[:PULLED]}
         return [self._fetched(*self._replies.pop(id_)) for id_ in ready if id_ not in later]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Push messages and wait for all replies, or for `timeout` seconds."""
-        until = time.monotonic() + (float("inf") if timeout is None else timeout)
-        unanswered = self.push_messages(messages)
-        replies: list[Message] = []
-        while unanswered and time.monotonic() < until:
-            replies += self.pull_messages(unanswered)
-            answered = {reply.metadata.reply_to_message_id for reply in replies}
-            unanswered = [id_ for id_ in unanswered if id_ not in answered]
-            time.sleep(0.005)
-        return replies
-
     def close(self) -> None:
-        """End all processes."""
         for process in [*self._processes]:
             self._end(process)
         self._waiting.clear()
@@ -243,7 +224,7 @@ class RayGrid(ShardGrid):
         room = {machine["NodeID"]: self._share.fits(machine["Resources"]) for machine in self._machines.usable()}
         for process in [process for process in self._processes if process.machine not in room]:
             if process.job is not None:
-                fields = process.job.log_fields | {"machine": process.machine, "failure": "machine left"}
+                fields = log_fields(process.job.message) | {"machine": process.machine, "failure": "machine left"}
                 log.warning("machine left", extra=fields)
                 self._waiting.appendleft(process.job)
             self._end(process)
@@ -254,7 +235,6 @@ class RayGrid(ShardGrid):
             self._processes.start(Client, self._app, machine=machine, num_cpus=cpus, num_gpus=gpus)
 
     def _see_start(self, process: Actor[Job], error: RayError | None) -> None:
-        """Record that a process runs, or that its start failed."""
         if error is None:
             self._failed_starts = 0
             log.info("client process started", extra=self._room(process))
@@ -271,7 +251,7 @@ class RayGrid(ShardGrid):
         if isinstance(reply, RayError):
             lives = isinstance(reply, RayTaskError)
             fields = {"reason": reason_of(reply), "failure": "client raised" if lives else "client died"}
-            log.warning("client failed", extra=job.log_fields | {"machine": process.machine} | fields)
+            log.warning("client failed", extra=log_fields(job.message) | {"machine": process.machine} | fields)
             if not lives:
                 self._end(process)
             code = code_of(reply.cause if isinstance(reply, RayTaskError) else None)
@@ -291,12 +271,11 @@ class RayGrid(ShardGrid):
                 reply.content[name] = record
         except RayError as error:
             reason = reason_of(error)
-            log.warning("reply lost", extra=job.log_fields | {"failure": "machine left", "reason": reason})
+            log.warning("reply lost", extra=log_fields(job.message) | {"failure": "machine left", "reason": reason})
             return Message(Error(CLIENT_FAILED, reason), reply_to=job.message)
         return reply
 
     def _dispatch(self) -> None:
-        """Assign queued messages to idle processes."""
         for _ in range(len(self._waiting)):
             if not (idle := self._processes.idle()):
                 return
@@ -333,7 +312,7 @@ class RayGrid(ShardGrid):
         self._replies = {id_: (job, reply) for id_, (job, reply) in self._replies.items() if job.node not in nodes}
         for process, job in self._processes.busy():
             if job.node in nodes:
-                fields = job.log_fields | {"machine": process.machine, "failure": "client hung"}
+                fields = log_fields(job.message) | {"machine": process.machine, "failure": "client hung"}
                 log.warning("the client process ended without a reply", extra=fields)
                 self._end(process)
 
@@ -350,5 +329,4 @@ class RayGrid(ShardGrid):
 
 
 def ray_grid(app: str, shards: int, share: ClientShare, machines: Nodes, holds: bool = False) -> closing[RayGrid]:
-    """Return a `RayGrid` whose processes end with the block."""
     return closing(RayGrid(app, shards, share, machines, holds))

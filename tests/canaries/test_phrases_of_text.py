@@ -73,7 +73,7 @@ def test_wrong_phrases_are_refused(make_corpus: MakeCorpus, phrases: tuple[str, 
     ("changes", "message"),
     [
         ({"count": 2}, "phrases lists 3 texts for 2 canaries"),
-        ({"source": "words"}, 'phrases are of source "phrases", found "words"'),
+        ({"source": "words"}, 'phrases needs source "phrases", found "words"'),
         ({"length": 4}, "length and phrases both set"),
     ],
 )

@@ -20,7 +20,7 @@ from flsim.base.files import new_folder
 from flsim.data.authors import author_of
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.describe import REASONS, describe
-from flsim.data.inspect import Distribution, inspect, unit_of
+from flsim.data.inspect import distribution, inspect, unit_of
 from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
 from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
@@ -160,10 +160,8 @@ def test_memory_does_not_grow_with_words_and_records(tmp_path: Path) -> None:
 
 @given(values=st.lists(st.integers(0, 9), min_size=1, max_size=50), cut=st.integers(0, 50))
 def test_a_distribution_in_pieces_is_that_of_the_whole(values: list[int], cut: int) -> None:
-    pieces = Distribution.count([np.array(values[:cut], np.int64), np.array(values[cut:], np.int64)])
-    distinct = sorted(set(values))
-    assert pieces.values.tolist() == distinct
-    assert pieces.counts.tolist() == [values.count(value) for value in distinct]
+    pieces = distribution([np.array(values[:cut], np.int64), np.array(values[cut:], np.int64)])
+    assert list(pieces.items()) == [(value, values.count(value)) for value in sorted(set(values))]
 
 
 def test_a_damaged_corpus_is_refused_in_one_line(make_corpus: MakeCorpus, flsim: Flsim) -> None:

@@ -32,7 +32,7 @@ from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.state import State
 from server.pool.evaluations import EvaluationService, ServiceHParams
 from server.stopping import Stop, stopping
-from server.supervision import Evaluations, keep, supervised
+from server.supervision import Evaluations, supervised
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 DUE = (2, 4, 6, 8)
@@ -74,7 +74,7 @@ def train(run: Run, evaluations: Evaluations, after: Callable[[int], None] = lam
     newest = checkpoint.latest(run.path / "checkpoints")
     for round_ in range(checkpoint.round_of(newest) + 1 if newest else 1, 9):
         run.log_round(round=round_)
-        keep(run, state_after(run, round_), evaluations)
+        evaluations.saved(run.save(state_after(run, round_)))
         evaluations.poll()
         after(round_)
 
@@ -172,8 +172,8 @@ def test_a_model_that_is_not_finite_is_recorded_as_diverged(
 
     def save_both() -> None:
         with supervised(run, service=service) as evaluations:
-            keep(run, state_after(run, 2), evaluations)
-            keep(run, spoilt, evaluations)
+            evaluations.saved(run.save(state_after(run, 2)))
+            evaluations.saved(run.save(spoilt))
 
     with pytest.raises(Diverged, match=r"round 4: 1 of \d+ values of parameter embedding are not finite.*last good"):
         save_both()
@@ -204,7 +204,7 @@ def test_a_diverged_run_ends_on_sigterm_while_it_is_evaluated(make: Callable[...
     def diverge() -> None:
         with supervised(run, service=service, stop=stop) as evaluations:
             for round_ in (2, 4):
-                keep(run, state_after(run, round_), evaluations)
+                evaluations.saved(run.save(state_after(run, round_)))
             wait_for(tmp_path / f"{waiting}.started", look=evaluations.poll)
             raise Diverged("step 5: a loss that is not finite")
 

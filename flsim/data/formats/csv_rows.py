@@ -1,7 +1,6 @@
 """Reader of CSV: a header, then a row per post, with commas or another delimiter, in UTF-8, with plain text (not HTML).
 
-Quoted fields can contain delimiters, doubled quotes, and line feeds. Therefore no place in the file is known to be
-between two rows, and a file is a single part.
+Quoted fields can hold line feeds, so no place is known to be between two rows, and a file is a single part.
 """
 
 import csv
@@ -53,7 +52,6 @@ def _delimiter(part: Part) -> str:
 
 
 def _place(header: list[str], column: str, option: str, part: Part) -> int:
-    """Return the place of a column; raise InputError unless the header has it once."""
     if header.count(column) != 1:
         names, delimiter = ", ".join(header)[:200] or "none", _delimiter(part)
         raise InputError(

@@ -1,11 +1,8 @@
 """Reader of TensorFlow Federated's older copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.h5``.
 
-``/examples/<client_id>/tokens`` is a dataset of strings, one per sentence. The other features are not read. Tokens are
-split at white space and otherwise unchanged. The file name contains the split.
-
-libhdf5 2.0 may crash on a file that is damaged in the wrong place. It may also loop forever in a damaged heap of
-strings (in 0.3% of files that were damaged at random), and cannot be stopped from inside. Therefore such a file is read
-in a separate process, which is killed after five minutes without progress.
+``/examples/<client_id>/tokens`` is a dataset of strings, one per sentence. The file name contains the split. Reading
+can crash or loop forever in libhdf5 2.0, in 0.3% of files that were damaged at random. Therefore a separate process
+reads a file, and is killed after five minutes without progress.
 """
 
 from collections import Counter
@@ -90,8 +87,8 @@ def tff_hdf5_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[P
 def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield posts of up to 64 sentences of a client.
 
-    Dropped are ``users_not_utf8`` (the client id), ``users_too_large`` (a million sentences, or a chunk of 256 MB),
-    ``records_not_utf8``, ``records_too_long`` (more than 1 MB) and ``records_without_words``.
+    Dropped are clients whose id is not UTF-8 or that are too large (a million sentences, or a chunk of 256 MB). Dropped
+    sentences are not UTF-8, too long (more than 1 MB) or without words.
     """
     split = split_of_name(part.source)
     names = _clients(part.path, part.source)[part.first : part.last]
@@ -99,9 +96,10 @@ def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         clients = _child(file, GROUP)
         for name in names:
             user, tokens = user_name(name), _tokens(clients, name, part.source)
+            chunk = prod(tokens.chunks) if tokens.chunks else 1
             if user is None:
                 dropped["users_not_utf8"] += 1
-            elif _is_too_large(tokens):
+            elif len(tokens) > USER_RECORDS or chunk * tokens.dtype.itemsize > LARGEST_CHUNK:
                 dropped["users_too_large"] += 1
             else:
                 step = max(1, SLICE // max(tokens.dtype.itemsize, 2**10))
@@ -120,12 +118,6 @@ def _tokens(clients: Any, name: str | bytes, source: Path) -> Any:
     if not is_written or len(tokens.shape) != 1 or h5py.check_string_dtype(tokens.dtype) is None:
         raise InputError(f"{source}: client {label}: 'tokens' is not a one-dimensional dataset of strings in this file")
     return tokens
-
-
-def _is_too_large(tokens: Any) -> bool:
-    """Return whether a dataset is larger than any published dataset, or needs too much memory to read a piece."""
-    chunk = prod(tokens.chunks) if tokens.chunks else 1
-    return bool(len(tokens) > USER_RECORDS or chunk * tokens.dtype.itemsize > LARGEST_CHUNK)
 
 
 TFF_HDF5 = Format("tff-hdf5", tff_hdf5_parts, read_tff_hdf5, fragile=True)

@@ -1,8 +1,7 @@
 """Reader of JSON that is not lines: an array of objects, indented objects one after another, and LEAF's layout.
 
-The layout of LEAF (https://leaf.cmu.edu) is one object, ``{"users": [...], "user_data": {USER: {"x": [TEXT, ...]}}}``.
-A file is one part. Objects, and in LEAF's layout users, are decoded one after another, so memory does not grow with the
-file. An object of more than `LARGEST` characters is refused.
+That layout (https://leaf.cmu.edu) is one object, ``{"users": [...], "user_data": {USER: {"x": [TEXT, ...]}}}``. A file
+is one part, decoded object by object (in LEAF's layout user by user), of at most `LARGEST` characters each.
 """
 
 import json
@@ -63,16 +62,8 @@ def is_lines(data: Path) -> bool:
         json.loads(line.decode("utf-8-sig"))
         return True
     except (ValueError, RecursionError):
-        return len(line) > LONGEST_LINE or not _is_object(data)
-
-
-def _is_object(data: Path) -> bool:
-    """Return whether a file begins with a complete JSON object."""
-    try:
-        with data.open(encoding="utf-8-sig", newline="") as file:
-            return isinstance(_Scanner(file).value(), dict)
-    except (_JsonError, UnicodeDecodeError):
-        return False
+        # `_objects` yields the first value only if it is complete
+        return len(line) > LONGEST_LINE or not isinstance(next(_objects(data), None), dict)
 
 
 def is_leaf(data: Path) -> bool:
@@ -92,7 +83,6 @@ def is_leaf(data: Path) -> bool:
 
 
 def _objects(path: Path) -> Iterator[Any]:
-    """Yield the objects of a file up to the first fault."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from _values(_Scanner(file))
@@ -101,7 +91,6 @@ def _objects(path: Path) -> Iterator[Any]:
 
 
 def _values(scanner: "_Scanner") -> Iterator[Any]:
-    """Yield the objects of an array, or objects one after another."""
     if scanner.peek() != "[":
         while scanner.peek():
             yield scanner.value()
@@ -144,8 +133,6 @@ class _JsonError(Exception):
 
 
 class _Scanner:
-    """A JSON text that is decoded value by value."""
-
     def __init__(self, file: IO[str]) -> None:
         self._file, self._text, self._place, self._line = file, "", 0, 1
         self._value_place = 0
@@ -213,7 +200,6 @@ class _Scanner:
         return self._line + self._text.count("\n", 0, place)
 
     def _read(self) -> None:
-        """Read at least `CHUNK` characters, and at least as many as are buffered."""
         self._line = self._line_at(self._place)
         rest = self._text[self._place :]
         chunk = self._file.read(max(CHUNK, len(rest)))

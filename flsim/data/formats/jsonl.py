@@ -51,38 +51,23 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
             start, offset = offset, offset + len(line)
             try:
                 if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
-                    offset = _skip(line, file, part)
+                    if not line.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
+                        what = f"a line of more than {LONGEST_LINE:,} bytes that is not a JSON object"
+                        raise WrongFieldError(USER, f"{what}; {_expected(part.columns)}")
+                    offset = _after_line_feed(file, file.tell() + 1)
                     dropped["posts_too_long"] += 1
                     continue
                 if start == 0:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 if line.strip():
                     yield from _posts(line.removesuffix(b"\n"), part, dropped, is_key)
-            except _LineError as error:
-                raise InputError(f"{part.source}: line {line_number(part.path, start)}: {error}") from error
-
-
-class _LineError(Exception):
-    """The fault of a line."""
-
-
-def _skip(begun: bytes, file: IO[bytes], part: Part) -> int:
-    """Skip the rest of a line, and return the offset of its end."""
-    if not begun.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
-        raise _LineError(
-            f"a line of more than {LONGEST_LINE:,} bytes that is not a JSON object; {_expected(part.columns)}"
-        )
-    return _after_line_feed(file, file.tell() + 1)
-
-
-def line_number(path: Path, offset: int) -> int:
-    """Return the number, from 1, of the line that begins at an offset."""
-    lines = 1
-    with path.open("rb") as file:
-        while offset > 0 and (chunk := file.read(min(2**20, offset))):
-            lines += chunk.count(b"\n")
-            offset -= len(chunk)
-    return lines
+            except WrongFieldError as error:
+                line_number = 1
+                file.seek(0)
+                while start > 0 and (chunk := file.read(min(2**20, start))):
+                    line_number += chunk.count(b"\n")
+                    start -= len(chunk)
+                raise InputError(f"{part.source}: line {line_number}: {error}") from error
 
 
 def _expected(columns: tuple[str, str]) -> str:
@@ -102,13 +87,11 @@ def _posts(line: bytes, part: Part, dropped: Counter[str], is_key: Callable[[str
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise _LineError(f"not UTF-8 (byte {error.start + 1} of the line); convert the file to UTF-8") from error
+        why = f"not UTF-8 (byte {error.start + 1} of the line); convert the file to UTF-8"
+        raise WrongFieldError(USER, why) from error
     except (ValueError, RecursionError) as error:
-        raise _LineError(f"not JSON ({reason_of(error)}); {_expected(part.columns)}") from error
-    try:
-        yield from posts_of_object(value, part, dropped, is_key)
-    except WrongFieldError as error:
-        raise _LineError(error.why) from error
+        raise WrongFieldError(USER, f"not JSON ({reason_of(error)}); {_expected(part.columns)}") from error
+    yield from posts_of_object(value, part, dropped, is_key)
 
 
 def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Callable[[str], bool]) -> Iterator[Post]:
@@ -161,7 +144,6 @@ def _abbreviated(value: Any) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why Python cannot decode a JSON text."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at column {error.colno}"
     return "nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"

@@ -1,8 +1,7 @@
 """The interface of all readers: parts of a file, and posts of users.
 
-A format cuts a file into parts that can be read in any order and in any process. The posts of all parts in their order
-are the posts of the file. A reader keeps only a small piece of its part in memory. It counts dropped data in `dropped`,
-under a reason that names the unit (``posts_without_owner``).
+A format cuts a file into parts that can be read in any order and in any process, with little memory. A reader counts
+dropped data in `dropped`, under a reason that names the unit (``posts_without_owner``).
 """
 
 import math
@@ -26,43 +25,25 @@ POST_RECORDS = 64  # sentences of a post, in readers of sentences
 
 PACKED = {".gz", ".bz2", ".xz", ".lzma", ".zst", ".7z"}  # suffixes of compressed files
 
-OOV_WORD = "<oov>"
-"""The token that replaces rare words in formats of token ids."""
+OOV_WORD = "<oov>"  # the token that replaces rare words in formats of token ids
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A text that a user wrote.
-
-    Attributes:
-        user: the name of the author, unique within the corpus.
-        sentences: sentences as words joined by single spaces, without other white space; can be empty. If the reader
-            asks for texts (`Reading.whole`), the complete text as its author wrote it.
-        split: ``"train"``, ``"heldout"`` or ``"test"`` if the source states it; None lets the import draw it.
-        prompt: the text that the sentences answer, which a model reads and is not trained to write.
-    """
-
-    user: str
+    user: str  # the name of the author, unique within the corpus
+    # sentences as words joined by single spaces, without other white space; can be empty. If the reader asks for texts
+    # (`Reading.whole`), the complete text as its author wrote it
     sentences: list[str]
-    split: str | None = None
-    prompt: str | None = None
+    split: str | None = None  # "train", "heldout" or "test" if the source states it; None lets the import draw it
+    prompt: str | None = None  # the text that the sentences answer, which a model reads and is not trained to write
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The options for reading sources; a format uses the options that apply to it.
-
-    Attributes:
-        ascii: whether characters outside ASCII are removed from plain text, see `flsim.data.sentences.sentences`.
-        delimiter: the character between two fields of CSV; None is a tab in ``.tsv`` files, and a comma in others.
-        whole: whether a plain text is one sentence, with its white space and capitals, for a tokenizer.
-        prompt_column: the key or column of the prompt, for formats that name columns; None reads no prompts.
-    """
-
-    ascii: bool = False
-    delimiter: str | None = None
-    whole: bool = False
-    prompt_column: str | None = None
+    ascii: bool = False  # whether characters outside ASCII are removed, see `flsim.data.sentences.sentences`
+    delimiter: str | None = None  # between two fields of CSV; None is a tab in .tsv files, and a comma in others
+    whole: bool = False  # whether a text is one sentence, with its white space and capitals, for a tokenizer
+    prompt_column: str | None = None  # the key or column of the prompt; None reads no prompts
 
 
 OPTIONS = ("--user-column", "--text-column", "--prompt-column")  # that name columns, in the order of `Part.named`
@@ -70,25 +51,13 @@ OPTIONS = ("--user-column", "--text-column", "--prompt-column")  # that name col
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a file.
-
-    Attributes:
-        path: the data on disk; for compressed sources, a scratch file with another name.
-        source: the file as the user named it, for messages and for formats that read the file's name.
-        first: begin of the part, in the unit of the format: bytes, rowids, row groups or clients.
-        last: end of the part: exclusive, except for rowids: the last one.
-        columns: the keys or columns of user and text, for formats that name them.
-        line: number of the part's first line in the file, from 1, for formats that count lines.
-        reading: the options for reading the source.
-    """
-
-    path: Path
-    source: Path
-    first: int
-    last: int
-    columns: tuple[str, str] = ("user", "text")
-    line: int = 1
-    reading: Reading = Reading()
+    path: Path  # the data on disk; for compressed sources, a scratch file with another name
+    source: Path  # the file as the user named it, for messages and for formats that read the file's name
+    first: int  # begin of the part, in the unit of the format: bytes, rowids, row groups or clients
+    last: int  # end of the part: exclusive, except for rowids: the last one
+    columns: tuple[str, str] = ("user", "text")  # the keys or columns of user and text, for formats that name them
+    line: int = 1  # number of the part's first line in the file, from 1, for formats that count lines
+    reading: Reading = Reading()  # the options for reading the source
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -106,24 +75,17 @@ def post_of(user: str, text: str, reading: Reading, split: str | None = None, pr
 
 @dataclass(frozen=True)
 class Format:
-    """A format of files: functions that cut a file into parts and read a part.
+    """A format of files: functions that cut a file into parts and read a part, which raise InputError if they cannot.
 
-    Attributes:
-        name: name of the format, as users write it.
-        parts: function of (data, source, columns) that returns the parts, in the file's order. It raises InputError if
-            the file is not of the format.
-        read: function of (part, dropped) that yields the part's posts, in order. It raises InputError if the part
-            cannot be read.
-        fragile: whether the library that reads the format can crash or hang on a damaged file. Such files are read in a
-            separate process.
-        about: further entries of a source in the manifest, such as the digest of a custom format.
+    `parts` maps (data, source, columns) to the parts, in the file's order, and `read` yields the posts of (part,
+    dropped), in order.
     """
 
-    name: str
+    name: str  # as users write it
     parts: Callable[[Path, Path, tuple[str, str]], list[Part]]
     read: Callable[[Part, Counter[str]], Iterator[Post]]
-    fragile: bool = False
-    about: Mapping[str, Any] = field(default_factory=dict)
+    fragile: bool = False  # whether a damaged file can crash or hang the library, so a separate process reads it
+    about: Mapping[str, Any] = field(default_factory=dict)  # further entries of a source in the manifest
 
 
 def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
@@ -134,7 +96,6 @@ def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
 
 
 def parts_between(bounds: list[int], data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Return the parts that begin and end at ascending bounds."""
     return [Part(data, source, first, last, columns) for first, last in pairwise(bounds)]
 
 
@@ -224,10 +185,9 @@ def posts_of(
 ) -> Iterator[Post]:
     """Yield the post of an author and a text, or one post for each text of a list.
 
-    Counts of dropped posts, by the first reason that applies: ``posts_without_user`` and ``posts_without_text`` (null
-    or blank); ``posts_too_long`` (more than `LONGEST_TEXT` characters); ``posts_not_utf8`` (the author or the text
-    contains half of a surrogate pair). An author is a string, or an integer, also as a float: 7, 7.0 and "7" are one
-    author. The prompt is what these texts answer, or null. Raises WrongFieldError for other types.
+    Posts without author or text (null or blank), of more than `LONGEST_TEXT` characters, or with half of a surrogate
+    pair are dropped. An author is a string, or an integer, also as a float: 7, 7.0 and "7" are one author. The prompt
+    is what these texts answer, or null. Raises WrongFieldError for other types.
     """
     if not (is_null(prompt) or isinstance(prompt, str)):
         raise WrongFieldError(PROMPT, "must be a string")

@@ -1,14 +1,12 @@
 """Reader of the Posts.xml of a Stack Exchange data dump, in parts.
 
 A dump is one `posts` element with one `row` element per post (https://meta.stackexchange.com/questions/2677). Expat
-parses rows as the bytes arrive, so memory does not grow with the file. Nothing outside the file is opened. A file that
-declares entities is refused, because dumps have none, and expanding entities can exhaust memory or read other files.
+parses rows as the bytes arrive. A file that declares entities is refused, because dumps have none, and expanding
+entities can exhaust memory or read other files.
 
-A part begins at a ``<row`` at the beginning of a line, which no attribute's value can hold. Later parts get an
-artificial root element. This needs a file in UTF-8 without a DTD, as all dumps are. Any other file is one part.
-
-Dumps hold characters that XML 1.0 forbids, because the exporter escapes the text of authors. These characters are
-removed before Expat reads them, see `CharacterFilter`.
+A part begins at a ``<row`` at the beginning of a line, which no attribute's value can hold, and later parts get an
+artificial root element. This needs a file in UTF-8 without a DTD; any other file is one part. The characters that XML
+1.0 forbids, which exporters escape, are removed before Expat reads them, see `CharacterFilter`.
 """
 
 import re
@@ -37,15 +35,10 @@ _WHITE_SPACE = re.compile(r"\s+")
 
 
 def plain_text(html: str) -> str:
-    """Return the text of an HTML fragment, one line for each block element.
+    """Return the text of an HTML fragment, any text, with a line for each block element or `br`.
 
-    - The text of `pre`, `script` and `style` is dropped.
-    - Block elements and `br` begin and end lines.
-    - Inline elements, `code` included, are transparent, so a word can contain them.
-    - Character references are unescaped.
-    - White space, line feeds included, becomes one space, as in a rendered page.
-
-    Any text is valid HTML, so nothing is refused.
+    The text of `pre`, `script` and `style` is dropped. Inline elements, `code` included, are transparent, so a word can
+    contain them. References are unescaped, and white space becomes one space, as in a rendered page.
     """
     tree = LexborHTMLParser(_WHITE_SPACE.sub(" ", html))
     for block in tree.css(_BLOCKS):
@@ -57,9 +50,7 @@ def plain_text(html: str) -> str:
 
 # Removal of the characters that XML 1.0 forbids, before a parser refuses them.
 #  XML 1.0 (section 2.2) allows tab, line feed, carriage return, and all Unicode characters except the other control
-# characters, halves of surrogate pairs, U+FFFE and U+FFFF. Exporters that escape every character of a text write
-# references to forbidden ones, such as ``&#x0E;``, and a surrogate pair as two references. A parser must refuse such a
-# file.
+# characters, halves of surrogate pairs, U+FFFE and U+FFFF. Exporters write references to them, such as ``&#x0E;``.
 
 _REFERENCES = rb"(?:&#(?:x[0-9a-fA-F]{1,40}|[0-9]{1,40});)+"
 _CONTROL = rb"[\x00-\x08\x0b\x0c\x0e-\x1f]+"
@@ -81,9 +72,8 @@ _SUSPECT_BYTES = {b"\xed": re.compile(rb"\xed[\xa0-\xbf]"), b"\xef\xbf": re.comp
 class CharacterFilter:
     """A filter of the bytes of an XML file, chunk by chunk, that removes forbidden characters and joins surrogates.
 
-    Line feeds are unchanged, and therefore line numbers. The file is in UTF-8, or in another encoding that contains
-    ASCII. The bytes from the last ``<`` of a chunk are returned with the next chunk, so no element's text is cut.
-    `elements` counts elements, without children, that were changed.
+    The file is in UTF-8, or in another encoding that contains ASCII. The bytes from the last ``<`` of a chunk are
+    returned with the next one, so no element's text is cut. `elements` counts elements that were changed.
     """
 
     def __init__(self, utf8: bool = True) -> None:
@@ -93,7 +83,6 @@ class CharacterFilter:
         self._rest = b""
 
     def feed(self, chunk: bytes, final: bool = False) -> bytes:
-        """Return the complete elements so far, without forbidden characters."""
         chunk = self._rest + chunk
         end = len(chunk) if final or len(chunk) > LONGEST_ROW else max(0, chunk.rfind(b"<"))
         chunk, self._rest = chunk[:end], chunk[end:]
@@ -105,7 +94,6 @@ class CharacterFilter:
         return b"<".join(allowed)
 
     def _is_suspect(self, chunk: bytes) -> bool:
-        """Return whether a chunk can have forbidden characters."""
         return (
             len(chunk.translate(None, _CONTROLS)) < len(chunk)
             or _SUSPECT_REFERENCE.search(chunk) is not None
@@ -117,19 +105,17 @@ class CharacterFilter:
 
 
 def _allowed(match: re.Match[bytes]) -> bytes:
+    """Return allowed characters; ``&#x41`` and ``&#65`` are an A, and a number of no character is U+FFFF."""
     matched = match[0]
-    is_text = matched[:1] != b"&"
-    text = matched.decode("utf-8", "surrogatepass") if is_text else "".join(map(_character, matched.split(b";")[:-1]))
+    if matched[:1] == b"&":
+        digits = [reference[2:] for reference in matched.split(b";")[:-1]]
+        numbers = [int(number[1:], 16) if number.startswith(b"x") else int(number) for number in digits]
+        text = "".join(chr(number) if number <= 0x10FFFF else "\uffff" for number in numbers)
+    else:
+        text = matched.decode("utf-8", "surrogatepass")
     joined = _PAIR_IN_TEXT.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
     allowed = "".join(character for character in joined if is_allowed(character))
     return matched if allowed == text else b"".join(b"&#x%X;" % ord(character) for character in allowed)
-
-
-def _character(reference: bytes) -> str:
-    """Return the character of ``&#x41`` or ``&#65``; U+FFFF, which is forbidden, for a number of no character."""
-    digits = reference[2:]
-    number = int(digits[1:], 16) if digits.startswith(b"x") else int(digits)
-    return chr(number) if number <= 0x10FFFF else "\uffff"
 
 
 def is_allowed(character: str) -> bool:
@@ -186,10 +172,8 @@ def _next_row(file: IO[bytes], offset: int, size: int) -> int:
 def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield the questions and answers of a dump, by users named ``site/OwnerUserId``.
 
-    Counts of dropped posts, by the first reason that applies: ``posts_of_other_types`` (tag wikis and the like);
-    ``posts_without_owner``; ``posts_of_community_user`` (OwnerUserId -1); ``posts_without_body``; ``posts_too_long`` (a
-    body of more than a million characters, or 20,000 tags, which is not written by a person).
-    ``rows_with_forbidden_characters`` counts rows that are read without their forbidden characters.
+    Dropped are posts of other types (tag wikis and the like), without owner or body, of the Community user, and too
+    long (a million characters, or 20,000 tags). Rows that are read without forbidden characters are counted too.
     """
     site = site_of(part.source)
     rows = 0
@@ -242,7 +226,6 @@ class _Parser:
         self._expat.EntityDeclHandler = self._entity
 
     def feed(self, chunk: bytes, final: bool = False) -> list[dict[str, str]]:
-        """Return the rows that end in this chunk."""
         self.rows = []
         try:
             self._expat.Parse(chunk, final)

@@ -1,7 +1,7 @@
 """Reader of plain text in UTF-8, a record per line, such as the Penn Treebank for language models.
 
-Words and characters are unchanged; runs of white space become one space. Plain text has no authors: each block of
-consecutive lines counts as an author, named by the file and the number of the first line.
+Words and characters are unchanged; runs of white space become one space. A block of consecutive lines counts as an
+author, named by the file and the number of the first line.
 """
 
 from collections import Counter
@@ -28,7 +28,6 @@ def text_format(lines_per_author: int = LINES_PER_AUTHOR) -> Format:
 
 
 def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Return the parts of a file: byte ranges of complete authors."""
     bounds, begun = [0], [1]  # begun: number of each part's first line
     lines = offset = 0
     with data.open("rb") as file:

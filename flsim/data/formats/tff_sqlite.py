@@ -20,16 +20,7 @@ from google.protobuf.message import DecodeError
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import (
-    LONGEST_RECORD,
-    POST_RECORDS,
-    Format,
-    Part,
-    Post,
-    ranges,
-    reading,
-    user_name,
-)
+from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post, published, ranges, reading, user_name
 
 # Decoder of tf.Example, TensorFlow's record of named features, without TensorFlow.
 #  The messages are those of tensorflow/core/example/{example,feature}.proto. They are built in a separate pool, so that
@@ -64,14 +55,9 @@ message_type {
 """
 
 
-def _example() -> Any:
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(text_format.Parse(_MESSAGES, descriptor_pb2.FileDescriptorProto()))
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
-
-
-Example: Any = _example()
-"""The message class: `Example.FromString(bytes).features.feature["tokens"].bytes_list.value[0]`."""
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.Add(text_format.Parse(_MESSAGES, descriptor_pb2.FileDescriptorProto()))
+Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("tensorflow.Example"))
 
 
 MAGIC = b"SQLite format 3\0"
@@ -123,21 +109,15 @@ def _require_columns(connection: sqlite3.Connection, source: Path) -> None:
             raise InputError(f"{source}: table 'examples' has no column {column!r}; its columns: {', '.join(names)}")
 
 
-def _span(connection: sqlite3.Connection) -> tuple[int, int] | None:
-    """Return the first and the last rowid; None without examples. One query for both would scan the table."""
-    ((first,),) = connection.execute("SELECT min(rowid) FROM examples")
-    ((last,),) = connection.execute("SELECT max(rowid) FROM examples")
-    return None if first is None or last is None else (first, last)
-
-
 def tff_sqlite_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     """Return the parts of a file: ranges of rowids of equal length, with gaps, because finding gaps needs a scan."""
     with database(data, source) as connection:
         _require_columns(connection, source)
-        bounds = _span(connection)
-    if bounds is None:
+        # two queries, because one query for both would scan the table
+        ((first,),) = connection.execute("SELECT min(rowid) FROM examples")
+        ((last,),) = connection.execute("SELECT max(rowid) FROM examples")
+    if first is None or last is None:
         return []
-    first, last = bounds
     size = data.stat().st_size
     rows = min(last - first + 1, size // SMALLEST_ROW)
     pieces = max(-(-rows // posts.PART_RECORDS), -(-size // posts.PART_BYTES))
@@ -157,28 +137,18 @@ def _ascending(rows: Iterable[tuple[Any, ...]], part: Part) -> Iterator[tuple[An
 def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield posts of up to 64 consecutive sentences of the same author and split.
 
-    Dropped are ``records_too_long`` (more than 1 MB), ``records_not_tf_example``, ``records_without_tokens`` (the
-    feature ``tokens`` is not one bytes value), ``records_not_utf8`` (tokens or client id) and
-    ``records_without_words``. Raises InputError if SQLite cannot read the part, a split is not train, heldout or test,
-    or no record can be read.
+    Dropped records are too long (more than 1 MB), no tf.Example, without one bytes value ``tokens``, not UTF-8, or
+    without words. InputError if SQLite cannot read the part, a split is unknown, or no record can be read.
     """
     drops: Counter[str] = Counter()
     sentences_read = 0
     with database(part.path, part.source) as connection:
         rows = _ascending(connection.execute(_ROWS, (part.first, part.last)), part)
         for (split, client), group in groupby(rows, itemgetter(1, 2)):
+            if split not in SPLITS:
+                raise InputError(f"{part.source}: unknown split_name {split!r:.40}; use train, heldout or test")
             name = user_name(client)
-            post = Post(name or "", [], _split(split, part))
-            for _, _, _, proto in group:
-                try:
-                    post.sentences.append(_sentence(proto, name))
-                except _DropError as drop:
-                    drops[str(drop)] += 1
-                if len(post.sentences) == POST_RECORDS:
-                    sentences_read += POST_RECORDS
-                    yield post
-                    post = Post(post.user, [], post.split)
-            if post.sentences:
+            for post in published(name or "", SPLITS[split], _tokens(group, name, drops), drops):
                 sentences_read += len(post.sentences)
                 yield post
     dropped.update(drops)
@@ -189,34 +159,23 @@ def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         )
 
 
-class _DropError(Exception):
-    """The reason why a record is dropped."""
-
-
-def _split(name: Any, part: Part) -> str:
-    if name not in SPLITS:
-        raise InputError(f"{part.source}: unknown split_name {name!r:.40}; use train, heldout or test")
-    return SPLITS[name]
-
-
-def _sentence(proto: Any, user: str | None) -> str:
-    if proto == TOO_LONG:
-        raise _DropError("records_too_long")
-    try:
-        feature = Example.FromString(proto).features.feature.get("tokens")
-    except (DecodeError, TypeError) as error:
-        raise _DropError("records_not_tf_example") from error
-    if feature is None or len(feature.bytes_list.value) != 1:
-        raise _DropError("records_without_tokens")
-    try:
-        words = feature.bytes_list.value[0].decode().split()
-    except UnicodeDecodeError as error:
-        raise _DropError("records_not_utf8") from error
-    if user is None:
-        raise _DropError("records_not_utf8")
-    if not words:
-        raise _DropError("records_without_words")
-    return " ".join(words)
+def _tokens(group: Iterable[tuple[Any, ...]], user: str | None, drops: Counter[str]) -> Iterator[bytes]:
+    """Yield the feature ``tokens`` of the records of a client, and count those without it."""
+    for _, _, _, proto in group:
+        if proto == TOO_LONG:
+            drops["records_too_long"] += 1
+            continue
+        try:
+            feature = Example.FromString(proto).features.feature.get("tokens")
+        except (DecodeError, TypeError):
+            drops["records_not_tf_example"] += 1
+            continue
+        if feature is None or len(feature.bytes_list.value) != 1:
+            drops["records_without_tokens"] += 1
+        elif user is None:
+            drops["records_not_utf8"] += 1
+        else:
+            yield feature.bytes_list.value[0]
 
 
 TFF_SQLITE = Format("tff-sqlite", tff_sqlite_parts, read_tff_sqlite)

@@ -1,7 +1,6 @@
 """Steps 3 and 4 of an import with a tokenizer: passages become records of tokens, and the corpus gets its ids.
 
-A task encodes the passages of a bucket (see `flsim.data.importing.gather`) with the model's ids. The counts of the
-tokens of all buckets then determine the corpus' ids, and the users are written with these ids.
+Tasks encode the passages of buckets with the model's ids; their counts determine the corpus' ids, which users get.
 """
 
 import json
@@ -20,7 +19,7 @@ from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
 from flsim.data.importing.gather import ImportHParams, Users, users_of
-from flsim.data.importing.scratch import Pieces, Range, cuts, read_lines
+from flsim.data.importing.scratch import Pieces, lines_of
 from flsim.data.manifest import SPLITS
 from flsim.data.tokenizer import Tokenizer, TokenMap, TokenVocabulary, train_tokenizer
 from flsim.data.vocabulary import TOKENIZER
@@ -51,9 +50,7 @@ class Cutting:
 
 def entries(path: Path) -> Iterator[tuple[list[Any], int]]:
     """Yield the passages in the words of a bucket, in order, each with its count in train users."""
-    (end,) = cuts([path], 1)[:, 1].tolist()
-    ranges: list[Range] = [(str(path), 0, end)]
-    for line in read_lines(ranges) if end else ():
+    for line in lines_of(path):
         entry, _, count = line.partition(b"\t")
         yield json.loads(entry), int(count)
 

@@ -1,19 +1,18 @@
 """Step 2 of an import: the texts of a range of authors, from all parts, become balanced users.
 
-Authors with too few words are dropped. The others are cut into users, and their sentences are cut at `record_words`
-words. Test and held-out authors are also stored complete, one user each, in the splits `WHOLE`. Users are written with
-token ids of their bucket: line i of the words of a bucket is its token i.
+Test and held-out authors are also stored complete, one user each, in the splits `WHOLE`. Line i of the words of a
+bucket is token i of its users.
 """
 
 import json
 import zlib
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,11 +109,6 @@ MOST_SUGGESTED = 4
 Counts = list[tuple[int, int]]  # for each of LENGTHS: the authors with this number of words, and the users that result
 
 
-def count_by_length(author_words: Ints) -> Counts:
-    """Return authors and users for each of `LENGTHS`; complete sentences make slightly fewer users."""
-    return [(int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS]
-
-
 def suggestion(counts: Sequence[Counts], below: int) -> str:
     """Return the `MOST_SUGGESTED` lengths that result in a user: ``"--words-per-user 500 (about 3 users of ...)"``."""
     totals = np.array(counts, np.int64).reshape(-1, len(LENGTHS), 2).sum(axis=0).tolist()
@@ -131,9 +125,8 @@ def suggestion(counts: Sequence[Counts], below: int) -> str:
 # Thakkar et al. (2020), "Dataset Construction": users of fewer than 2,000 words are discarded, the others are cut
 # into balanced users of about 2,000 words each, and remainders are discarded.
 #
-# Words here are the words that an author wrote: before sentences are cut to the model's length, and without
-# punctuation, which the model reads as words of its own. If words were counted after the cut, the model would determine
-# which authors are long enough.
+# Words are those that an author wrote: before sentences are cut to the model's length, which would then determine which
+# authors are long enough, and without punctuation, which the model reads as words of its own.
 #
 # For a tokenizer, the text of an author is a list of passages, each with its number of words; a text longer than a user
 # becomes several passages. One passage takes the place of one "word" in this module, and a later step makes tokens.
@@ -151,7 +144,6 @@ def entry_of(words: int, text: str, prompt: str | None = None) -> str:
 
 
 def words_in(entry: str) -> int:
-    """Return the number of words of a passage that `entry_of` wrote."""
     return int(entry[1 : entry.index(",")])
 
 
@@ -164,10 +156,9 @@ def passages(text: str, most: int | None) -> Iterator[tuple[int, str]]:
 
 
 def cut(written_words: NDArray[np.integer], words_per_user: int) -> Ints:
-    """Cut an author's records, in order, into users; each user ends with the record that reaches `words_per_user`.
+    """Return the index after each user's last record [users], from the written words of an author's records [records].
 
-    From the written words of each record [records], it returns the index after each user's last record [users]. The
-    records after the last user are the remainder, which has fewer than `words_per_user` words.
+    A user ends with the record that reaches `words_per_user`; the remainder after the last user has fewer words.
     """
     total = np.cumsum(written_words, dtype=np.int64)
     ends: list[int] = []
@@ -188,16 +179,14 @@ BATCH = 2**20  # bytes of text, or tokens, that are processed at once
 
 
 def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: ImportHParams) -> dict[str, Any]:
-    """Balance the authors of a range of hashes.
+    """Balance the authors of a range of hashes, and write their users, see `users_of`, and the words to .words.
 
-    The path is the file of the users, see `users_of`. The words with their counts in train users go to a file of the
-    same name and .words. Returns ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors``, the
-    number of authors with enough words, by their split; ``longest``, words and name of the longest dropped author;
-    ``by_length``, see `count_by_length`; ``users``, the number of balanced users; ``words``, the number of different
-    words.
+    Returns ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors`` with enough words by
+    split; ``longest``, words and name of the longest dropped author; ``by_length``, `Counts`; ``users``,
+    the number of balanced users; ``words``, the number of different words.
     """
     authors = _authors(ranges)
-    bounds = np.cumsum([0, *(author.records for author in authors)])
+    bounds = np.cumsum([0, *(sum(text.count(b"\t") + 1 for text in author.texts) for author in authors)])
     tokens, lengths, words = _encode(authors, hparams.by)
     starts = np.cumsum(lengths) - lengths
     if hparams.by == "tokens":
@@ -212,7 +201,7 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     chosen = _choose(authors, bounds, long, written_words, hparams)
 
     short = np.repeat(~long, np.diff(bounds))
-    balanced = _any_of(chosen.records[split] for split in SPLITS)
+    balanced = np.logical_or.reduce([chosen.records[split] for split in SPLITS])
     remainder = ~(short | balanced)
     record_words = np.minimum(lengths, hparams.record_words)  # of passages 1, which are cut into records later
     dropped = {
@@ -223,7 +212,7 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "remainder_words": int(sizes[remainder].sum()),
         "words_truncated": int((lengths - record_words)[balanced].sum()),
     }
-    is_in_corpus = _any_of(chosen.records.values())
+    is_in_corpus = np.logical_or.reduce([*chosen.records.values()])
     tokens = tokens[np.repeat(is_in_corpus, lengths) & (_places(lengths) < hparams.record_words)]
     record_words = record_words[is_in_corpus]
     in_train = np.repeat(chosen.records["train"][is_in_corpus], record_words)
@@ -244,21 +233,18 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "dropped": dropped,
         "authors": chosen.authors,
         "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
-        "by_length": count_by_length(author_words),
+        "by_length": [  # complete sentences make slightly fewer users
+            (int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS
+        ],
         "users": sum(len(chosen.names[split]) for split in SPLITS),
         "words": different,
     }
 
 
-@dataclass(frozen=True)
-class _Author:
+class _Author(NamedTuple):
     split: str
     name: str
     texts: list[bytes]
-
-    @property
-    def records(self) -> int:
-        return sum(text.count(b"\t") + 1 for text in self.texts)
 
 
 def _authors(ranges: list[Range]) -> list[_Author]:
@@ -356,10 +342,6 @@ def _choose(
     return chosen
 
 
-def _any_of(masks: Iterable[Flags]) -> Flags:
-    return np.asarray(np.logical_or.reduce(list(masks)))
-
-
 def _places(lengths: Ints) -> NDArray[np.uint32]:
     """Return each token's place in its record, counted from 0: uint32 [words]."""
     places = np.arange(lengths.sum(), dtype=np.uint32)
@@ -388,8 +370,7 @@ def _write_words(
     return ids[tokens], len(order)
 
 
-@dataclass(frozen=True)
-class Users:
+class Users(NamedTuple):
     """Users of one split of a bucket; token ids are places in the bucket's words."""
 
     names: list[str]
@@ -399,7 +380,6 @@ class Users:
 
 
 def users_of(path: Path) -> dict[str, Users]:
-    """Return the users that `balance_bucket` wrote, by split."""
     with np.load(path) as arrays:
         splits = dict.fromkeys(name.partition(".")[0] for name in arrays.files)
         return {

@@ -1,22 +1,17 @@
 """Import of dumps as a corpus of balanced users: in parallel, in bounded memory, and resumable after a kill.
 
-1. Compressed files are decompressed. Their parts are read independently, and sentences are written to disk by
-   author.
-2. For each range of authors, authors with few words are dropped, and the others are cut into balanced users. Sentences
-   are cut at `record_words` words, and the words of train users are counted. Test and held-out authors are also stored
-   complete, in further splits.
+1. Parts of the decompressed files are read independently, and sentences are written to disk by author.
+2. For each range of authors, those with few words are dropped, and the others are cut into balanced users. Sentences
+   are cut at `record_words` words, and the words of train users are counted.
 3. For each range of words, counts are summed. The most frequent words of all ranges are the vocabulary.
 4. The users of all splits are written, one range at a time, with the vocabulary's token ids.
 
-Each piece of steps 1, 2 and 3 is a task for a pool of processes. Its result stays in a scratch folder until the corpus
-is complete.
-
-The corpus is a function of the sources and the parameters only, byte for byte. It does not depend on the number of
-processes, parts or ranges, nor on interruptions. Users are in the order of their authors' hashes, so the order of
-sources only matters for authors who are in several of them.
+The result of each piece of steps 1, 2 and 3 stays in a scratch folder until the corpus is complete. The corpus is a
+function of the sources and the parameters only, byte for byte. Users are in the order of their authors' hashes, so the
+order of sources only matters for authors who are in several of them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import sched_getaffinity
 from pathlib import Path
@@ -36,12 +31,12 @@ from flsim.data.importing import tasks
 from flsim.data.importing.encoding import Cutting
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.scratch import scratch
-from flsim.data.importing.sources import Source, changed, open_sources, unchanged, unpack_sources
+from flsim.data.importing.sources import changed, open_sources, unchanged, unpack_sources
 from flsim.data.importing.tasks import Steps, SuppliedVocabulary, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
 from flsim.data.tokenizer import SMALLEST, Tokenizer
-from flsim.data.vocabulary import TOKENIZER
+from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER
 
 VERSION = 5  # version of pieces; pieces of other versions are ignored
 SMALL = 2**23  # bytes of sources up to which one process is faster
@@ -117,10 +112,14 @@ def import_corpus(
     if isinstance(format, str):
         format = format_named(format)
     opened = open_sources(sources)
-    vocabulary = None if vocabulary_from is None else _read_vocabulary(vocabulary_from, hparams, fit_vocabulary)
-    if vocabulary and vocabulary.size < hparams.vocabulary_size:
+    vocabulary = None
+    if vocabulary_from is not None:
+        with unchanged(vocabulary_from) as sha256:
+            read = read_word_count(vocabulary_from, hparams.vocabulary_size, fit_vocabulary)
+        vocabulary = SuppliedVocabulary(replace(read, layout=hparams.layout), vocabulary_from, sha256)
+    if vocabulary and (size := len(vocabulary.vocabulary.words) + SPECIAL_TOKENS) < hparams.vocabulary_size:
         say(words_short(len(vocabulary.vocabulary.words), hparams))
-        hparams = replace(hparams, vocabulary_size=vocabulary.size)
+        hparams = replace(hparams, vocabulary_size=size)
     cutting = None
     if hparams.by == "tokens":
         cutting = Cutting(Tokenizer(tokenizer) if tokenizer else None, prompt_column)
@@ -148,7 +147,9 @@ def import_corpus(
                 **cuts,
             }
         )
-        with Pool(workers or _workers(opened)) as pool:
+        size = sum(of.data.stat().st_size * (UNPACKED if is_compressed(of.data) else 1) for of in opened)
+        default = min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1
+        with Pool(workers or default) as pool:
             steps = Steps(pieces, pool, hparams, fit_vocabulary, text, delimiter, cutting)
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
         for source in opened:
@@ -171,15 +172,3 @@ def _sized(hparams: ImportHParams, tokenizer: Tokenizer | None) -> ImportHParams
             f"--train-tokenizer {SMALLEST} or more"
         )
     return replace(hparams, layout=TOKENIZER)
-
-
-def _read_vocabulary(path: Path, hparams: ImportHParams, fit: bool) -> SuppliedVocabulary:
-    with unchanged(path) as sha256:
-        vocabulary = read_word_count(path, hparams.vocabulary_size, fit)
-    return SuppliedVocabulary(replace(vocabulary, layout=hparams.layout), path, sha256)
-
-
-def _workers(sources: Iterable[Source]) -> int:
-    """Return one process for each core, within limits, or one process for small sources."""
-    size = sum(source.data.stat().st_size * (UNPACKED if is_compressed(source.data) else 1) for source in sources)
-    return min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1

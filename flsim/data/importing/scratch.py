@@ -1,15 +1,15 @@
 """A scratch folder next to the output, with the finished pieces of a long job, so that it can continue after a kill.
 
-The folder is named after the output. The folder is locked while a job runs, and the lock ends with the process. It
-contains one folder for each plan, which is everything that the pieces depend on. No process writes outside the folder
-of its plan, so a worker can safely outlive its parent for a moment.
+The folder is locked while a job runs, and the lock ends with the process. It contains one folder for each plan, which
+is everything that the pieces depend on. No process writes outside the folder of its plan, so a worker can safely
+outlive its parent for a moment.
 
-Pieces can be hours of work, so only three kinds are removed: pieces of a completed import; pieces of an import whose
-input this call found to be invalid; and the rest of an earlier removal. Pieces of another plan remain, because mistyped
-sources or parameters must not cost finished pieces. A message names their folder, so that the user can remove it.
+Pieces can be hours of work, so only three kinds are removed: those of a completed import, those of an import whose
+input is invalid, and the rest of an earlier removal. Pieces of another plan remain, because sources or parameters can
+be mistyped, and a message names their folder.
 
-After a loss of power, the contents of the folder are consistent: the data of a piece is durable before its result, and
-the corpus before its pieces are removed.
+After a loss of power, the contents are consistent: the data of a piece is durable before its result, and the corpus
+before its pieces are removed.
 """
 
 import errno
@@ -31,11 +31,8 @@ from flsim.base.pool import Pool, Task, WorkerDied, ignore
 from flsim.base.progress import progress, say
 
 # Regrouping on disk in bounded memory: files of lines in the order of hashes, which are read by ranges of hashes.
-#  The ranges are chosen when all files exist and their sizes are known, independent of the writers. All lines of one
-# hash are in one range, in the order of the files, and within a file in the order of its lines.
-#
-# A file is its lines, then uint64 [lines] hashes, int64 [lines] ends of lines in bytes, and int64 the number of
-# lines.
+#  All lines of one hash are in one range, in the order of the files, and within a file in the order of its lines. A
+# file is its lines, uint64 [lines] hashes, int64 [lines] ends of lines in bytes, and int64 the number of lines.
 
 Range = tuple[str, int, int]  # file, first byte, and end
 
@@ -86,6 +83,11 @@ def read_lines(ranges: Iterable[Range]) -> Iterator[bytes]:
         with Path(path).open("rb") as file:
             file.seek(first)
             yield from file.read(last - first)[:-1].split(b"\n")
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    (end,) = cuts([path], 1)[:, 1].tolist()
+    yield from read_lines([(str(path), 0, end)]) if end else ()
 
 
 CONTINUES = "repeat the command to continue"
@@ -161,7 +163,8 @@ class Pieces:
         reporting: bool = False,
     ) -> list[Any]:
         """Run the tasks that are not finished; `work` counts units of a result, and `sizes` of tasks are relative."""
-        results = {name: self._result(name) for name in tasks if (self.folder / f"{name}.json").exists()}
+        files = {name: self.folder / f"{name}.json" for name in tasks}
+        results = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
         missing = [name for name in tasks if name not in results]
         whole = sizes or dict.fromkeys(tasks, 1)
         reached: float = sum(whole[name] for name in results)
@@ -176,7 +179,7 @@ class Pieces:
             def done(index: int, result: Any) -> None:
                 nonlocal worked
                 name = missing[index]
-                write_json(self.folder / f"{name}.json", result)
+                write_json(files[name], result)
                 results[name] = result
                 worked += work(result) if work else 0
                 if not reporting:
@@ -196,9 +199,6 @@ class Pieces:
         made.rename(self.out)
         sync(self.out.parent)  # before pieces are removed, because a name is durable only after its folder is synced
         sync(self.folder)
-
-    def _result(self, name: str) -> Any:
-        return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
 @contextmanager

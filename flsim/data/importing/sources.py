@@ -1,9 +1,8 @@
 """The source files of an import, with the names that the user gave and the files that are read.
 
-The sha256 of each source is in the manifest of the corpus. Sizes and times do not prove that a file is unchanged: times
-can be set, and writes to a mapped file appear late. Therefore a file is hashed before it is read (a compressed file
-while it is decompressed), and again after it was read completely. Changes that are reverted in between are not
-detected.
+Sizes and times do not prove that a file is unchanged: times can be set, and writes to a mapped file appear late.
+Therefore a file is hashed before it is read (a compressed file while it is decompressed), and again after it was read
+completely. Changes that are reverted in between are not detected.
 """
 
 import os
@@ -22,18 +21,11 @@ from flsim.data.importing.unpack import hash_file, is_compressed, unpack
 
 @dataclass(frozen=True)
 class Source:
-    """A source of an import.
-
-    `data` is the file to read: the same file, or one in the scratch folder. The identity shows whether the file is
-    unchanged; the digest, bytes and sha256 of the file that the user named, is None until known. `changed_at` is when
-    the file's content, name or permissions last changed before the import began, in ns.
-    """
-
-    path: Path
-    data: Path
-    identity: dict[str, Any]
-    digest: dict[str, Any] | None = None
-    changed_at: int = 0
+    path: Path  # as the user named it
+    data: Path  # the file to read: the same file, or one in the scratch folder
+    identity: dict[str, Any]  # by which a changed file is recognized
+    digest: dict[str, Any] | None = None  # bytes and sha256 of the user's file; None until known
+    changed_at: int = 0  # when its content, name or permissions last changed before the import began, in ns
 
     @property
     def file(self) -> Path:
@@ -89,26 +81,26 @@ def unpack_sources(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> lis
     packed = {f"unpacked-{index}": source for index, source in enumerate(sources) if is_compressed(source.data)}
     if not packed:
         return list(sources)
-    tasks = {
-        name: Task(str(source.path), unpack, (source.data, source.path, pieces.folder / f"{name}.data"))
-        for name, source in packed.items()
-    }
-    sizes = {name: source.data.stat().st_size for name, source in packed.items()}
+    data = {name: pieces.folder / f"{name}.data" for name in packed}
+    tasks = {name: Task(str(of.path), unpack, (of.data, of.path, data[name])) for name, of in packed.items()}
     with blaming_changes(sources):
-        digests = pieces.run(pool, "unpacking", tasks, "bytes", sizes=sizes, reporting=True)
-    done = {
-        source.path: replace(source, data=pieces.folder / f"{name}.data", digest=digest)
-        for (name, source), digest in zip(packed.items(), digests, strict=True)
-    }
+        digests = _digests("unpacking", tasks, packed, pieces, pool)
+    done = {of.path: replace(of, data=data[name], digest=digests[name]) for name, of in packed.items()}
     return [done.get(source.path, source) for source in sources]
 
 
 def hashed(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> list[Source]:
     missing = {f"hash-{index}": source for index, source in enumerate(sources) if source.digest is None}
     tasks = {name: Task(str(source.path), hash_file, (source.data,)) for name, source in missing.items()}
-    sizes = {name: source.data.stat().st_size for name, source in missing.items()}
-    digests = dict(zip(tasks, pieces.run(pool, "hashing", tasks, "bytes", sizes=sizes, reporting=True), strict=True))
+    digests = _digests("hashing", tasks, missing, pieces, pool)
     return [replace(source, digest=digests.get(f"hash-{index}", source.digest)) for index, source in enumerate(sources)]
+
+
+def _digests(
+    title: str, tasks: dict[str, Task], sources: dict[str, Source], pieces: Pieces, pool: Pool
+) -> dict[str, Any]:
+    sizes = {name: source.data.stat().st_size for name, source in sources.items()}
+    return dict(zip(tasks, pieces.run(pool, title, tasks, "bytes", sizes=sizes, reporting=True), strict=True))
 
 
 def checks(sources: Sequence[Source]) -> dict[str, Task]:

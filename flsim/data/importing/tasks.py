@@ -16,7 +16,7 @@ from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
 from flsim.data.formats.known import FORMATS, format_of, is_fragile
-from flsim.data.formats.posts import OOV_WORD, Format, Part, Post, Reading, unpacked_name
+from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
 from flsim.data.formats.text import TEXT
 from flsim.data.importing.encoding import Cutting, encode, write_users
@@ -29,7 +29,17 @@ from flsim.data.importing.gather import (
     users_of,
     words_in,
 )
-from flsim.data.importing.scratch import MADE, Pieces, Range, cuts, hash_of, ranges_of, read_lines, write_lines
+from flsim.data.importing.scratch import (
+    MADE,
+    Pieces,
+    Range,
+    cuts,
+    hash_of,
+    lines_of,
+    ranges_of,
+    read_lines,
+    write_lines,
+)
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
 from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
@@ -65,12 +75,10 @@ def read_part(
     drop_authors: Collection[str] = (),
     words_per_user: int | None = None,
 ) -> dict[str, Any]:
-    """Read a part of a source, and write its sentences by author.
+    """Read a part of a source, and write its sentences by author, by tokens as passages, to `stem`.0, .1, and so on.
 
-    The paths to write are `stem` with .0, .1, and so on, each with `piece` characters of sentences, which only the last
-    post of a file may exceed. By tokens, sentences are written as passages of at most `words_per_user` words. Returns
-    ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``dropped_authors``, those of
-    `drop_authors` who have posts.
+    A file has `piece` characters of sentences, which only its last post may exceed. Returns ``files``, their number;
+    ``read`` and ``dropped``, counts by unit or reason; ``dropped_authors``, those of `drop_authors` who have posts.
     """
     authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
     dropped: Counter[str] = Counter()
@@ -90,7 +98,11 @@ def read_part(
         dropped["posts_without_words"] += not post.sentences
         if not post.sentences:
             continue
-        sentences = _entries(post, words_per_user) if by == "tokens" else post.sentences
+        sentences = post.sentences
+        if by == "tokens":  # an answer to a prompt is one passage of any length
+            most = words_per_user if post.prompt is None else None
+            cut = (passage for text in sentences for passage in passages(text, most))
+            sentences = [entry_of(words_of_part, text, post.prompt) for words_of_part, text in cut]
         authors[post.split, post.user] += sentences
         records += len(sentences)
         pending += sum(map(len, sentences))
@@ -104,18 +116,7 @@ def read_part(
     read = Counter(posts=posts, records=records, words=words)
     for reason, count in dropped.items():
         read[reason.split("_")[0]] += count * (reason not in REASONS_OF_READ_ROWS)
-    return {
-        "files": files,
-        "read": read,
-        "dropped": dropped,
-        "dropped_authors": sorted(named),
-    }
-
-
-def _entries(post: Post, words_per_user: int | None) -> list[str]:
-    """Return the passages of a post; an answer to a prompt is one passage of any length."""
-    most = words_per_user if post.prompt is None else None
-    return [entry_of(words, part, post.prompt) for text in post.sentences for words, part in passages(text, most)]
+    return {"files": files, "read": read, "dropped": dropped, "dropped_authors": sorted(named)}
 
 
 def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By) -> int:
@@ -154,9 +155,8 @@ def refuse_equal_names(sources: Sequence[Source], formats: Sequence[Format]) -> 
         first[key] = source.path
 
 
-# Step 3 of an import: the words of buckets become the vocabulary, by ranges of hashes.
-#  A range keeps at most as many words as the vocabulary has, so memory does not grow with the number of different
-# words.
+# Step 3 of an import: the words of buckets become the vocabulary. A range of hashes keeps at most as many words as the
+# vocabulary has, so memory does not grow with the number of different words.
 
 Counts = list[tuple[str, int]]
 
@@ -177,16 +177,10 @@ def most_frequent(counts: Iterable[tuple[str, int]], most: int) -> Counts:
 
 
 def merge(counted: Iterable[Counts], most: int) -> dict[str, int]:
-    """Return the most frequent words of all ranges."""
     merged: Counts = []
     for counts in counted:
         merged = most_frequent([*merged, *map(tuple, counts)], most)  # type: ignore[list-item]
     return dict(merged)
-
-
-def words_of(path: Path) -> list[bytes]:
-    (end,) = cuts([path], 1)[:, 1].tolist()
-    return [line.partition(b"\t")[0] for line in read_lines([(str(path), 0, end)])] if end else []
 
 
 PIECE = 2**24  # characters of sentences in a file of step 1
@@ -198,16 +192,9 @@ FEW_USERS = 100  # the cohort of the paper's smallest scale; with fewer users, s
 
 @dataclass(frozen=True)
 class SuppliedVocabulary:
-    """A vocabulary that was given, and the file that it was read from."""
-
     vocabulary: Vocabulary
     path: Path
     sha256: str
-
-    @property
-    def size(self) -> int:
-        """Return the number of token ids, the four special ones included."""
-        return len(self.vocabulary.words) + SPECIAL_TOKENS
 
     @property
     def parameter(self) -> dict[str, str]:
@@ -250,12 +237,15 @@ class Steps:
         columns: tuple[str, str],
         supplied: SuppliedVocabulary | None,
     ) -> Path:
-        """Run all steps, and return the folder of the complete corpus."""
         formats = self.with_lines([format] * len(sources) if format else self.detect(sources), sources)
         for source, source_format in zip(sources, formats, strict=True):
             if format is None:
                 say(f"{source.path}: {source_format.name}")
-        self._refuse_prompts(sources, formats)
+            if self.prompt_column is not None and source_format.name not in WITH_PROMPTS:
+                raise InputError(
+                    f"{source.path}: --prompt-column is for {', '.join(WITH_PROMPTS)}, and this is "
+                    f"{source_format.name}; remove it"
+                )
         refuse_equal_names(sources, formats)
         sources, files, warnings = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
@@ -300,14 +290,6 @@ class Steps:
         with blaming_changes(sources):
             self.pool.run(tasks, names.__setitem__)
         return [FORMATS[names[index]] for index in range(len(sources))]
-
-    def _refuse_prompts(self, sources: list[Source], formats: list[Format]) -> None:
-        for source, format in zip(sources, formats, strict=True):
-            if self.prompt_column is not None and format.name not in WITH_PROMPTS:
-                raise InputError(
-                    f"{source.path}: --prompt-column is for {', '.join(WITH_PROMPTS)}, and this is {format.name}; "
-                    "remove it"
-                )
 
     @property
     def prompt_column(self) -> str | None:
@@ -493,7 +475,7 @@ class Steps:
         ids = {word.encode(): id for word, id in vocabulary.ids.items() if word != OOV_WORD}
         oov_words = dict.fromkeys(writer.splits, 0)
         for bucket in tracked("writing users", buckets):
-            words = words_of(bucket.with_name(f"{bucket.name}.words"))
+            words = [line.partition(b"\t")[0] for line in lines_of(bucket.with_name(f"{bucket.name}.words"))]
             table = np.fromiter((ids.get(word, oov) for word in words), writer.layout.token_type, len(words))
             for split, users in users_of(bucket).items():
                 tokens = table[users.tokens]

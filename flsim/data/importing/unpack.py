@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import shutil
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -125,8 +126,8 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
         file.seek(0)
         hashed = _Reported(file, report)
         try:
-            with opener(hashed) as unpacked:
-                copy(unpacked, out)
+            with opener(hashed) as unpacked, new_file(out) as partial, partial.open("wb") as written:
+                shutil.copyfileobj(unpacked, written, CHUNK)
         except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, ZstdError) as error:
             raise InputError(
                 f"{source}: the file is truncated or damaged ({in_one_line(error)}); download it again"
@@ -136,10 +137,3 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
                 raise
             raise InputError(f"{source}: the file is damaged ({in_one_line(error)}); download it again") from error
         return hashed.described()
-
-
-def copy(file: Any, out: Path) -> None:
-    """Copy an open file to `out`, atomically."""
-    with new_file(out) as partial, partial.open("wb") as written:
-        while data := file.read(CHUNK):
-            written.write(data)

@@ -3,9 +3,9 @@
 import json
 import math
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, Field, asdict, field, fields, replace
+from dataclasses import MISSING, asdict, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import PlainValidator
 
@@ -36,28 +36,25 @@ from flsim.runs.trackers import Kind
 from flsim.training.footprint import Footprint
 from flsim.training.state import Training
 
-# Settings that are newer than some digests of runs.
-
 OWN = ("algorithm", "sampler", "server_optimizer", "server_schedule", "optimizer", "schedule")
 MILESTONES = ("milestones", "milestone_factor")
-OPTIONS = tuple(f"{name}_options" for name in OWN)
-INJECTED = ("injection_users", "injection_copies")
-TEXTS = ("template", "phrases")
 # Newer settings are omitted from a digest if they have their defaults, so digests of older runs do not change.
 LATER = {
     "data": ("user_holdout", "shadow", "max_records"),
-    "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, *TEXTS),
+    "canaries": (
+        *("insertions", "controls", "coins", "windows", "arm", "source", "injections"),
+        *("injection_users", "injection_copies", "template", "phrases"),
+    ),
     "model": ("architecture", "layers", "heads", "filter_width", "options", "digest", "config", "dtype", "lora"),
-    "training": (*OPTIONS, "server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
+    "training": (
+        *(f"{name}_options" for name in OWN),
+        *("server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
+    ),
     "local": ("schedule", *MILESTONES, "optimizer_options", "schedule_options"),
     "privacy": ("noise", "noise_options", "max_epsilon"),
     "evaluation": ("utility_only",),
     "audit": ("update_canaries", "canary_coins"),
 }
-
-
-def _default_of(setting: Field[Any]) -> object:
-    return setting.default if setting.default_factory is MISSING else setting.default_factory()
 
 
 def whole_rounds(rounds: float) -> int:
@@ -100,7 +97,6 @@ class DataHParams:
 
     @property
     def leaves_out(self) -> bool:
-        """Return whether records of training users are excluded."""
         return self.user_holdout > 0 or self.shadow is not None or self.max_records is not None
 
     def without_withheld(self, train: Split, seed: int) -> Split:
@@ -238,7 +234,8 @@ class Config(ABC):
             if section not in values:
                 continue
             for setting in fields(getattr(self, section)):
-                if setting.name in names and values[section][setting.name] == _default_of(setting):
+                default = setting.default if setting.default_factory is MISSING else setting.default_factory()
+                if setting.name in names and values[section][setting.name] == default:
                     del values[section][setting.name]
             if not values[section]:  # a section that is newer
                 del values[section]
@@ -354,12 +351,11 @@ class Config(ABC):
 
     @abstractmethod
     def rate_steps(self, train: Split) -> float | None:
-        """Return the sum of learning rates over the consecutive steps of training.
+        """Return the sum of learning rates over all steps; in federated training, over the local steps of a user.
 
-        For central training these are all steps. For federated training they are the local steps of a user in each
-        round, with the product of the local learning rate and that of the server. A server optimizer that divides the
-        update by its size, such as Adam, makes a step of the server's learning rate in each round, independent of the
-        length of updates. Momentum is not counted. The sum is None with a custom server optimizer.
+        There, a rate is the product of the local one and that of the server; a server optimizer that divides the update
+        by its size, such as Adam, makes a step of its rate in each round. Momentum is not counted. The sum is None with
+        a custom server optimizer.
         """
 
     def trained_on(self, train: Split) -> Split:
@@ -394,9 +390,6 @@ class Config(ABC):
         """Return the training of these users; InputError if it cannot begin."""
 
 
-# The arms of a run: IN plants canaries in its windows, and OUT plants no canaries.
-
-
 def settings_of_both(settings: Config) -> str:
     """Return a digest of settings that both arms of a seed share."""
     return replace(settings, canaries=replace(settings.canaries, arm="in")).digest
@@ -405,7 +398,6 @@ def settings_of_both(settings: Config) -> str:
 def shared_rounds(settings: Config, rounds: int) -> int:
     """Return the last of `rounds` rounds after which one arm can continue from a checkpoint of the other.
 
-    Both are equal bit for bit until the first window begins. Checkpoints have no tensors of users: such algorithms
-    share none.
+    Both arms are equal until the first window. Checkpoints have no tensors of users: such algorithms share none.
     """
     return 0 if settings.slots_kept_by_users else settings.canaries.parting(rounds)

@@ -69,8 +69,6 @@ class CentralSystemHParams(CommonSystemHParams):
             The pauses before restarts are 1, 2, 4, ... seconds. Unit: attempts.
         physical_batch: With clip or noise: number of records whose gradients are in memory at the same time, about 40
             MB each for the paper's model. Decrease it if memory runs out. Unit: records.
-        checkpoint_every: Number of steps between two checkpoints. The newest two checkpoints and the evaluated
-            checkpoints are kept. Unit: steps.
     """
 
     engine: EngineName = "fused"

@@ -1,7 +1,6 @@
 """Custom code in a configuration: the settings that name files, and the copies in a run folder.
 
-A copy's name ends in the first digits of its digest, as in ``code/my_model.0a1b2c3d4e5f6a7b.py``, so that it can be
-checked in any place.
+A copy's name ends in the first digits of its digest, as in ``code/my_model.0a1b2c3d4e5f6a7b.py``.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +53,6 @@ def _change_each(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def names_in(settings: Any) -> list[str]:
-    """Return all names of custom code in settings, in the order of the fields."""
     return [name for _, name in kinds_in(settings)]
 
 
@@ -109,12 +107,7 @@ def below(path: Path | str, base: Path) -> str:
 
 def without_folders(settings: Any) -> dict[str, Any]:
     """Return the values of settings, with names of custom code without folders, which copies have in common."""
-    return renamed(type(settings), asdict(settings), _without_folder)
-
-
-def _without_folder(name: str) -> str:
-    path, attribute = parts(name)
-    return f"{path.name}:{attribute}"
+    return renamed(type(settings), asdict(settings), lambda name: f"{parts(name)[0].name}:{parts(name)[1]}")
 
 
 def with_copies(settings: Settings, folder: Path) -> Settings:
@@ -139,7 +132,6 @@ def _copy(name: str, folder: Path) -> str:
 
 
 def refuse_changed_copies(settings: Any) -> None:
-    """Raise InputError if a copy that settings name has changed."""
     for name in names_in(settings):
         path, _ = parts(name)
         if path.parent.name == FOLDER and not path.stem.endswith(f".{source_digest(name)[:DIGITS]}"):
@@ -173,12 +165,10 @@ def _difference(started: Any, settings: Any) -> str:
     if not differing:
         return ""
     first = min(differing, key=lambda key: key in LENGTHS)
-    was, now = (_value(dict(flat(without_folders(values))), first) for values in (started, settings))
+    was, now = (
+        "not set" if value is None else repr(list(value) if isinstance(value, tuple) else value)
+        for value in (dict(flat(without_folders(values))).get(first) for values in (started, settings))
+    )
     parts = "a schedule, canaries with times in fractions of training, or privacy.noise"
     reason = f" (some settings depend on the length: {parts})" * (first in LENGTHS)
     return f": {first} was {was} and is now {now}{reason}"
-
-
-def _value(values: Mapping[str, Any], key: str) -> str:
-    value = values.get(key)
-    return "not set" if value is None else repr(list(value) if isinstance(value, tuple) else value)

@@ -82,8 +82,6 @@ class SystemHParams(CommonSystemHParams):
             first reply (`server/federated/exchange.py`). Unit: seconds.
         retries: Number of repeated requests to a shard after an error or the deadline, before the run fails. The pauses
             before them are 1, 2, 4, ... seconds, in which a dead client process restarts. Unit: attempts.
-        checkpoint_every: Number of rounds between two checkpoints. The newest two checkpoints and the evaluated
-            checkpoints are kept. Unit: rounds.
     """
 
     engine: EngineName = "cohort"

@@ -27,8 +27,6 @@ TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Pa
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of a configuration file."""
-
     name: str
     type: str
     default: str
@@ -48,8 +46,6 @@ class Section:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One built-in network."""
-
     name: str
     description: str
     parameters: int
@@ -93,7 +89,6 @@ def _merged(of_kinds: Sequence[Section]) -> list[Section]:
 
 
 def architectures() -> list[Architecture]:
-    """Return all built-in networks."""
     return [_architecture(name) for name in BUILT_IN]
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flsim.base.arrays import Flags as Flags
+from flsim.base.arrays import Ints
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.canaries.population import Population
@@ -13,8 +14,6 @@ from flsim.training.central.records import Order, poisson_lot, positions_at, ste
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import epoch_orders
 
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 Meetings = tuple[Ints, Ints, Ints]  # round from 1, canary as an index, user; [n] each
 
 

@@ -19,7 +19,6 @@ DEEPEST = 64  # levels of tables and lists; settings have four
 
 
 def unchanged(_key: str, value: Any) -> Any:
-    """Return a value as it is."""
     return value
 
 

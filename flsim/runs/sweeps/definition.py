@@ -1,28 +1,7 @@
 """The definition of a sweep: a TOML file with a base, grids (products of axes), and tiers (scales).
 
-    title = "Thakkar et al. (2020), Table 1"
-    question = "What does each part of federated learning do to memorization?"
-    [published]                         # the rows to compare results with
-    file = "thakkar2020.csv"
-    table = "1"
-    source = "Thakkar et al. (2020), Table 1"
-    columns = { "data.partition" = "data", "training.cohort" = "batch_size" }
-    [base.evaluation]                   # settings of all runs
-    references = 2_000_000
-    [[grids]]                           # a run for each choice of values of all axes
-    name = "fedavg"
-    published = { optimizer = "FedAvg" }
-    set = { training.rounds = 8_000 }
-    axes = { "data.partition" = ["iid", "non-iid"], "training.cohort" = [500, 1000] }
-    [tiers.smoke]
-    about = "400 users."
-    corpus = { synthetic = { users = 400 } }
-    set = { canaries.p_u = [0.01] }
-    grids.fedavg = { set = { training.rounds = 100 }, axes = { "training.cohort" = [4, 8] } }
-
 Later settings replace earlier ones, in the order base, grid, tier, the tier's grid, axes. The axes of grids have the
-published values. If a tier gives other values, it gives the same number of values, each at the position of the
-published value.
+published values; a tier gives as many, each at the position of the published value. docs/sweeps.md has an example.
 """
 
 import json
@@ -45,8 +24,7 @@ from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
 from flsim.results.published import matching, published_rows
 from flsim.runs.config import Config, from_working_directory, parse, toml
-from flsim.runs.sweeps.search import TuningOutcome, read_outcome
-from flsim.runs.sweeps.values import Values, flat, merge, nested, slug
+from flsim.runs.sweeps.search import TuningOutcome, Values, flat, merge, nested, read_outcome, slug
 
 LONGEST_NAME = 200  # largest length of a run name in bytes; file systems allow 255, and names of logs are longer
 # largest number of runs of a sweep; each has a folder, a file of settings and an entry in sweep.json
@@ -67,8 +45,6 @@ class Published:
 
 @settings
 class Grid:
-    """A block of rows."""
-
     name: str  # name of the block
     # published values of settings, by setting. A value can be a table of settings, which is merged into its section.
     axes: Axes
@@ -79,8 +55,6 @@ class Grid:
 
 @settings
 class TierGrid:
-    """The changes of a grid in a tier."""
-
     set: Values = field(default_factory=dict)
     axes: Axes = field(default_factory=dict)
 
@@ -100,8 +74,6 @@ class TierCorpus:
 
 @settings
 class Tier:
-    """A scale of a sweep."""
-
     corpus: TierCorpus  # the training corpus
     about: str = ""  # description of the scale of users, cohorts and canaries
     seeds: tuple[int, ...] = (0,)  # seeds of the runs
@@ -114,8 +86,6 @@ class Tier:
 
 @settings
 class Definition:
-    """The content of a sweep file."""
-
     title: str
     grids: tuple[Grid, ...]
     tiers: dict[str, Tier]
@@ -126,8 +96,6 @@ class Definition:
 
 @dataclass(frozen=True)
 class Planned:
-    """A planned run of a sweep."""
-
     name: str  # name of the run and its folder
     grid: str  # its block
     seed: int  # seed of everything in the run
@@ -165,7 +133,6 @@ def load(path: Path) -> Definition:
 
 
 def tier_of(definition: Definition, name: str, source: str) -> Tier:
-    """Return a tier by its name; raise InputError if there is no such tier."""
     if name not in definition.tiers:
         raise InputError(f"{source}: there is no tier {name!r}; choose one of {', '.join(definition.tiers)}")
     return definition.tiers[name]
@@ -182,8 +149,8 @@ def planned_runs(
 ) -> list[Planned]:
     """Return all runs in the order of the table: by grid, then by axes (the first varies slowest), then by seed.
 
-    Raises InputError for an unknown grid, no or too many runs, wrong settings, or a missing published row; and for an
-    override of a setting in which runs differ.
+    InputError for an unknown grid, no or too many runs, wrong settings, or names that are not valid for folders; for a
+    missing published row, or an override of a setting in which runs differ.
     """
     only, grids = list(only), [grid.name for grid in definition.grids]
     for name in only:
@@ -206,9 +173,7 @@ def planned_runs(
             chosen = tuned.values_for(grid.name, axes, overrides) if tuned else {}
             for seed in seeds:
                 values = deepcopy(settings)
-                for key, value in axes.items():
-                    merge(values, nested(key, value))
-                for key, value in chosen.items():
+                for key, value in (axes | chosen).items():
                     merge(values, nested(key, value))
                 if tuned:
                     tuned.refuse_seed(seed)
@@ -218,7 +183,10 @@ def planned_runs(
                 name = "-".join([grid.name, *(slug(key, value) for key, value in axes.items()), f"seed{seed}"])
                 config = parse(values, f"{source}, {name}", Path(source).parent)
                 runs.append(Planned(name, grid.name, seed, axes, row, config))
-    _refuse_names([run.name for run in runs], source)
+    for name, count in Counter(run.name for run in runs).items():
+        if count > 1 or len(name.encode()) > LONGEST_NAME:
+            why = "too long" if len(name.encode()) > LONGEST_NAME else "shared by two runs"
+            raise InputError(f"{source}: name {name:.80} is {why}; use short, distinct values")
     return runs
 
 
@@ -267,7 +235,6 @@ def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
 
 
 def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Values]]:
-    """Return the published values of the axes at each point, flat, with those of the tier."""
     for axis, values in change.axes.items():
         if len(values) != len(grid.axes.get(axis, ())):
             raise InputError(
@@ -285,7 +252,10 @@ def _published(
 ) -> Mapping[str, Any] | None:
     if published is None or grid.published is None:
         return None
-    keys = grid.published | {column: _single(axes[axis]) for axis, column in published.columns.items() if axis in axes}
+    of_axes = {column: axes[axis] for axis, column in published.columns.items() if axis in axes}
+    # a published table has the only element of a list
+    single = {key: v[0] if isinstance(v, list) and len(v) == 1 else v for key, v in of_axes.items()}
+    keys = grid.published | single
     row = matching(rows, keys)
     if row is None:
         keys_text = ", ".join(f"{column} {value}" for column, value in keys.items())
@@ -293,11 +263,6 @@ def _published(
             f"{source}: grids.{grid.name}: table {published.table} of {published.file} has no row with {keys_text}"
         )
     return row
-
-
-def _single(value: Any) -> Any:
-    """Return the only element of a list, because a published table has the element."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
@@ -312,7 +277,6 @@ def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: s
 
 
 def _refuse_missing(values: Mapping[str, Any], path: Path) -> None:
-    """Raise InputError that names all missing keys of a sweep file."""
     missing = [key for key in ("title", "tiers") if key not in values]
     grids, tiers = values["grids"], values.get("tiers", {})
     for index, grid in enumerate(grids if isinstance(grids, list) else ()):
@@ -340,11 +304,3 @@ def _refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Seque
         )
     if max(seeds) >= 2**63:
         raise InputError(f"{source}: seeds: found {max(seeds)!s:.20}..., more than 64 bits; use smaller seeds")
-
-
-def _refuse_names(names: Sequence[str], source: str) -> None:
-    """Raise InputError if two runs would share a folder, or the name of a run is not valid for a folder."""
-    for name, count in Counter(names).items():
-        if count > 1 or len(name.encode()) > LONGEST_NAME:
-            why = "too long" if len(name.encode()) > LONGEST_NAME else "shared by two runs"
-            raise InputError(f"{source}: name {name:.80} is {why}; use short, distinct values")

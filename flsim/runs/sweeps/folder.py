@@ -8,9 +8,7 @@ runs/           run folders
 logs/           the output of each run
 tuned.toml      the search that chose settings, if the tier names one
 
-Runs of one sweep are compared with each other, so they can differ only in axes, grids and seeds. A later command can
-change the length of training, the rounds of evaluations and the use of machines, which do not belong to the digest of a
-run.
+A later command can change what does not belong to the digest of a run: its length, rounds of evaluations, and machines.
 """
 
 import json
@@ -33,8 +31,7 @@ from flsim.runs.config import DataHParams, dump, from_working_directory, toml
 from flsim.runs.config.files import KINDS
 from flsim.runs.foresight import refuse_impossible, refuse_impossible_in
 from flsim.runs.sweeps.definition import Definition, Planned, Tier
-from flsim.runs.sweeps.search import TuningOutcome
-from flsim.runs.sweeps.values import Values, merge
+from flsim.runs.sweeps.search import TuningOutcome, Values, merge
 
 PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")
 CORPUS, CORPUS_SEED = "corpus", 0
@@ -48,8 +45,6 @@ FREE = {*LENGTH, "evaluation.every", "evaluation.every_epochs"}
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """A sweep on disk."""
-
     path: Path
 
     file: ClassVar[str] = FILE
@@ -57,15 +52,12 @@ class SweepFolder:
     what: ClassVar[str] = "sweep"  # also the name of the command
 
     def run(self, name: str) -> Path:
-        """Return the folder of a run."""
         return self.path / RUNS / name
 
     def config(self, name: str) -> Path:
-        """Return the file with the settings of a run."""
         return self.path / "configs" / f"{name}.toml"
 
     def log(self, name: str) -> Path:
-        """Return the file with the output of a run."""
         return self.path / "logs" / f"{name}.log"
 
     def status(self, name: str, rounds: int) -> str:
@@ -177,7 +169,6 @@ class SweepFolder:
         )
 
     def add_session(self, session: Mapping[str, Any]) -> None:
-        """Record a session of work on the sweep."""
         known = self._known()
         if known is not None:  # the run was not removed in the meantime
             write_json(self.path / FILE, {**known, "sessions": [*known["sessions"], session]})
@@ -207,15 +198,8 @@ def corpus_of(tier: Tier, source: Path, folder: Path) -> Path | str:
 
 def open_corpus(tier: Tier, path: Path | str, folder: Path, seed: int = CORPUS_SEED) -> Corpus:
     """Open the corpus; create it first, from a seed, if it is a synthetic corpus of the sweep that does not exist."""
-    if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
-        make_synthetic(folder / CORPUS, tier.corpus.synthetic, seed)
-    return Corpus.open(path)
-
-
-def makes_corpus(tier: Tier, path: Path | str, folder: Path) -> bool:
-    """Return whether the corpus at `path` is a synthetic corpus of the sweep that does not exist yet."""
-    made = folder / CORPUS
-    return tier.corpus.synthetic is not None and path == made and not made.exists()
+    corpus = corpus_or_its_settings(tier, path, folder)
+    return corpus if isinstance(corpus, Corpus) else make_synthetic(folder / CORPUS, corpus, seed)
 
 
 def refuse_impossible_runs(
@@ -237,9 +221,8 @@ def refuse_impossible_runs(
 
 def corpus_or_its_settings(tier: Tier, path: Path | str, folder: Path) -> Corpus | SyntheticHParams:
     """Return the corpus of a tier, or the settings from which `open_corpus` will make it; InputError without either."""
-    if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
-        return tier.corpus.synthetic
-    return Corpus.open(path)
+    made = folder / CORPUS
+    return (tier.corpus.synthetic if path == made and not made.exists() else None) or Corpus.open(path)
 
 
 def shared_settings(
@@ -253,8 +236,7 @@ def shared_settings(
         toml.override_value(values, override, from_working_directory)
     settings = {key: value for key, value in flat(values) if key not in FREE and not key.startswith("system.")}
     settings |= {SHARED_CORPUS: corpus} | ({SHARED_TUNED: tuned.search} if tuned else {})
-    known: dict[str, Any] = json.loads(json.dumps(settings, default=str))
-    return known
+    return dict(json.loads(json.dumps(settings, default=str)))
 
 
 def refuse_other_settings(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

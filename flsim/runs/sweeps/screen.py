@@ -27,8 +27,6 @@ SHOWN = 16  # largest number of shown runs
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run."""
-
     status: str  # "waits", "runs", or the final status in run.json
     done: float = 0.0  # share of its rounds, 0 to 1
     note: str = ""  # text next to the progress bar
@@ -57,8 +55,6 @@ def state_of(run: Path, began: float, is_finished: bool = False) -> State:
 
 
 class Screen:
-    """A display of runs during training."""
-
     def __init__(self, folder: SweepFolder, names: Sequence[str], began: float, finished: Collection[str] = ()) -> None:
         self._folder, self._names, self._began, self._finished = folder, names, began, frozenset(finished)
         self._said_at = time.monotonic()
@@ -67,7 +63,6 @@ class Screen:
 
     @contextmanager
     def live(self) -> Iterator["Screen"]:
-        """Show the table during the block, if the output is a terminal."""
         if not console.is_terminal:
             yield self
             return
@@ -77,7 +72,6 @@ class Screen:
         self._live = None
 
     def look(self) -> None:
-        """Show the progress of the runs."""
         states = {name: self._state_of(name) for name in self._names}
         if self._live is not None:
             self._live.update(self._table(states))
@@ -92,7 +86,6 @@ class Screen:
                 say(f"{self._summary(states)}; {', '.join(running)}")
 
     def ended(self, name: str, failure: str | None, remaining: int) -> None:
-        """Print a line about the end of a run."""
         state = self._state_of(name)
         over = state.status in {"completed", "diverged"}
         outcome = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"

@@ -3,17 +3,18 @@
 Successive halving: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
 (2016). All trials train for a share of the length. The better half continues, until the last trials are complete.
 
-This module does not train. `search` is a generator that yields the trials to measure and receives their perplexities.
-If a tier of a sweep names the file (``tuned = "..."``), its runs use the chosen values. The sweep refuses the seeds of
-the search, and the corpus of the search if it differs from that of the sweep.
+`search` is a generator that yields the trials to measure and receives their perplexities. If a tier of a sweep names
+the file (``tuned = "..."``), its runs use the chosen values, but neither the seeds nor another corpus of the search.
 """
 
 import math
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tomli_w
@@ -22,9 +23,9 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.files import new_file
 from flsim.base.settings import Natural, Whole, bounds, settings
 from flsim.runs.config import toml
-from flsim.runs.sweeps.values import Values, slug
 
 Point = dict[str, float]
+Values = dict[str, Any]  # settings of a sweep as nested tables
 FEWEST = 8  # smallest number of trials
 DIGITS = 4  # significant digits of a searched value, so that names and tables are short
 DIGEST_DIGITS = 12  # digits of a digest in messages
@@ -32,8 +33,6 @@ DIGEST_DIGITS = 12  # digits of a digest in messages
 
 @settings
 class Range:
-    """The searched range of a setting."""
-
     low: float  # its smallest value
     high: float  # its largest value
     # "log" spaces and draws the logarithms of values evenly, "linear" the values
@@ -58,15 +57,44 @@ class Range:
         return math.log(value / self.low) / math.log(self.high / self.low)
 
 
+def merge(into: Values, values: Mapping[str, Any]) -> None:
+    """Merge sections, and replace all other values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            into[key] = into[key] if isinstance(into.get(key), dict) else {}
+            merge(into[key], value)
+        else:
+            into[key] = deepcopy(value)
+
+
+def nested(key: str, value: Any) -> Values:
+    """Return the nested tables of a key, such as ``local.learning_rate``, with its value."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def slug(key: str, value: Any) -> str:
+    """Return a part of a folder's name: words unchanged, numbers after the name of the setting."""
+    text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value)).strip("-")
+    return text if isinstance(value, str) else f"{key.rpartition('.')[2]}{text}"
+
+
+def flat(point: Iterable[tuple[str, Any]]) -> Values:
+    """Return the values of axes, with those of a table as separate keys."""
+    values: Values = {}
+    for axis, value in point:
+        inner = {f"{axis}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {axis: value}
+        values |= inner
+    return values
+
+
 def middle(ranges: Mapping[str, Range]) -> Point:
-    """Return the middle value of each range."""
     return {name: range_.at(0.5) for name, range_ in ranges.items()}
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of a sweep that share values, and the ranges of the search."""
-
     name: str
     grid: str
     axes: Values
@@ -75,22 +103,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial of a group."""
-
     values: Point  # values of the searched settings
     # geometric mean over its runs after each share of training that it reached; infinite if a run diverged
     perplexities: list[float] = field(default_factory=list)
 
     @property
     def has_diverged(self) -> bool:
-        """Return whether a run of the trial diverged."""
         return math.inf in self.perplexities
 
 
 @dataclass(frozen=True)
 class GroupOutcome:
-    """The result of a search for the runs of a sweep that share values."""
-
     name: str  # name, grid, axes: see `Group`
     grid: str
     axes: Values
@@ -145,8 +168,7 @@ class Rule:
     ) -> list[Point]:
         """Return values beyond the best value of a setting, on one side: half as many as the range had.
 
-        A grid continues with its steps, with the other settings at their best. A random search draws within half the
-        width of the range, and draws the other settings from their ranges.
+        A grid continues with its steps, the other settings at their best. A random search draws within half the range.
         """
         range_, start = ranges[name], ranges[name].share(best[name])
         if self.method == "grid":
@@ -164,10 +186,9 @@ def search(
 ) -> Generator[tuple[float, dict[int, Trial]], list[float], GroupOutcome]:
     """Search for the values of a group with the lowest perplexity.
 
-    The best value of each setting must be inside: there are trials with a lower and with a higher value. Otherwise
-    there are further trials beyond, with the same halving, unless these values are impossible. Yields a share of
-    training and the trials to measure after it, by number, and is sent their perplexities. RunFailed if all trials
-    diverged, or the best is at the edge after all extensions.
+    The best value of each setting must be between those of other trials. Otherwise there are further trials beyond,
+    unless these values are impossible. Yields a share of training and the trials to measure after it, by number, and is
+    sent their perplexities. RunFailed if all trials diverged, or the best is at the edge after all extensions.
     """
     trials = [Trial(values) for values in rule.first_points(group.ranges, rng)]
     new = dict(enumerate(trials))
@@ -225,8 +246,6 @@ def open_sides(points: Sequence[Point], best: Point) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """The result of a search."""
-
     title: str  # title, tier: the sweep's title, and the tier
     tier: str
     training: str  # digest of the grids and settings of training; see `flsim.runs.sweeps.definition.training_digest`
@@ -258,7 +277,6 @@ class TuningOutcome:
         raise InputError(f"{self.source}: no values were tuned for grid {grid} with {point}; tune it with `flsim tune`")
 
     def refuse_seed(self, seed: int) -> None:
-        """Raise InputError for a seed of the search."""
         if seed in self.seeds:
             raise InputError(
                 f"seed {seed}: {self.source} was tuned on this seed, so results of this seed must not be "
@@ -266,7 +284,6 @@ class TuningOutcome:
             )
 
     def refuse_corpus(self, digest: str, where: object) -> None:
-        """Raise InputError for the digest of the corpus of the search, if the sweep has another corpus."""
         if self.has_own_corpus and digest == self.corpus:
             raise InputError(
                 f"{where}: {self.source} was tuned on this corpus, so results on it must not be reported; use "
@@ -301,7 +318,6 @@ class TuningOutcome:
         return " ".join(parts)
 
     def write(self, path: Path) -> None:
-        """Write the file."""
         values = asdict(self)
         del values["source"]
         with new_file(path) as partial:

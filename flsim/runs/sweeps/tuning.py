@@ -1,20 +1,7 @@
 """The definition of a search for the settings of a sweep, its folder, and the runs of its trials.
 
-    sweep = "table1.toml"               # relative to this file
-    by = ["data.partition"]                 # groups: each grid in each partition takes its own values
-    method = "grid"
-    trials = 8
-    halving = [0.25, 0.5, 1.0]
-    seeds = [1000]                      # a sweep that takes the values refuses these
-    [tiers.smoke]
-    at = { "training.cohort" = [8] }    # the runs of a grid to try values on
-    corpus_seed = 1                     # a corpus for the search only, made as the tier's
-    [tiers.smoke.grids.fedavg]
-    "local.learning_rate" = { low = 0.1, high = 10.0 }
-
 A trial is all runs of its group, over seeds and axes, with planted canaries that are not measured. Its perplexity is
-the geometric mean of their perplexities on test users. The folder of a search, which is created once and can be
-continued:
+the geometric mean of their perplexities on test users. docs/tuning.md has an example of a file. The folder of a search:
 
 tune.json       the search, so that no other one continues in the folder
 tuned.toml      the outcome, once the search has ended
@@ -45,8 +32,7 @@ from flsim.runs.config import Config, dump, toml
 from flsim.runs.sweeps import definition
 from flsim.runs.sweeps.definition import Definition, Planned, Tier, planned_runs
 from flsim.runs.sweeps.folder import CORPUS, CORPUS_SEED, TUNED, SweepFolder, corpus_of, open_corpus
-from flsim.runs.sweeps.search import Group, Point, Range, Rule, TuningOutcome, middle
-from flsim.runs.sweeps.values import slug
+from flsim.runs.sweeps.search import Group, Point, Range, Rule, TuningOutcome, middle, slug
 from flsim.show.table import Column, markdown, note
 
 OBJECTIVE = "perplexity on test users"
@@ -55,8 +41,6 @@ FILE = "tune.json"
 
 @settings
 class TuningTier:
-    """The search at one tier of the sweep."""
-
     grids: dict[str, dict[str, Range]]  # ranges of settings, for each grid of the sweep
     # values of axes that trials have; other runs of the sweep use the chosen values without a trial
     at: dict[str, list[Any]] = field(default_factory=dict)
@@ -75,8 +59,6 @@ class TuningTier:
 
 @settings
 class Tuning(Rule):
-    """The content of a file for `flsim tune`."""
-
     sweep: str = ""  # file of the sweep, relative to this file
     tiers: dict[str, TuningTier] = field(default_factory=dict)  # searches by tier of the sweep
     seeds: Annotated[tuple[Natural, ...], DIFFERENT] = ()  # seeds of the trials' runs
@@ -92,8 +74,6 @@ class Tuning(Rule):
 
 @dataclass(frozen=True)
 class TuningFolder(SweepFolder):
-    """A search on disk."""
-
     file: ClassVar[str] = FILE
     entries: ClassVar[set[str]] = {FILE, TUNED, RUNS, CORPUS, "configs", "logs"}
     what: ClassVar[str] = "tune"
@@ -115,7 +95,6 @@ class TuningFolder(SweepFolder):
         write_json(path, {"sweep": search.definition.title, "tier": search.tier_name, "digest": digest})
 
     def write_config(self, name: str, config: Config) -> Path:
-        """Write the settings of a run, and return their file."""
         with new_file(self.config(name)) as partial:
             dump(config, partial)
         return self.config(name)
@@ -133,8 +112,6 @@ class TuningFolder(SweepFolder):
 
 @dataclass(frozen=True)
 class Search:
-    """A search at one tier."""
-
     source: Path  # its file
     tuning: Tuning  # content of the file
     at: TuningTier  # the settings of the tier
@@ -144,7 +121,6 @@ class Search:
 
     @property
     def sweep(self) -> Path:
-        """Return the file of the sweep."""
         return self.source.parent / self.tuning.sweep
 
     @property
@@ -181,7 +157,6 @@ class Search:
         ]
 
     def typical(self) -> list[Planned]:
-        """Return the runs of all grids with the middle value of each range."""
         return [run for grid, ranges in self.at.grids.items() for run in self.planned(grid, middle(ranges))]
 
     def groups(self) -> list[Group]:
@@ -231,7 +206,6 @@ class Search:
         ]
 
     def is_possible(self, group: Group, values: Point) -> bool:
-        """Return whether these values are valid for the settings of a group."""
         try:
             self.planned(group.grid, values)
         except InputError:
@@ -281,7 +255,6 @@ def measuring_utility(config: Config) -> Config:
 
 
 def shortened(config: Config, share: float, train: Split) -> tuple[Config, int]:
-    """Return the settings of a run of a share of its length, and its number of rounds."""
     rounds = max(1, math.ceil(round(share * config.rounds_over(config.trained_on(train)), 6)))
     return config.lasting(rounds), rounds
 
