@@ -194,7 +194,7 @@ def membership(
                 "--over-seeds: with --shadows, the seeds of a setting are its shadow models; remove --over-seeds "
                 "or --shadows"
             )
-        of_settings = by_shadows(run_folders(expanded(runs)), AttackHParams(records, round, device=device))
+        of_settings = list(by_shadows(run_folders(expanded(runs)), AttackHParams(records, round, device=device)))
         objects = [
             {"setting": setting, "attacks": json_rows(attacks), "targets": json_rows(targets)}
             for setting, attacks, targets in of_settings
