@@ -94,7 +94,7 @@ def experiment(
 
 @pytest.fixture
 def central_experiment(experiment: Experiment) -> Experiment:
-    """The same corpus of 192 records, trained centrally: 22 steps an epoch, the last of them of 3 records."""
+    """Return a central experiment on 192 records: 22 steps an epoch, the last of them of 3 records."""
     experiment.config.write_text(CENTRAL)
     return experiment
 

@@ -125,8 +125,8 @@ def best_threshold(rng: np.random.Generator, simulations: int) -> Both:
     highest = np.array([upper_bound(count, models, 0.025) for count in range(models + 1)])
     at_best = [highest[np.take_along_axis(counts, best, axis=1)[:, 0]] for counts in (missed, alarms)]
     above = (scores > 0).sum(axis=2).tolist()  # at a threshold that is fixed in advance
-    ours = [ranks.epsilon_of_threshold(hits, models, others, models, delta) > 0 for hits, others in above]
-    return _odds(at_best[0], at_best[1], delta) > 1, np.array(ours)
+    is_above = [ranks.epsilon_of_threshold(hits, models, others, models, delta) > 0 for hits, others in above]
+    return _odds(at_best[0], at_best[1], delta) > 1, np.array(is_above)
 
 
 def _odds(fnr: NDArray[np.float64], fpr: NDArray[np.float64], delta: float) -> NDArray[np.float64]:

@@ -106,23 +106,25 @@ class WordList:
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return columns of a file of training data, .parquet, .csv or .jsonl, as a row of texts for each record."""
-    found: Sequence[str] = columns
+    header: Sequence[str] = columns
     try:
         if path.suffix == ".parquet":
-            found = pq.read_schema(path).names
+            header = pq.read_schema(path).names
             rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
         elif path.suffix == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file, strict=True)
-                found, rows = reader.fieldnames or (), [*reader]
+                header, rows = reader.fieldnames or (), [*reader]
         else:
             lines = path.read_text(encoding="utf-8-sig").split("\n")
             rows = [from_json(line) for line in lines if line.strip()]
-            found = next((list(row) for row in rows if isinstance(row, dict) and not row.keys() >= {*columns}), columns)
+            header = next(
+                (list(row) for row in rows if isinstance(row, dict) and not row.keys() >= {*columns}), columns
+            )
         return [tuple(str(row[column]) for column in columns) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, csv.Error, pa.ArrowException) as error:
-        missing = [column for column in columns if column not in found]
-        why = f"found columns {', '.join(found) or 'none'}" if missing else in_one_line(error)
+        missing = [column for column in columns if column not in header]
+        why = f"found columns {', '.join(header) or 'none'}" if missing else in_one_line(error)
         raise InputError(
             f"{path}: columns {', '.join(missing or columns)} cannot be read ({why:.200}); name another file "
             f"(.jsonl, .csv or .parquet), or other columns"

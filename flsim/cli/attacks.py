@@ -299,8 +299,8 @@ def extract(
         if prefix or edits is not None or by_setting or out is not None or epoch is not None:
             raise InputError("--personal-data: remove --prefix, --edits, --over-seeds, --out and --epoch")
         hparams = AttackHParams(records, round, device=device, elsewhere=elsewhere)
-        found = over_runs(runs, lambda path: personal_data_of(path, names, hparams))
-        _print_by_run(found, personal_data_to_text, as_json)
+        results = over_runs(runs, lambda path: personal_data_of(path, names, hparams))
+        _print_by_run(results, personal_data_to_text, as_json)
         return
     if names is not None:
         raise InputError(f"--names {names}: is for --personal-data; add it, or remove --names")

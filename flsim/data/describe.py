@@ -121,7 +121,7 @@ def _drops(summary: dict[str, Any]) -> list[str]:
 def _membership(summary: dict[str, Any]) -> list[str]:
     """Return the lines on authors of held-out and test users, complete test authors, and the largest authors."""
     lines, membership = [], summary["membership"]
-    for split, label, nobody in (
+    for split, label, warning in (
         ("heldout", "held-out", "none held out: user-level attacks have no safe non-members"),
         ("test", "test", ""),
     ):
@@ -137,8 +137,8 @@ def _membership(summary: dict[str, Any]) -> list[str]:
             lines += _entry("non-members", f"no held-out author is in train: {safe}")
         elif outside:
             lines += _entry("test", "no test author is in train")
-        elif nobody:
-            lines += _entry("non-members", nobody)
+        elif warning:
+            lines += _entry("non-members", warning)
     if summary["utility"] in WHOLE.values():
         whole, balanced = (membership[f"{name}_authors"] for name in (summary["utility"], "test"))
         text = f"measured on {whole:,} complete test authors, of whom {balanced:,} also have balanced users"

@@ -120,8 +120,8 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
         >>> runs[runs.is_final].groupby("partition").mean_exposure.mean()          # doctest: +SKIP
     """
     runs = [run for path in paths for run in _read(str(path))]
-    shown = without_copies([run for _, run, _ in runs], [run for _, run, planned in runs if planned])
-    runs = [listed for listed in runs if listed[1] in shown]
+    unique = without_copies([run for _, run, _ in runs], [run for _, run, planned in runs if planned])
+    runs = [listed for listed in runs if listed[1] in unique]
     if not runs:
         raise InputError(
             f"{', '.join(map(str, paths)) or 'no paths'}: found no runs; name run folders, or create some with "

@@ -235,8 +235,8 @@ def read_shown(paths: Sequence[Path]) -> dict[Path, RunResults]:
     """Return the results of runs and sweeps that a table or plot shows, by run folder, without copies of a run."""
     by_folder = {folder: read_run(folder) for folder in run_folders(paths)}
     of_sweeps = [results for folder, results in by_folder.items() if folder not in paths]
-    shown = without_copies(list(by_folder.values()), of_sweeps)
-    return {folder: results for folder, results in by_folder.items() if results in shown}
+    unique = without_copies(list(by_folder.values()), of_sweeps)
+    return {folder: results for folder, results in by_folder.items() if results in unique}
 
 
 def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:

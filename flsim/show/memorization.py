@@ -389,18 +389,18 @@ WROTE = "Beam search wrote: the known words, then the most likely continuation t
 
 def table_of_canaries(table: pd.DataFrame) -> Table:
     """Return the table of `flsim.results.canary_table` as text."""
-    shown = table.assign(shares=["" if pd.isna(value) else user_share(float(value)) for value in table["p_u"]])
+    displayed = table.assign(shares=["" if pd.isna(value) else user_share(float(value)) for value in table["p_u"]])
     if WINDOW[0] in table:
-        shown["window"] = [rounds_text(*bounds) for bounds in zip(*(table[name] for name in WINDOW), strict=True)]
+        displayed["window"] = [rounds_text(*bounds) for bounds in zip(*(table[name] for name in WINDOW), strict=True)]
     planted = [PLANNED] if table["p_u"].isna().all() else [P_U, P_E]
     fields = [[Field("Phrase", "phrase")], planted, COUNTS, [PLANTED]] if len(table) else []
-    units = [columns_of(shown, unit) for unit in fields]
+    units = [columns_of(displayed, unit) for unit in fields]
     quantities = [quantity for quantity in quantities_in(table) if quantity.name in table and quantity.of_canaries]
     listed = [quantity for quantity in quantities if quantity.is_listed]
     units += [[_column(table, quantity)] for quantity in sorted(listed, key=lambda quantity: quantity.is_flag)]
     if WRITTEN in table:
         units.append([Column("Beam search wrote", text_of(table[WRITTEN]), is_number=False, is_late=True, note=WROTE)])
-    return Table(table, columns_of(shown, [Field("Canary", "canary")]), [unit for unit in units if unit])
+    return Table(table, columns_of(displayed, [Field("Canary", "canary")]), [unit for unit in units if unit])
 
 
 def _column(table: pd.DataFrame, quantity: Quantity) -> Column:

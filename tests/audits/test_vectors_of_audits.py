@@ -156,8 +156,8 @@ def test_bounds_of_one_threshold_are_ratios_of_exact_bounds(detected: int, alarm
     tpr_low, fpr_high = beta.ppf(tail, detected, 51 - detected), beta.isf(tail, alarms + 1, 60 - alarms)
     tnr_low, fnr_high = beta.ppf(tail, 60 - alarms, alarms + 1), beta.isf(tail, 51 - detected, detected)
     expected = max(0.0, math.log((tpr_low - delta) / fpr_high), math.log((tnr_low - delta) / fnr_high))
-    found = ranks.epsilon_of_threshold(detected, 50, alarms, 60, delta, 2 * tail)
-    assert found == pytest.approx(expected, rel=1e-9)
+    bound = ranks.epsilon_of_threshold(detected, 50, alarms, 60, delta, 2 * tail)
+    assert bound == pytest.approx(expected, rel=1e-9)
     assert ranks.epsilon_of_threshold(detected, 50, alarms, 60, delta) == ranks.epsilon_of_threshold(
         detected, 50, alarms, 60, delta, 0.05
     )

@@ -149,7 +149,7 @@ def test_correlated_noise_of_a_sampler_with_options(flsim: Flsim) -> None:
     assert (code, "--sampler-option, --noise: runs/dp stores these values" in err) == (2, True)
 
 
-def test_a_plan_whose_epsilon_nobody_can_compute_is_an_error(flsim: Flsim) -> None:
+def test_a_plan_whose_epsilon_that_cannot_be_computed_is_an_error(flsim: Flsim) -> None:
     plan = "--users 100 --cohort 10 --rounds 5 --noise-multiplier 1 --delta 1e-5 --sampler with-replacement"
     code, out, err = flsim(*plan.split())
     assert (code, out) == (2, "")

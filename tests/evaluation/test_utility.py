@@ -75,10 +75,10 @@ def test_a_model_that_always_says_word_1() -> None:
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(4, 6))
     with torch.no_grad():
         model.output_bias[1] = 1.0
-    found = utility(model, InMemory(LAYOUT, [[[1, 1, 2], [3, 1]], [[1, LAYOUT.oov]]]))
-    assert (found.accuracy, found.accuracy_all_tokens) == (4 / 6, 4 / 10)
+    measured = utility(model, InMemory(LAYOUT, [[[1, 1, 2], [3, 1]], [[1, LAYOUT.oov]]]))
+    assert (measured.accuracy, measured.accuracy_all_tokens) == (4 / 6, 4 / 10)
     # log-probabilities: 1 - log Z for word 1, -log Z for the other 11 tokens, with Z = e + 11
-    assert found.perplexity == pytest.approx((math.e + 11) / math.exp(4 / 10))
+    assert measured.perplexity == pytest.approx((math.e + 11) / math.exp(4 / 10))
 
 
 def test_long_records_are_not_padded_to_by_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ class CanaryUsers:
     """The canary users of a training after a round.
 
     `cosines` [K] are of each canary user's vector and the change of the model, and `present` [K] marks those who took
-    part. `unseen` [K] are cosines of vectors that nobody sent, and empty if coins exclude users.
+    part. `unseen` [K] are cosines of random vectors that were not sent, and empty if coins exclude users.
     """
 
     cosines: Floats

@@ -142,10 +142,10 @@ def test_a_loss_beyond_what_probabilities_can_hold_is_exact(micro_cohort: int | 
         model.output_bias[1] = -400.0
     population, hparams = InMemory(LAYOUT, [[[1]]]), LocalHParams(learning_rate=1e-3)
     engine = CohortEngine(start_of(model), LAYOUT, hparams, micro_cohort, by_position=by_position)
-    found = engine.train(start_of(model), population, [0], 0, 0)
+    update = engine.train(start_of(model), population, [0], 0, 0)
     expected = train_cohort(model, population, [0], hparams, 0, 0)
     assert expected.counts.loss > 400
-    assert found.counts.loss == pytest.approx(expected.counts.loss, rel=1e-6)
+    assert update.counts.loss == pytest.approx(expected.counts.loss, rel=1e-6)
 
 
 def test_a_user_that_blows_up_is_counted_and_left_out_of_a_clipped_sum() -> None:
