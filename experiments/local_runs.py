@@ -9,6 +9,8 @@ time loses unfinished runs only:
 - `table1`: Table 1 of Thakkar et al. (2020), tier `smoke` of `table1.toml`. Learning rates are searched between the one
   in `tuned/table1-smoke.toml` and its double, in steps of a factor of 1.2 and with six seeds, and below it if a seed
   diverges even there. Seeds 10 to 19 are then trained at the chosen learning rate and at half of it (`chosen`).
+- `table2` and `four-settings`: the same for three settings of Table 2, and for the four settings on synthetic text,
+  with seeds 10 to 14.
 - `ten-times`: four settings with ten times the users (see `docs/result-ten-times.md`), seeds 0 to 9.
 - `dp-small`: `dp-small.toml` with seeds 0 to 4: FedAvg, clip, and clip with noise multiplier 1.
 - `SWEEP:TIER:FIRST-LAST` or `SWEEP:TIER:FIRST-LAST:GRID`, such as `secret-sharer-once:small:101-400`: all runs of a
@@ -28,6 +30,15 @@ differences at 5%, and Holm's correction over the four sizes of Table 1:
    than one of one layer (GRU and LSTM; no direction, as the paper has one for each).
 5. `dp-small`: mean exposure is lower with the clip than without it, and lower with noise (epsilon 8.6) than with
    only the clip. Perplexity rises in the same order.
+6. `secret-sharer-table2:smoke:6-25:directions`: over 20 new seeds, networks of 75 units have a higher exposure than
+   networks of 45 units, at both batch sizes. Exposure at batch size 32 is compared with exposure at batch size 8
+   without a direction: the paper found a higher exposure, and five earlier seeds a lower one.
+7. `shadows:users:0-15`: the attack on users with the highest AUROC on one random half of 2,000 users has an AUROC above
+   0.5 on the other half.
+8. `table2`: for both partitions, at the chosen learning rates and at half of them, mean exposure at the end is lower
+   with the clip than without it. It is higher for IID than for non-IID data, with and without the clip.
+9. `four-settings`: FedAvg has a higher mean exposure at the end with IID than with non-IID data, at the chosen learning
+   rates and at half of them. SGD is tested without a direction.
 
 The same command with the same `--out` continues what is not finished.
 
@@ -45,6 +56,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -251,23 +263,36 @@ class Pool:
         _archive(self.machine.runs, self.out)
 
 
-def table1(pool: Pool) -> Iterator[Future[Outcome]]:
-    """Search learning rates near the edge of stability, and train ten seeds at the chosen one and at half of it."""
-    sweep, tier = HERE / "table1.toml", "smoke"
+def refined(
+    pool: Pool, stem: str, tier: str, final_seeds: Iterable[int], only: Sequence[str] = ()
+) -> Iterator[Future[Outcome]]:
+    """Search learning rates near the edge of stability, and train seeds at the chosen one and at half of it.
+
+    Args:
+        pool: the processes.
+        stem: the sweep, without `.toml`; its tier names a file of searched learning rates.
+        tier: tier of the sweep.
+        final_seeds: seeds that are reported.
+        only: grids of the sweep; all if empty.
+    """
+    sweep = HERE / f"{stem}.toml"
     definition = load(sweep)
     seeds = range(1_000, 1_001 if pool.machine.is_quick else 1_006)  # never reported
-    corpus = pool.machine.synthetic(sweep, tier, 1)
-    entries = planned_runs(
-        definition, definition.tiers[tier], corpus, str(sweep), [0], overrides=pool.machine.overrides
-    )
-    groups = {entry.name.removesuffix("-seed0"): entry.config for entry in entries}
+
+    def configs(corpus: Path, seed: int) -> dict[str, Config]:
+        entries = planned_runs(
+            definition, definition.tiers[tier], corpus, str(sweep), [seed], only, pool.machine.overrides
+        )
+        return {entry.name.removesuffix(f"-seed{seed}"): entry.config for entry in entries}
+
+    groups = configs(pool.machine.synthetic(sweep, tier, 1), 0)
     tried = {group: [_rate(config) * STEP**power for power in range(4)] for group, config in groups.items()}
     while True:
         jobs = [
             Job(
-                f"search/{group}-{rate:.3g}-seed{seed}",
+                f"search/{stem}-{group}-{rate:.3g}-seed{seed}",
                 replace(_at_rate(groups[group], float(f"{rate:.3g}")), seed=seed),
-                {"group": group, "rate": float(f"{rate:.3g}"), "seed": seed},
+                {"sweep": stem, "group": group, "rate": float(f"{rate:.3g}"), "seed": seed},
                 is_search=True,
             )
             for group, rates in tried.items()
@@ -277,10 +302,10 @@ def table1(pool: Pool) -> Iterator[Future[Outcome]]:
         pool.follow(pool.start(jobs))
         perplexities: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
         for outcome in pool.outcomes:
-            if outcome.is_search and outcome.status != "interrupted":
+            if outcome.is_search and outcome.facts["sweep"] == stem and outcome.status != "interrupted":
                 perplexities[outcome.facts["group"]][outcome.facts["rate"]].append(outcome.perplexity)
-        if sum(len(found) for by_rate in perplexities.values() for found in by_rate.values()) < len(jobs):
-            say("table1: the search is not complete; run the command again to continue it")
+        if sum(len(values) for by_rate in perplexities.values() for values in by_rate.values()) < len(jobs):
+            say(f"{stem}: the search is not complete; run the command again to continue it")
             return
         unstable = [group for group, by_rate in perplexities.items() if not math.isfinite(sum(by_rate[min(by_rate)]))]
         if not unstable:
@@ -288,19 +313,15 @@ def table1(pool: Pool) -> Iterator[Future[Outcome]]:
         for group in unstable:  # a seed diverged even at the lowest learning rate
             tried[group].insert(0, tried[group][0] / STEP)
     rates = {group: chosen(by_rate) for group, by_rate in perplexities.items()}
-    write_json(pool.out / "table1-rates.json", rates)
+    write_json(pool.out / f"{stem}-rates.json", rates)
     corpus = pool.machine.synthetic(sweep, tier, 0)
     final: list[Job] = []
-    for seed in range(10, 20):
-        for entry in planned_runs(
-            definition, definition.tiers[tier], corpus, str(sweep), [seed], overrides=pool.machine.overrides
-        ):
-            group = entry.name.removesuffix(f"-seed{seed}")
+    for seed in final_seeds:
+        for group, config in configs(corpus, seed).items():
             for share, suffix in ((0.5, "half"), (1.0, "chosen")):
                 rate = rates[group] * share
                 facts = {"group": group, "rate": rate, "share": share, "seed": seed}
-                config = _at_rate(entry.config, rate)
-                final.append(Job(f"table1-{group}-{suffix}-seed{seed}", config, facts, also=("space",)))
+                final.append(Job(f"{stem}-{group}-{suffix}-seed{seed}", _at_rate(config, rate), facts, also=("space",)))
     yield from pool.start(final)
 
 
@@ -361,7 +382,9 @@ def plain(pool: Pool, name: str) -> Iterator[Future[Outcome]]:
 
 
 EXPERIMENTS: dict[str, Callable[[Pool], Iterator[Future[Outcome]]]] = {
-    "table1": table1,
+    "table1": partial(refined, stem="table1", tier="smoke", final_seeds=range(10, 20)),
+    "table2": partial(refined, stem="table2", tier="smoke", final_seeds=range(10, 15), only=("fedavg", "clip", "dp")),
+    "four-settings": partial(refined, stem="four-settings", tier="demo", final_seeds=range(10, 15)),
     "ten-times": ten_times,
     "dp-small": dp_small,
 }
