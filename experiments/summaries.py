@@ -5,8 +5,8 @@
     python -m experiments.summaries table1                       # from results/table1-runs.parquet
     python -m experiments.summaries table1 runs/table1           # of run folders, and stores their measurements there
 
-The other names are dp-small, dp-ftrl, dp-ftrl-attacks, user-level, lora, lora-smollm2, once and layers; like table1,
-they read results/NAME.parquet, or run folders.
+The other names are in `SUMMARIES` at the end of this file; like table1, they read results/NAME.parquet, or add the
+runs of folders to it.
 
 Differences are paired by seed. Intervals are 95% intervals of Student's t over seeds, and p is of the paired t test.
 `python .ci/result_tables.py` then writes the tables into the pages.
@@ -32,7 +32,10 @@ import flsim
 from experiments.local_runs import chosen
 from flsim.attacks.audit.coins import epsilon_of_coins
 from flsim.attacks.audit.guesses import epsilon_of_ranks
-from flsim.base.statistics import holm, paired_t_p, share_interval, t_interval
+from flsim.attacks.membership.shadows import collect, leave_one_out
+from flsim.base.arrays import Floats
+from flsim.base.rng import stream
+from flsim.base.statistics import auroc, holm, paired_t_p, share_interval, t_interval
 from flsim.results.pairs import like_utility
 from flsim.results.store import read_run
 
@@ -44,6 +47,7 @@ QUANTITIES = {
     **{"perplexity": 1, "accuracy_percent": 1},
 }
 PARTITIONS = {"iid": "IID", "non-iid": "non-IID"}
+TECHNIQUES = {"sgd": "SGD", "fedavg": "FedAvg", "clip": "clip", "dp": "clip and noise"}
 Cells = dict[str, str]
 
 
@@ -78,7 +82,7 @@ def rs_2m(space_exposure: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def measured(name: str, folders: list[str], pattern: str) -> pd.DataFrame:
-    """Return the final measurements of runs, from results/NAME.parquet, which is written first if there are folders.
+    """Return the final measurements of runs, from results/NAME.parquet, to which runs in the folders are added first.
 
     Args:
         name: name of the file.
@@ -112,7 +116,12 @@ def measured(name: str, folders: list[str], pattern: str) -> pd.DataFrame:
         if "space_exposure" in canaries:
             planted = canaries[canaries["is_planted"] & canaries["is_final"]]
             frame["rs_2m_percent"] = runs["run"].map(rs_2m(planted["space_exposure"]).groupby(planted["run"]).mean())
-        frame.sort_values([str(name) for name in frame]).to_parquet(file, index=False)
+        if file.exists():
+            keys = [*re.compile(pattern).groupindex, "seed"]
+            frame = pd.concat([frame, pd.read_parquet(file)]).drop_duplicates(
+                keys
+            )  # a run that is measured again counts
+        frame.convert_dtypes().sort_values([str(name) for name in frame]).to_parquet(file, index=False)
     return pd.read_parquet(file)
 
 
@@ -185,19 +194,19 @@ def ten_times(_: list[str]) -> None:
     write("ten-times-differences", differences(pairs, "comparison"))
 
 
-def table1_edge(folders: list[str]) -> None:
+def edge(folders: list[str], name: str = "table1") -> None:
     """Write the search near the edge of stability: as stored, or of a folder of runs, which is then stored."""
-    stored = RESULTS / "table1-search.parquet"
+    stored = RESULTS / f"{name}-search.parquet"
     if folders:
         rows = [{**one["facts"], "perplexity": one["perplexity"]} for one in _outcomes(folders) if one["is_search"]]
-        pd.DataFrame(rows).dropna().to_parquet(stored, index=False)
+        pd.DataFrame(rows).drop(columns="sweep").dropna().to_parquet(stored, index=False)
     tried: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in pd.read_parquet(stored).itertuples():
         tried[str(row.group)][float(row.rate)].append(float(row.perplexity))  # type: ignore[arg-type]
     table: list[Cells] = []
     for group, by_rate in tried.items():
-        stable = max(rate for rate, found in by_rate.items() if math.isfinite(sum(found)))
-        above = by_rate[min(rate for rate in by_rate if rate > stable)]
+        stable = max(rate for rate, values in by_rate.items() if math.isfinite(sum(values)))
+        above = by_rate.get(min((rate for rate in by_rate if rate > stable), default=math.nan), [])
         table.append(
             {
                 "setting": _setting(group),
@@ -207,7 +216,7 @@ def table1_edge(folders: list[str]) -> None:
                 "chosen_rate": f"{chosen(by_rate):.3g}",
             }
         )
-    write("table1-edge", table)
+    write(f"{name}-edge", table)
 
 
 def _outcomes(folders: Iterable[str]) -> list[dict[str, Any]]:
@@ -216,9 +225,33 @@ def _outcomes(folders: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _setting(group: str) -> str:
-    technique, _, rest = group.partition("-")
-    partition, _, size = rest.rpartition("-")
-    return f"{PARTITIONS[partition]} {'SGD' if technique == 'sgd' else 'FedAvg'} {re.sub('[a-z_]', '', size)}"
+    technique, partition, size = re.fullmatch(r"([a-z]+)-(iid|non-iid)(?:-[a-z_]+(\d+))?", group).groups("")  # type: ignore[union-attr]
+    return f"{PARTITIONS[partition]} {TECHNIQUES[technique]} {size}".strip()
+
+
+def at_both_rates(name: str, folders: list[str], pairs: Sequence[tuple[str, str]]) -> None:
+    """Write differences between groups of runs, first minus second, at chosen learning rates and at half of them."""
+    runs = measured(f"{name}-runs", folders, rf"{name}-(?P<group>.+)-(?P<share>chosen|half)-seed\d+")
+    rows: list[Cells] = [{"difference": f"{_setting(a)} minus {_setting(b)}"} for a, b in pairs]
+    for share in ("chosen", "half"):
+        groups = by_seed(runs[runs["share"] == share], ["group"])
+        named = {f"{a} minus {b}": (groups[a], groups[b]) for a, b in pairs}
+        for row, (_, *others) in zip(rows, (tuple(cells.items()) for cells in differences(named)), strict=True):
+            row |= {f"{share}_{column}": cell for column, cell in others}
+    write(f"{name}-refined", rows)
+
+
+def table2(folders: list[str]) -> None:
+    """Write the differences of three settings of Table 2 at refined learning rates."""
+    pairs = [(f"{name}-iid", f"{name}-non-iid") for name in ("fedavg", "clip", "dp")]
+    pairs += [(f"clip-{data}", f"fedavg-{data}") for data in PARTITIONS]
+    at_both_rates("table2", folders, [*pairs, *((f"dp-{data}", f"clip-{data}") for data in PARTITIONS)])
+
+
+def four_settings(folders: list[str]) -> None:
+    """Write the differences of the four settings on synthetic text at refined learning rates."""
+    pairs = [(f"{name}-iid", f"{name}-non-iid") for name in ("sgd", "fedavg")]
+    at_both_rates("four-settings", folders, [*pairs, *((f"fedavg-{data}", f"sgd-{data}") for data in PARTITIONS)])
 
 
 def table1(folders: list[str]) -> None:
@@ -403,10 +436,69 @@ def layers(folders: list[str]) -> None:
     write("secret-sharer-layers", differences(pairs))
 
 
+def units(folders: list[str]) -> None:
+    """Write the differences in exposure between numbers of units, and between batch sizes, over new seeds."""
+    pattern = r"secret-sharer-table2-directions-batch_size(?P<batch>\d+)-units(?P<units>\d+)-.*"
+    groups = by_seed(measured("secret-sharer-units-runs", folders, pattern), ["batch", "units"])
+    pairs = {f"75 minus 45 units, batch size {size}": (groups[size, "75"], groups[size, "45"]) for size in ("8", "32")}
+    pairs |= {
+        f"batch size 32 minus 8, {units} units": (groups["32", units], groups["8", units]) for units in ("45", "75")
+    }
+    write("secret-sharer-units", differences(pairs))
+
+
+def shadows_users(folders: list[str]) -> None:
+    """Write the AUROC of attacks with shadow models on two random halves of 2,000 users.
+
+    The attack with the highest AUROC on the first half is chosen; the second half tests it. Intervals resample users
+    and runs.
+    """
+    stored = RESULTS / "shadows-users.parquet"
+    if folders:
+        paths = sorted(path.parent for folder in folders for path in Path(folder).glob("shadows-users-*/run.json"))
+        shadows = collect(paths, 2_000)
+        rows = [
+            pd.DataFrame({"run": run, "target": shadows.targets, "attack": name, "is_in": is_in, "score": score})
+            for name, scores in leave_one_out(shadows).items()
+            for run, (score, is_in) in enumerate(zip(scores, shadows.is_in, strict=True))
+        ]
+        pd.concat(rows, ignore_index=True).astype({"score": "float32", "run": "int8"}).to_parquet(stored, index=False)
+    scores = pd.read_parquet(stored).dropna()
+    names = np.sort(scores["target"].unique())
+    first = set(stream(0, "halves of users").permutation(names)[: len(names) // 2])
+    table: list[Cells] = []
+    for attack, rows_of_attack in scores.groupby("attack", sort=False):
+        row = {"attack": str(attack)}
+        for half, is_first in {"first": True, "second": False}.items():
+            of_half = rows_of_attack[rows_of_attack["target"].isin(first) == is_first]
+            values, is_in = (
+                of_half.pivot(index="run", columns="target", values=name).to_numpy() for name in ("score", "is_in")
+            )
+            draws = [_auroc_of_draw(values, is_in, stream(0, "shadows of users", half, draw)) for draw in range(200)]
+            low, high = np.quantile(draws, [0.025, 0.975])
+            row |= {half: f"{_auroc_of(values, is_in):.3f}", f"{half}_low": f"{low:.3f}", f"{half}_high": f"{high:.3f}"}
+        table.append({**row, "interval_over": "users and runs"})
+    best = max(table, key=lambda row: row["first"])
+    write("shadows-users", [{**row, "chosen": "yes" if row is best else ""} for row in table])
+
+
+def _auroc_of(scores: Floats, is_in: Any) -> float:
+    known = np.isfinite(scores)
+    members = is_in.astype(bool)
+    return auroc(scores[known & members], scores[known & ~members])
+
+
+def _auroc_of_draw(scores: Floats, is_in: Any, rng: np.random.Generator) -> float:
+    runs, users = (rng.integers(size, size=size) for size in scores.shape)
+    return _auroc_of(scores[np.ix_(runs, users)], is_in[np.ix_(runs, users)])
+
+
 SUMMARIES: dict[str, Callable[[list[str]], None]] = {
     "ten-times": ten_times,
-    "table1-edge": table1_edge,
+    **{f"{name}-edge": partial(edge, name=name) for name in ("table1", "table2", "four-settings")},
     "table1": table1,
+    "table2": table2,
+    "four-settings": four_settings,
     "dp-small": dp_small,
     "dp-ftrl": dp_ftrl,
     "dp-ftrl-attacks": dp_ftrl_attacks,
@@ -415,6 +507,8 @@ SUMMARIES: dict[str, Callable[[list[str]], None]] = {
     "lora-smollm2": partial(lora, name="lora-smollm2"),
     "once": once,
     "layers": layers,
+    "units": units,
+    "shadows-users": shadows_users,
 }
 
 if __name__ == "__main__":
