@@ -374,7 +374,12 @@ def plain(pool: Pool, name: str) -> Iterator[Future[Outcome]]:
     corpus, definition = pool.machine.synthetic(sweep, tier, 0), load(sweep)
     overrides = pool.machine.overrides
     yield from pool.start(
-        Job(f"{stem}-{entry.name}", entry.config, {**entry.axes, "seed": entry.seed})
+        Job(
+            f"{stem}-{entry.name}",
+            entry.config,
+            {**entry.axes, "seed": entry.seed},
+            also=("space",) if stem in ("table3", "table4") else (),  # for RS among as many references as in the paper
+        )
         for entry in planned_runs(
             definition, definition.tiers[tier], corpus, str(sweep), range(first, last + 1), only, overrides
         )
