@@ -5,6 +5,7 @@ PYTHON ?= $(or $(shell for name in python3.11 python3.12 python3.13; do \
 	$(error none of python3.11, python3.12, python3.13 runs here with the modules venv and ensurepip; \
 	name yours: make PYTHON=...))
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # each of many processes would compile what it imports: 20 seconds with torch, Ray and Flower
 
 .PHONY: help setup demo test test-slow docs nightly numbers lint audit package tools peers bench gpu triton image-check chaos soak \
@@ -17,7 +18,10 @@ setup: .venv/done ## make .venv with everything pinned
 
 .venv/done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	# Two processes install half of the pins each, without the libraries of CUDA; the last command installs what is missing.
+	for half in 1 2; do sed -n "$$half~2p" constraints.txt > .venv/half$$half.txt; \
+		$(PIP) --no-deps -r .venv/half$$half.txt 2> /dev/null & done; wait
+	$(PIP) -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true  # torch has a file for Python 3.12 alone
 	touch $@
 
