@@ -57,7 +57,7 @@ def test_a_figure_is_in_one_file() -> None:
 
     Differences that a tested command computes are not copied, and can be equal by chance.
     """
-    computed = {"dp-ftrl-differences", "dp-ftrl-clip", "table1-partitions", "table1-techniques"}
+    computed = {"dp-ftrl-differences", "dp-ftrl-clip", "table1-partitions", "table1-techniques", "secret-sharer-layers"}
     files: dict[tuple[float, ...], set[str]] = {}
     for frame, figure in intervals():
         if frame not in computed and all(abs(number) >= 0.1 for number in figure):
@@ -136,6 +136,7 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
         ("user-level", "user-level"),
         ("lora", "lora*"),
         ("dp-small", "dp-seeds"),
+        ("layers", "secret-sharer-layers-runs"),
     ],
 )
 def test_tables_are_computed_from_the_measurements(
