@@ -230,7 +230,9 @@ def membership(gathered: Gathered) -> list[Block]:
         MEMBERS,
     )
     images: list[tuple[Cell, Markup]] = [
-        (name, _attack_curves(rows, styles, i)) for i, (name, rows) in enumerate(attacked)
+        (name, _attack_curves(rows, styles, index))
+        for index, (name, rows) in enumerate(attacked)
+        if rows["attack"].isin(styles).any()
     ]
     legend = [(style, attack) for attack, style in styles.items()]
     return [table, *folded(Figure(NAMED + ALLOWED * has_claims, images, legend), "ROC curves of attacks", most=4)]

@@ -223,3 +223,11 @@ def test_two_commands_at_once_lose_no_rows(copied: Path, flsim: Flsim) -> None:
         assert (one.wait(), other.wait()) == (0, 0)
     expected = {"loss", *(f"{name}-{number}" for name in "ab" for number in range(20))}
     assert set(newest_rows(copied, identity)["attack"]) == expected
+
+
+def test_a_report_on_the_blind_attack_alone_has_a_table_and_no_curves(copied: Path, tmp_path: Path) -> None:
+    api.infer_membership(copied, attacks=["blind"], records=20)
+    api.write_report(copied, out=tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "How well attacks distinguish training records from other records" in page
+    assert "Share of members that each attack finds" not in page
