@@ -345,7 +345,7 @@ def forgetting(gathered: Gathered) -> list[Block]:
         measured = measure_forgetting(*(run.path for run in windowed))
     except InputError as error:  # there is no arm IN yet, or the sampler is custom
         return [Note(f"Forgetting is not shown: {error}.")]
-    return [times_table(measured), *_forgetting_figures(measured), *(Note(text) for text in measured.notes)]
+    return [times_table(measured), *forgetting_figures(measured), *(Note(text) for text in measured.notes)]
 
 
 def times_table(measured: Forgetting) -> Table:
@@ -370,9 +370,9 @@ def times_table(measured: Forgetting) -> Table:
     return Table("Forgetting of canaries after their last use", headings, rows, TIMES.format(alpha=alpha))
 
 
-def _forgetting_figures(measured: Forgetting) -> list[Figure]:
+def forgetting_figures(measured: Forgetting) -> list[Figure]:
     """Return exposure by rounds since last use, and the effect of training by round, which needs arm OUT."""
-    if measured.success.empty:
+    if measured.success["bits_in"].isna().all():
         return []
     names = list(dict.fromkeys(map(name_text, measured.times.to_dict("records"))))[:OUT]
 
