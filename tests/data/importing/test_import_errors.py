@@ -207,3 +207,16 @@ def test_sources_can_be_text_and_come_from_an_iterator(sources: Path, tmp_path: 
     assert corpus.path == tmp_path / "corpus"
     with pytest.raises(InputError, match="sources must be a list"):
         import_corpus(str(sources), tmp_path / "other", SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"user": null, "text": "a"}', r"in 1 posts \(1 whose author is not known\)"),
+        ("a.jsonl", b'{"user": "a', r"Unterminated string starting at column 10"),
+    ],
+)
+def test_an_error_names_the_reason(sources: Path, name: str, content: bytes, message: str) -> None:
+    (sources / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        import_folder(sources)
