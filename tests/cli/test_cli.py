@@ -18,6 +18,9 @@ from helpers import Experiment, Flsim
 from flsim.algorithms.checkpoint import save
 from flsim.algorithms.fedavg import init
 from flsim.base.errors import InputError
+from flsim.cli.data import show
+from flsim.data.corpus import Corpus
+from flsim.data.inspect import inspect
 from flsim.evaluation.evaluate import evaluate, write_on
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
@@ -272,3 +275,8 @@ def test_the_folder_of_a_demo_can_have_an_apostrophe(
     monkeypatch.setattr("flsim.data.synthetic.make_synthetic", lambda *_: None)
     monkeypatch.setattr(Run, "create", stop)
     assert refuse("demo", "--out", tmp_path / "it's") == str(tmp_path / "it's" / "corpus")
+
+
+def test_a_corpus_is_described_without_standard_output(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    show(inspect(Corpus.open(experiment.folder / "corpus")), as_json=False)
