@@ -1,7 +1,9 @@
 """Wrong arguments of the Python API: each is refused at the entry, in one line that names it."""
 
 import re
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from helpers import Experiment, Trained
 
 import flsim
 from flsim.evaluation.evaluate import EvaluationHParams
+from flsim.training.optimizers import optimizer_named
 
 MODEL = flsim.Model(3, 5)
 ALGORITHM = flsim.FedAvg(cohort=5, shards=1)
@@ -124,3 +127,29 @@ def test_a_state_of_another_model_is_neither_measured_nor_continued(planted: fls
 def test_an_attack_in_the_place_of_its_name_is_refused(trained_here: Trained) -> None:
     message = message_of(lambda: flsim.infer_membership(trained_here(), attacks=[anything(len)]))
     assert re.search(f"attack must be a name; {OWN}, found <built-in function len>", message)
+
+
+OF_RUNS = (flsim.audit, flsim.extract, flsim.infer_by_shadows, flsim.infer_membership, flsim.infer_users, flsim.reveal)
+
+
+@pytest.mark.parametrize("call", [*OF_RUNS, flsim.measure_forgetting, flsim.table])
+def test_a_call_without_runs_is_refused(call: Callable[[], object]) -> None:
+    assert message_of(call) == "no runs: name at least one run folder or sweep folder"
+
+
+def test_a_simulation_does_not_start_after_its_end(planted: flsim.Planted) -> None:
+    *_, state = flsim.simulate(planted, MODEL, ALGORITHM, 2)
+    message = message_of(lambda: flsim.simulate(planted, MODEL, ALGORITHM, 1, start=state))
+    assert message == "start has 2 rounds, more than rounds (1); set more rounds"
+
+
+def test_a_threshold_is_a_rank_and_an_attack_is_made_once(trained_here: Trained, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained_here(), tmp_path / "run"))
+    assert message_of(lambda: flsim.audit(run, threshold=0)) == "threshold must be at least 1, found 0"
+    assert len(flsim.infer_membership(run, attacks=["blind", "blind"], records=10)) == 1
+
+
+def test_a_list_is_no_optimizer(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("LIST = []\n")
+    with pytest.raises(flsim.InputError, match=r"must be a torch\.optim\.Optimizer, a function that returns one"):
+        optimizer_named(f"{tmp_path / 'mine.py'}:LIST")

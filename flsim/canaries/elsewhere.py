@@ -105,13 +105,13 @@ class WordList:
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return columns of a file of training data, .parquet, .csv or .jsonl, as a row of texts for each record."""
+    """Return columns of a file of training data, .parquet, .csv or .jsonl, as a row of texts; a null is empty."""
     header: Sequence[str] = columns
     try:
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             header = pq.read_schema(path).names
             rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
-        elif path.suffix == ".csv":
+        elif path.suffix.lower() == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file, strict=True)
                 header, rows = reader.fieldnames or (), [*reader]
@@ -121,7 +121,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
             header = next(
                 (list(row) for row in rows if isinstance(row, dict) and not row.keys() >= {*columns}), columns
             )
-        return [tuple(str(row[column]) for column in columns) for row in rows]
+        return [tuple(_text_of(row[column]) for column in columns) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, csv.Error, pa.ArrowException) as error:
         missing = [column for column in columns if column not in header]
         why = f"found columns {', '.join(header) or 'none'}" if missing else in_one_line(error)
@@ -129,6 +129,13 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
             f"{path}: columns {', '.join(missing or columns)} cannot be read ({why:.200}); name another file "
             f"(.jsonl, .csv or .parquet), or other columns"
         ) from error
+
+
+def _text_of(value: Any) -> str:
+    """Return a field as text; UnicodeEncodeError for half of a surrogate pair."""
+    text = "" if value is None else str(value)
+    text.encode()
+    return text
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,8 @@ class OtherUsers:
         users = [user for (user,) in read_rows(path, [column])]
         if not users:
             raise InputError(f"{path}: has no record; name the training data")
+        if "" in users:
+            raise InputError(f"{path}: record {users.index('') + 1} has no {column}; name the user of each record")
         counts = pd.Series(users, dtype="object").value_counts(sort=False)
         return cls(tuple(counts.index), np.asarray(counts, np.int64))
 

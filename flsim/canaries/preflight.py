@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import custom_code_errors, is_custom, resolve
+from flsim.base.extensions import custom_call_errors, is_custom, resolve
 from flsim.canaries.elsewhere import CanarySet, read_rows
 from flsim.data.tokenizer import Tokenizer
 
@@ -47,7 +47,12 @@ def encoder(name: str | None) -> Encode:
         return lambda text: range(len(text.split()))
     if is_custom(name):
         function: Encode = resolve(name, {}, "tokenizer")
-        return function
+
+        def encode(text: str) -> Sequence[int]:
+            with custom_call_errors(name, "a function from text to a list of token ids", InputError):
+                return list(function(text))
+
+        return encode
     tokenizer = Tokenizer(Path(name))
     tokenizer.refuse_unusable()
     return tokenizer.encode
@@ -64,12 +69,11 @@ def preflight(drawn: CanarySet, training: Training, records: Sequence[Mapping[st
     rows = []
     for canary, planned in zip(drawn.planting.canaries, drawn.planting.insertions.tolist(), strict=True):
         known, phrase = drawn.known_text(canary), drawn.text_of(canary)["text"]
-        with custom_code_errors(InputError):
-            targets = [
-                training.targets(prompt, text, at + len(known), at + len(phrase))
-                for prompt, text in texts
-                for at in _places(phrase, text)
-            ]
+        targets = [
+            training.targets(prompt, text, at + len(known), at + len(phrase))
+            for prompt, text in texts
+            for at in _places(phrase, text)
+        ]
         if planned or targets:
             tokens, loss = min(targets, key=lambda counts: counts[1] / max(1, counts[0]), default=(0, 0))
             trained = NONE if not loss else ALL if loss == tokens else PART

@@ -194,7 +194,11 @@ def membership(
                 "--over-seeds: with --shadows, the seeds of a setting are its shadow models; remove --over-seeds "
                 "or --shadows"
             )
-        of_settings = list(by_shadows(run_folders(expanded(runs)), AttackHParams(records, round, device=device)))
+        others = {"--attack": attack, "--reference": reference, "--model": model, "--members": members}
+        if unused := [name for name, value in others.items() if value]:
+            raise InputError(f"{', '.join(unused)}: is not for attacks with shadow models; remove it, or --shadows")
+        hparams = AttackHParams(records, round, delta=delta, device=device)
+        of_settings = list(by_shadows(run_folders(expanded(runs)), hparams))
         objects = [
             {"setting": setting, "attacks": json_rows(attacks), "targets": json_rows(targets)}
             for setting, attacks, targets in of_settings
@@ -226,7 +230,8 @@ def membership(
         _print_by_run(results, to_text, as_json)
 
 
-of_sampling = partial(typer.Option, rich_help_panel="Sampling")
+SAMPLING = "Sampling"
+of_sampling = partial(typer.Option, rich_help_panel=SAMPLING)
 
 
 def extract(
@@ -298,6 +303,8 @@ def extract(
     if personal_data:
         if prefix or edits is not None or by_setting or out is not None or epoch is not None:
             raise InputError("--personal-data: remove --prefix, --edits, --over-seeds, --out and --epoch")
+        if sampling := options.given(SAMPLING):
+            raise InputError(f"{', '.join(sampling)}: --personal-data decodes greedily; remove these options")
         hparams = AttackHParams(records, round, device=device, elsewhere=elsewhere)
         results = over_runs(runs, lambda path: personal_data_of(path, names, hparams))
         _print_by_run(results, personal_data_to_text, as_json)

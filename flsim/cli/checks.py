@@ -81,7 +81,8 @@ def evaluate(
     Measures a checkpoint with the evaluation settings of its run, and stores the results in the run folder.
 
     Any other model needs --model and --canaries, and --corpus or --vocabulary unless --canaries is a folder. With --out
-    the results are stored as a run folder of measurements; otherwise they are not stored.
+    the results are stored as a run folder of measurements; otherwise they are not stored. See docs/auditing.md for an
+    example with a Transformer.
 
     Example: flsim evaluate runs/demo/iid
 
@@ -92,8 +93,6 @@ def evaluate(
     Example: flsim evaluate --model my.py:load --canaries my.csv --vocabulary words.txt
 
     Example: flsim evaluate --model my.py:Net --state checkpoints --canaries planted --out runs/theirs
-
-    docs/auditing.md measures a Transformer step by step.
 
     Args:
         checkpoint: Checkpoint of a run, or a run folder for its newest checkpoint; omit it with --model.

@@ -190,7 +190,7 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(values, indent=2))
         return
-    encoding = sys.stdout.encoding or "ascii"
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"  # there can be no standard output
     typer.echo(describe(values).encode(encoding, "replace").decode(encoding))
 
 

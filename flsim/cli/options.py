@@ -39,7 +39,7 @@ Overrides = Annotated[
         "are relative to the current folder.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Address = Annotated[
     str | None,
     of_machines(

@@ -200,7 +200,7 @@ def demo(
     refuse_existing(out)
     corpus = (out / "corpus").resolve()
     with resources.as_file(resources.files("experiments") / "demo.toml") as file:
-        settings = config.load(file, [f"seed={seed}", f"data.corpus='{corpus}'", *(set_ or ())])
+        settings = config.load(file, [f"seed={seed}", f"data.corpus={corpus}", *(set_ or ())])
     make_synthetic(corpus, SyntheticHParams(), seed)
     for partition in ("iid", "non-iid"):
         train(Run.create(replace(settings, data=replace(settings.data, partition=partition)), out / partition))

@@ -230,7 +230,9 @@ def membership(gathered: Gathered) -> list[Block]:
         MEMBERS,
     )
     images: list[tuple[Cell, Markup]] = [
-        (name, _attack_curves(rows, styles, i)) for i, (name, rows) in enumerate(attacked)
+        (name, _attack_curves(rows, styles, index))
+        for index, (name, rows) in enumerate(attacked)
+        if rows["attack"].isin(styles).any()
     ]
     legend = [(style, attack) for attack, style in styles.items()]
     return [table, *folded(Figure(NAMED + ALLOWED * has_claims, images, legend), "ROC curves of attacks", most=4)]
@@ -343,7 +345,7 @@ def forgetting(gathered: Gathered) -> list[Block]:
         measured = measure_forgetting(*(run.path for run in windowed))
     except InputError as error:  # there is no arm IN yet, or the sampler is custom
         return [Note(f"Forgetting is not shown: {error}.")]
-    return [times_table(measured), *_forgetting_figures(measured), *(Note(text) for text in measured.notes)]
+    return [times_table(measured), *forgetting_figures(measured), *(Note(text) for text in measured.notes)]
 
 
 def times_table(measured: Forgetting) -> Table:
@@ -368,9 +370,9 @@ def times_table(measured: Forgetting) -> Table:
     return Table("Forgetting of canaries after their last use", headings, rows, TIMES.format(alpha=alpha))
 
 
-def _forgetting_figures(measured: Forgetting) -> list[Figure]:
+def forgetting_figures(measured: Forgetting) -> list[Figure]:
     """Return exposure by rounds since last use, and the effect of training by round, which needs arm OUT."""
-    if measured.success.empty:
+    if measured.success["bits_in"].isna().all():
         return []
     names = list(dict.fromkeys(map(name_text, measured.times.to_dict("records"))))[:OUT]
 

@@ -405,7 +405,7 @@ def _names(values: Mapping[Configuration, float]) -> tuple[list[str], list[str]]
 
 def _row(configuration: Configuration) -> str:
     if configuration.is_grid:
-        return user_share(configuration.p_u)
+        return _short(configuration)
     return "all" if math.isnan(configuration.copies) else f"{configuration.copies:,.0f}"
 
 
@@ -414,10 +414,10 @@ def _map(axes: Axes, values: Mapping[Configuration, float], template: str, highe
     rows, columns = _names(values)
     levels = np.zeros((len(rows), len(columns)))
     for configuration, value in values.items():
-        y, x = (
-            rows.index(_row(configuration)),
-            columns.index(percent(configuration.p_e)) if configuration.is_grid else 0,
-        )
+        row, column = _row(configuration), ""
+        if columns != [""]:
+            row, column = user_share(configuration.p_u), percent(configuration.p_e)
+        y, x = rows.index(row), columns.index(column)
         levels[y, x] = min(len(show.SHADES) - 1, int(len(show.SHADES) * value / highest)) if value > 0 else 0
         colour = show.ON_LOW if levels[y, x] < 4 else show.ON_HIGH
         axes.text(x + 0.5, y + 0.5, template.format(value), ha="center", va="center_baseline", color=colour)

@@ -43,7 +43,8 @@ KINDS = {"flag": "boolean", "count": "Int64", "number": "Float64"}
 
 
 def canary_table(run: RunResults, round: int | None = None, written: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """Return a row for each canary, in the roster's order, with the columns of the module; InputError as `at`."""
+    """Return a row for each canary, in the roster's order, with the columns of the module; InputError as `trace`."""
+    _refuse_without_canaries(run)
     at = run.at(round)
     roster = run.roster
     words = roster["words"].map(" ".join) if "words" in roster else pd.Series(pd.NA, roster.index)
@@ -75,9 +76,8 @@ def trace(run: RunResults, took_part: pd.DataFrame | None, canaries: Sequence[st
     evaluation; participations since the start; rounds_since_use, NaN before a use; and sharer_rounds, a tuple of the
     rounds since the last evaluation. Raises InputError for unknown or no canaries, no evaluation, or missing results.
     """
+    _refuse_without_canaries(run)
     known = run.roster["canary"].tolist()
-    if not known:
-        raise InputError(f"run {run.name}: was trained without canaries; name a run with canaries")
     for canary in canaries:
         if canary not in known:
             raise InputError(f"run {run.name}: there is no canary {canary}; the canaries are {known[0]} to {known[-1]}")
@@ -110,6 +110,11 @@ def trace(run: RunResults, took_part: pd.DataFrame | None, canaries: Sequence[st
             )
     table = pd.DataFrame(rows)
     return described(table.drop(columns=PARTICIPATION) if took_part is None else table, quantities)
+
+
+def _refuse_without_canaries(run: RunResults) -> None:
+    if run.roster.empty:
+        raise InputError(f"run {run.name}: was trained without canaries; name a run with canaries")
 
 
 def traced(quantities: Iterable[Quantity]) -> list[Quantity]:

@@ -199,7 +199,9 @@ def expanded(paths: Sequence[Path | str]) -> list[Path]:
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Return run folders, and those of started runs of sweeps; InputError if a run is named twice or none started."""
+    """Return run folders, and those of started runs of sweeps; InputError for a run named twice, or without any run."""
+    if not paths:
+        raise InputError("no runs: name at least one run folder or sweep folder")
     folders: list[Path] = []
     for path in paths:
         if not is_sweep(path):

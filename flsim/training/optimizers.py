@@ -125,16 +125,16 @@ def optimizer_named(name: str) -> Optimizer:
     thing = resolve(name, OPTIMIZERS, "optimizer")
     if isinstance(thing, Optimizer) and options_of(name):
         raise InputError(f"{name}: takes no options; name a class or a function with options")
+    if not callable(thing) and not isinstance(thing, Optimizer):
+        raise InputError(
+            f"{name}: must be a torch.optim.Optimizer, a function that returns one, or an Optimizer of flsim"
+        )
     return thing if isinstance(thing, Optimizer) else _own(name, thing)
 
 
 @lru_cache(maxsize=32)
-def _own(name: str, make: object) -> Optimizer:
+def _own(name: str, make: Callable[..., object]) -> Optimizer:
     """Return an `Optimizer` that wraps a custom class of torch optimizers, or a function that returns an optimizer."""
-    if not callable(make):
-        raise InputError(
-            f"{name}: must be a torch.optim.Optimizer, a function that returns one, or an Optimizer of flsim"
-        )
 
     def over(parameters: Iterable[Tensor], rate: float, _momentum: float, decay: float) -> torch.optim.Optimizer:
         settings = {"lr": rate} | ({"weight_decay": decay} if decay else {}) | options_of(name)

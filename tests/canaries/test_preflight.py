@@ -9,7 +9,7 @@ from helpers import Flsim
 
 from flsim.base.errors import InputError
 from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, WordList
-from flsim.canaries.preflight import Training, preflight
+from flsim.canaries.preflight import Training, encoder, preflight
 from flsim.canaries.spec import CanaryHParams
 
 
@@ -107,3 +107,24 @@ def test_a_list_of_records_can_be_absent_but_not_changed(drawn: CanarySet, tmp_p
         CanarySet.read(tmp_path / "planted")
     records.unlink()
     assert CanarySet.read(tmp_path / "planted").identity == drawn.identity
+
+
+@pytest.mark.parametrize("name", ["CONSTANT", "nothing"])
+def test_a_tokenizer_without_token_ids_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.py").write_text("CONSTANT = [1]\n\ndef nothing(text):\n    pass\n")
+    with pytest.raises(InputError, match=f"{name}: .*; it needs a function from text to a list of token ids"):
+        encoder(f"{tmp_path / 'mine.py'}:{name}")("text")
+
+
+@pytest.mark.parametrize(
+    ("user", "message"), [("null", "record 2 has no user"), (r'"\ud800"', "surrogates not allowed")]
+)
+def test_a_record_without_a_user_is_refused(tmp_path: Path, user: str, message: str) -> None:
+    (tmp_path / "train.jsonl").write_text(f'{{"user": "a"}}\n{{"user": {user}}}\n')
+    with pytest.raises(InputError, match=message):
+        OtherUsers.in_file(tmp_path / "train.jsonl")
+
+
+def test_a_suffix_can_have_capitals(tmp_path: Path) -> None:
+    (tmp_path / "TRAIN.CSV").write_text("user\na\nb\na\n")
+    assert OtherUsers.in_file(tmp_path / "TRAIN.CSV").counts.tolist() == [2, 1]

@@ -254,3 +254,9 @@ def test_personal_data_of_a_model_from_elsewhere(flsim: Flsim, tmp_path: Path, m
     code, out, err = flsim(*personal)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "stores no text of users; name files of records with --members and --non-members" in err
+
+
+def test_personal_data_take_no_options_of_sampling(tmp_path: Path, flsim: Flsim) -> None:
+    code, _, err = flsim("extract", tmp_path, "--personal-data", "--top-k", "5")
+    assert code == 2
+    assert "--top-k: --personal-data decodes greedily" in err

@@ -15,7 +15,7 @@ from flsim.attacks.forgetting.tables import to_text
 from flsim.attacks.forgetting.times import canary_times, p_after_window
 from flsim.base.errors import InputError
 from flsim.base.statistics import log_rank_p, t_interval
-from flsim.report.evidence import times_table
+from flsim.report.evidence import forgetting_figures, times_table
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +209,13 @@ def test_what_is_left_of_the_advantage_by_seed_from_the_windows_end_to_the_last_
     assert f"{100 * test['left_difference']:+.0f}" in to_text(measured)
     alone = measure(of_nats("one", 1).query("seed == 0")).times.iloc[0]
     assert (alone["left"], pd.isna(alone["left_low"])) == (0.25, True)
+
+
+def test_measures_without_ranks_have_neither_a_plot_nor_panels_of_exposure() -> None:
+    """As in runs with evaluation.decide."""
+    observed = simulated(seeds=1, canaries=4)
+    measured = measure(observed.assign(**dict.fromkeys(("p_in", "p_out", "bits_in", "bits_out"), math.nan)))
+    assert len(measured.success)
+    assert forgetting_figures(measured) == []
+    with pytest.raises(InputError, match="the plot is empty"):
+        plot(measured, Path("never.png"))

@@ -14,6 +14,7 @@ from helpers import PRIVATE, Flsim, Trained
 import flsim as api
 from flsim.attacks.audit.subject import claim_of
 from flsim.attacks.audit.trade_off import of_group
+from flsim.attacks.membership.attacked import AttackHParams
 from flsim.attacks.membership.built_in import BUILT_IN, BY_DEFAULT
 from flsim.attacks.membership.plot import draw
 from flsim.attacks.membership.stored import LEVELS, newest_rows, read_rows
@@ -223,3 +224,32 @@ def test_two_commands_at_once_lose_no_rows(copied: Path, flsim: Flsim) -> None:
         assert (one.wait(), other.wait()) == (0, 0)
     expected = {"loss", *(f"{name}-{number}" for name in "ab" for number in range(20))}
     assert set(newest_rows(copied, identity)["attack"]) == expected
+
+
+def test_a_report_on_the_blind_attack_alone_has_a_table_and_no_curves(copied: Path, tmp_path: Path) -> None:
+    api.infer_membership(copied, attacks=["blind"], records=20)
+    api.write_report(copied, out=tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "How well attacks distinguish training records from other records" in page
+    assert "Share of members that each attack finds" not in page
+
+
+@pytest.mark.parametrize("options", [("--shadows", "--attack", "loss"), ("--unit", "user", "--model", "model.py:load")])
+def test_an_option_without_effect_is_refused(copied: Path, flsim: Flsim, options: tuple[str, ...]) -> None:
+    code, out, err = flsim("membership", copied, *options)
+    assert (code, out) == (2, "")
+    assert f"flsim: {options[-2]}: " in err
+
+
+def test_attacks_with_shadow_models_take_the_delta_of_the_claim(
+    copied: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deltas = list[float | None]()
+
+    def attack(_paths: list[Path], hparams: AttackHParams) -> list[None]:
+        deltas.append(hparams.delta)
+        return []
+
+    monkeypatch.setattr("flsim.attacks.membership.shadows.by_setting", attack)
+    assert flsim("membership", copied, "--shadows", "--delta", "1e-3")[0] == 0
+    assert deltas == [1e-3]

@@ -1,6 +1,7 @@
 """What a report says, against what was written; that it stands alone."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -24,9 +25,10 @@ from flsim.base.rng import stream
 from flsim.base.statistics import t_interval
 from flsim.canaries.population import Partition
 from flsim.models.hparams import ModelHParams
+from flsim.report import figures
 from flsim.report.blocks import Table, number
 from flsim.report.figures import overview
-from flsim.report.gather import Gathered, Line, RunView, Setting, gather
+from flsim.report.gather import Configuration, Gathered, Line, RunView, Setting, gather
 from flsim.report.page import render, write_report
 from flsim.report.provenance import settings
 from flsim.results.rows import SCHEMA
@@ -39,7 +41,7 @@ from flsim.runs.config import (
     TrainingHParams,
     load,
 )
-from flsim.show.figure import page_style
+from flsim.show.figure import page_style, panels
 from flsim.training.hparams import LocalHParams
 
 
@@ -354,3 +356,14 @@ def test_without_probabilities_configurations_are_numbers_of_copies(tmp_path: Pa
     html = render(gather([write_run(tmp_path / "run", copies=(1, 4, 16), memorized=4)]))
     told = described(Page(html), "By configuration, IID, FedAvg, b_u=4")
     assert "RS, % memorized: 1 copy: 67; 4 copies: 0; 16 copies: 0." in told
+
+
+def test_a_map_can_have_probabilities_and_numbers_of_copies() -> None:
+    """As a list of canaries for a model that was trained elsewhere."""
+    grid = [Configuration(0.1, p_e, math.nan) for p_e in (0.5, 1.0)]
+    values = dict.fromkeys([*grid, Configuration(math.nan, math.nan, 3.0)], 1.0)
+    with page_style():
+        _, (axes,) = panels()
+        figures._map(axes, values, "{:.0f}", 2.0, has_rows=True)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["3", "1/10 × 100%", "1/10 × 50%"]
+    assert len({text.get_position() for text in axes.texts}) == 3

@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.collections import EventCollection
 
 from flsim.base.errors import InputError
-from flsim.results.canary_table import trace
+from flsim.results.canary_table import canary_table, trace
 from flsim.results.store import RunResults, read_run
 from flsim.show.trace import draw_trace, to_csv, to_json, to_text
 
@@ -135,3 +136,12 @@ def test_lines_of_many_canaries_differ_without_colour(make_run: MakeRun) -> None
     run = read_run(make_run({10: level, 20: level}, grid=((0.1, 0.1), (0.1, 1.0)), copies=13))
     lines = draw_trace(run, trace(run, frame([(5, "c25", 0)]))).axes[0].get_lines()[:26:2]
     assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 13
+
+
+def test_a_run_without_canaries_has_neither_a_list_nor_a_trace(make_run: MakeRun) -> None:
+    run = read_run(make_run({10: {"perplexity": 2.0}}))
+    run = replace(run, roster=run.roster.iloc[:0])
+    with pytest.raises(InputError, match="was trained without canaries; name a run with canaries"):
+        canary_table(run)
+    with pytest.raises(InputError, match="was trained without canaries; name a run with canaries"):
+        trace(run, None)

@@ -16,7 +16,7 @@ from flsim.attacks.audit.subject import Subject, subject_of, subject_with
 from flsim.attacks.audit.testing import LedgerTest, Verdict
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.attacks.result import Result, text_of
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.planting import counts_of
 from flsim.canaries.spec import ABOUT_INJECTIONS
 from flsim.models.hparams import ModelHParams
@@ -147,6 +147,7 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
 
     ``detected`` counts canaries found, or right guesses, among ``trials``. Raises InputError for a threshold above R.
     """
+    at_least_one(**{} if threshold is None else {"threshold": threshold})
     has_ranks = len(subject.ranks) > 0
     fixed = guesses.default_threshold(subject.references) if threshold is None else threshold
     if has_ranks and fixed > subject.references:

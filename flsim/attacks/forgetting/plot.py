@@ -24,9 +24,12 @@ LINE = "Line: median exposure{}; band: its 95% interval over {}"
 
 
 def plot(measured: Forgetting, path: Path) -> None:
-    """Write the figure of `draw`, atomically. Raises InputError if no canary was used before an evaluation."""
-    if measured.success.empty:
-        raise InputError("no canary was used before an evaluation, so the plot is empty; evaluate later rounds")
+    """Write the figure of `draw`, atomically. Raises InputError if no exposure was measured after a canary's use."""
+    if measured.success["bits_in"].isna().all():
+        raise InputError(
+            "no exposure was measured after a canary was used, so the plot is empty; evaluate later rounds, without "
+            "evaluation.decide"
+        )
     write_figure(lambda: draw(measured), path)
 
 

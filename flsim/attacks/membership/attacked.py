@@ -85,7 +85,8 @@ class Attacked:
 
     @classmethod
     def open(cls, path: Path, hparams: AttackHParams) -> "Attacked":
-        """Open a run. Raises InputError if there is no such run or checkpoint, or its folder cannot be written."""
+        """Open a run. Raises InputError for a wrong run, checkpoint or option, or a folder that cannot be written."""
+        hparams.elsewhere.refuse_for(path)
         run = Run.open(path)
         refuse_unwritable(path, FOLDER)  # check this now, not after minutes
         state, model = attacked_model(run, hparams.round, hparams.device)

@@ -149,5 +149,4 @@ class AttackedElsewhere:
 def open_attacked(path: Path, hparams: AttackHParams) -> Attacked | AttackedElsewhere:
     if (path / MEASUREMENTS).is_file():
         return AttackedElsewhere.open(path, hparams)
-    hparams.elsewhere.refuse_for(path)
     return Attacked.open(path, hparams)

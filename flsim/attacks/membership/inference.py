@@ -77,7 +77,8 @@ def infer_membership(
 def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Result:
     """Return the rows of `infer_membership` of one run, with notes; RunFailed or Diverged if a score is not finite."""
     with threads_of_torch(1):
-        chosen, attacked = [attack_named(name) for name in attacks or BY_DEFAULT], open_attacked(path, hparams)
+        chosen = [attack_named(name) for name in dict.fromkeys(attacks or BY_DEFAULT)]
+        attacked = open_attacked(path, hparams)
         for name in set(attacks) & set(attacked.excluded):
             raise InputError(f"--attack {name}: {path} has only the probabilities of its model; name another attack")
         chosen = [attack for attack in chosen if attack.name not in attacked.excluded]

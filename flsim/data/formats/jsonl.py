@@ -145,7 +145,7 @@ def _abbreviated(value: Any) -> str:
 
 def reason_of(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
+        return f"{error.msg.removesuffix(' at')} at column {error.colno}"
     return "nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"
 
 

@@ -11,14 +11,14 @@ function of the sources and the parameters only, byte for byte. Users are in the
 order of sources only matters for authors who are in several of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from os import sched_getaffinity
 from pathlib import Path
 
 import numpy as np
 
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError, as_list, at_least_one
 from flsim.base.pool import Pool
 from flsim.base.progress import say
 from flsim.data.corpus import Corpus
@@ -45,18 +45,18 @@ UNPACKED = 8  # bytes of a task, approximately, for compressed sources
 
 
 def import_corpus(
-    sources: Sequence[Path],
-    out: Path,
+    sources: Iterable[Path | str],
+    out: Path | str,
     hparams: ImportHParams,
     format: str | Format | None = None,
     *,
-    vocabulary_from: Path | None = None,
+    vocabulary_from: Path | str | None = None,
     columns: tuple[str, str] = ("user", "text"),
     workers: int | None = None,
     fit_vocabulary: bool = False,
     lines_per_author: int | None = None,
     delimiter: str | None = None,
-    tokenizer: Path | None = None,
+    tokenizer: Path | str | None = None,
     prompt_column: str | None = None,
 ) -> Corpus:
     """Import sources as one corpus; users that occur in several sources are one user.
@@ -99,6 +99,9 @@ def import_corpus(
     """
     if workers is not None:
         at_least_one(workers=workers)
+    paths, out = [Path(source) for source in as_list("sources", sources)], Path(out)
+    tokenizer = None if tokenizer is None else Path(tokenizer)
+    vocabulary_from = None if vocabulary_from is None else Path(vocabulary_from)
     text = None if lines_per_author is None else text_format(lines_per_author)
     if vocabulary_from is not None and hparams.by != "words":
         raise InputError(
@@ -111,7 +114,7 @@ def import_corpus(
         raise InputError(f"delimiter must be one character, and not a quote or line feed, found {delimiter!r:.40}")
     if isinstance(format, str):
         format = format_named(format)
-    opened = open_sources(sources)
+    opened = open_sources(paths)
     vocabulary = None
     if vocabulary_from is not None:
         with unchanged(vocabulary_from) as sha256:

@@ -204,6 +204,8 @@ class Pieces:
 @contextmanager
 def scratch(out: Path) -> Iterator[Scratch]:
     """Yield the locked scratch folder of an output, removed after success or invalid input, not after other errors."""
+    if not out.name:  # the current folder or the root, which exist
+        refuse_existing(out)
     folder = out.with_name(f".{out.name}.importing")
     if not folder.exists() or any(_needed(folder)):
         refuse_existing(out)

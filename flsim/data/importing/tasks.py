@@ -15,6 +15,7 @@ from flsim.base.errors import InputError
 from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
+from flsim.data.describe import REASONS
 from flsim.data.formats.known import FORMATS, format_of, is_fragile
 from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
@@ -324,8 +325,13 @@ class Steps:
         with blaming_changes(sources):
             files, warnings = self._read(sources, formats, columns)
             if not files:
-                why = f"no text of any user in {self.read['posts']:,} posts{self.without_ascii}"
-                raise InputError(f"{names_of(sources)}: {why}")
+                drops = [
+                    f"{count:,} {REASONS[name]}" for name, count in self.dropped.items() if count and name in REASONS
+                ]
+                why = f" ({', '.join(drops)})" if drops else ""
+                raise InputError(
+                    f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts{why}{self.without_ascii}"
+                )
         return sources, files, warnings
 
     def _read(

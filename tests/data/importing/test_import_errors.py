@@ -193,3 +193,30 @@ def test_memory_of_all_processes_is_bounded_by_pieces(tmp_path: Path) -> None:
         return peak_kilobytes(IMPORT, source, tmp_path / f"corpus{posts}")
 
     assert peak(8_000) < peak(2_000) + 9_000  # 14 MB and 3.5 MB
+
+
+@pytest.mark.parametrize("out", [".", "/"])
+def test_a_folder_without_a_name_is_refused(out: str, sources: Path) -> None:
+    with pytest.raises(InputError, match="already exists; name another folder"):
+        import_corpus([write_jsonl(sources / "a.jsonl", [(1, TEXT)])], Path(out), SMALL)
+
+
+def test_sources_can_be_text_and_come_from_an_iterator(sources: Path, tmp_path: Path) -> None:
+    write_jsonl(sources / "a.jsonl", [(1, TEXT)])
+    corpus = import_corpus(map(str, sources.iterdir()), str(tmp_path / "corpus"), SMALL)
+    assert corpus.path == tmp_path / "corpus"
+    with pytest.raises(InputError, match="sources must be a list"):
+        import_corpus(str(sources), tmp_path / "other", SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"user": null, "text": "a"}', r"in 1 posts \(1 whose author is not known\)"),
+        ("a.jsonl", b'{"user": "a', r"Unterminated string starting at column 10"),
+    ],
+)
+def test_an_error_names_the_reason(sources: Path, name: str, content: bytes, message: str) -> None:
+    (sources / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        import_folder(sources)
