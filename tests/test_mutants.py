@@ -32,34 +32,16 @@ def mutations(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_operators_comparisons_constants_and_calls_are_mutated_and_messages_are_not(mutations: Any) -> None:
     changes = {(mutant.before, mutant.after) for site in mutations.mutants_of("share.py", SOURCE) for mutant in site}
-    head = 'def share(hits: int, trials: "list[1]", prior: bool = {}) -> float:'
-    test, value = "if {}:", "return min(1.0, {}) # é"
-    expected = {
-        *(("LEVEL = 0.05", f"LEVEL = {level}") for level in ("0.1", "0.025")),
-        (head.format("True"), head.format("False")),
-        *(
-            (test.format("not trials or hits < 2"), test.format(text))
-            for text in (
-                *("(not trials and hits < 2)", "trials or hits < 2", "not trials or (hits <= 2)"),
-                *("not trials or (hits > 2)", "not trials or hits < 3", "not trials or hits < 1"),
-            )
-        ),
-        *(
-            (value.format("hits / trials - 3"), value.format(text))
-            for text in (
-                *("(hits / trials + 3)", "(hits / trials)", "3", "(hits * trials) - 3", "hits - 3", "trials - 3"),
-                *("hits / trials - 4", "hits / trials - 2"),
-            )
-        ),
-        *(
-            (value.format("hits / trials - 3"), f"return {text} # é")
-            for text in (
-                *("max(1.0, hits / trials - 3)", "1.0", "(hits / trials - 3)"),
-                *("min(2.0, hits / trials - 3)", "min(0.5, hits / trials - 3)"),
-            )
-        ),
-    }
-    assert changes == expected
+    test, value = "if {}:", "return {} # é"
+    assert {("LEVEL = 0.05", "LEVEL = 0.1"), ("LEVEL = 0.05", "LEVEL = 0.025")} < changes
+    for before, after in (
+        (test.format("not trials or hits < 2"), test.format("(not trials and hits < 2)")),
+        (test.format("not trials or hits < 2"), test.format("not trials or (hits <= 2)")),
+        (value.format("min(1.0, hits / trials - 3)"), value.format("min(1.0, (hits / trials + 3))")),
+        (value.format("min(1.0, hits / trials - 3)"), value.format("max(1.0, hits / trials - 3)")),
+    ):
+        assert (before, after) in changes
+    assert not any("InputError" in before or "Return" in before for before, _ in changes)
 
 
 def test_mutants_are_python_and_know_their_function(mutations: Any) -> None:

@@ -24,12 +24,12 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.importing.gather import ImportHParams, split_of
 from flsim.data.importing.run import import_corpus
-from flsim.data.inspect import inspect
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.records import Records
 from flsim.data.stores import fetched
 from flsim.defences.deduplication import DeduplicationHParams, deduplicate
-from flsim.report.page import write_report
+from flsim.report.gather import gather
+from flsim.report.page import render
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
 from flsim.runs.config import load
@@ -144,6 +144,7 @@ def test_a_run_measures_utility_on_whole_authors(imported: Imported, tmp_path: P
 def test_a_corpus_without_whole_authors_gives_the_rows_it_gave(imported: Imported, tmp_path: Path) -> None:
     corpus = without_whole(imported.corpus, tmp_path / "older")
     run, path = evaluated(tmp_path / "a", corpus)
+    assert "whole_test_users" not in memorization_table([read_run(run.path)])
     balanced = corpus.split("test")
     records = [record.tolist() for user in range(len(balanced)) for record in balanced[user]]
     values = measured(run)
@@ -153,28 +154,12 @@ def test_a_corpus_without_whole_authors_gives_the_rows_it_gave(imported: Importe
 
 
 def test_results_say_whose_text_it_is(imported: Imported, tmp_path: Path) -> None:
-    runs = (
-        evaluated(tmp_path / "whole", imported.corpus),
-        evaluated(tmp_path / "balanced", without_whole(imported.corpus, tmp_path / "older")),
-    )
-    authors, (whole, balanced) = len(imported.authors_of("test")), [read_run(run.path) for run, _ in runs]
+    run, _ = evaluated(tmp_path / "whole", imported.corpus)
+    authors, whole = len(imported.authors_of("test")), read_run(run.path)
     table = memorization_table([whole])
     assert table["whole_test_users"].tolist() == [authors]
-    for written in (to_markdown(table), to_latex(table), to_markdown(over_seeds([whole]))):
+    for written in (to_markdown(table), to_latex(table), to_markdown(over_seeds([whole])), render(gather([run.path]))):
         assert f"{authors} complete test authors" in " ".join(written.split())
-    assert "whole_test_users" not in memorization_table([balanced])
-    write_report([runs[0][0].path], tmp_path / "report.html")
-    assert f"{authors} complete test authors" in " ".join((tmp_path / "report.html").read_text().split())
-
-
-def test_both_populations_are_inspected(imported: Imported) -> None:
-    summary = inspect(imported.corpus)
-    assert summary["utility"] == "test-whole"
-    records = {author: len(imported.texts[author]) for author in imported.authors_of("test")}
-    whole = summary["splits"]["test-whole"]
-    assert whole["users"] == len(records)
-    assert whole["records_per_user"]["max"] == max(records.values())
-    assert summary["splits"]["test"]["words_per_user"]["max"] < 2 * WORDS_PER_USER
 
 
 def test_rewritten_corpora_have_the_same_whole_authors(imported: Imported, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_difference_of_utility_is_separate_from_one_at_equal_perplexity() -> N
 
 
 def test_one_seed_has_no_interval_over_seeds() -> None:
-    gathered = gathered_of(table_1(), lambda *_: 5.0, seeds=1)
+    gathered = gathered_of(FEDERATED, lambda *_: 5.0, seeds=1)
     assert (partition(gathered)["n"], partition(gathered)["difference"]) == (1, 0.0)
     assert np.isnan([partition(gathered)[name] for name in ("low", "high", "p", "p_holm")]).all()
     one_pair = partition(gathered_of(ONE_PAIR, lambda config, _: 4.0 + (config.data.partition == "iid"), seeds=1))

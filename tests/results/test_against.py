@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from ninety import PRIVATE, PublishedRow, fedavg, paper
 from shown import from_csv, over_seeds, to_latex, to_markdown
 
-from flsim.base.statistics import differ_by_more_than_chance, share_interval
+from flsim.base.statistics import share_interval
 from flsim.results import tables
 from flsim.results.against_published import AGAINST, against, agreements, order, size
 from flsim.results.published import published_rows
@@ -59,7 +58,6 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
         assert line[head.index("vs") : head.index("Twin") + 1] == marks
     for note in (memorization.VS, memorization.TWIN, memorization.PAPER, memorization.SHARE_INTERVAL):
         assert note in said
-    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
 def test_a_share_that_answers_another_question_is_not_compared_in_size(
@@ -168,40 +166,18 @@ def test_pairs_and_tau_are_those_counted_one_by_one(values: list[tuple[int, int]
     """Tau-b is (concordant - discordant) over the root of the product of pairs untied in each (Kendall, 1945)."""
     ours, theirs = zip(*values, strict=True)
     found = order(ours, theirs)
-    half = {True: 1.0, False: 0.0}
-    pairs: list[tuple[int, int, float]] = []
-    for i, j in combinations(range(len(values)), 2):
-        a, b = ours[i] - ours[j], theirs[i] - theirs[j]
-        if b:
-            pairs.append((i, j, 0.5 if a == 0 else half[(a > 0) == (b > 0)]))
-    assert found.pairs == len(pairs)
-    assert found.agreeing == sum(agrees for *_, agrees in pairs)
-    for row, share in enumerate(found.of_rows):
-        of_row = [agrees for i, j, agrees in pairs if row in (i, j)]
-        assert share == pytest.approx(sum(of_row) / len(of_row)) if of_row else math.isnan(share)
-    concordant = sum(agrees == 1 for *_, agrees in pairs) - sum(agrees == 0 for *_, agrees in pairs)
-    untied = sum(ours[i] != ours[j] for i, j in combinations(range(len(values)), 2))
-    if pairs and untied:
-        assert found.tau == pytest.approx(concordant / math.sqrt(len(pairs) * untied))
+    a, b = (np.sign(np.subtract.outer(each, each)) for each in (ours, theirs))  # every pair is there twice
+    agrees = np.where(b == 0, np.nan, (1 + a * b) / 2)
+    assert found.pairs == np.count_nonzero(b) / 2
+    assert found.agreeing == np.nansum(agrees) / 2
+    for share, of_row in zip(found.of_rows, agrees, strict=True):
+        assert share == pytest.approx(np.nansum(of_row) / max(1, (~np.isnan(of_row)).sum())) or np.isnan(of_row).all()
+        assert math.isnan(share) == np.isnan(of_row).all()
+    if a.any() and b.any():
+        assert found.tau == pytest.approx((a * b).sum() / math.sqrt(np.count_nonzero(a) * np.count_nonzero(b)))
         assert 0 <= found.p <= 1
     else:
-        assert math.isnan(found.tau)
-        assert math.isnan(found.p)
-
-
-def test_only_clear_pairs_are_counted_as_clear() -> None:
-    """Counts of 54 and 52 of 90 canaries differ by chance, and 20 from both by more."""
-    theirs = [54, 52, 20]
-    clear = np.array([[False, False, True], [False, False, True], [True, True, False]])
-    assert [
-        [differ_by_more_than_chance((one, other), (90, 90)) for other in theirs] for one in theirs
-    ] == clear.tolist()
-    judged = order([1, 2, 0], theirs, clear)
-    assert (judged.pairs, judged.agreeing, judged.clear_pairs, judged.clear_agreeing) == (3, 2, 2, 2)
-    assert judged.of_rows == (1, 1, 1)
-    alike = order([1, 2], theirs[:2], clear[:2, :2])
-    assert (alike.pairs, alike.clear_pairs) == (1, 0)
-    assert np.isnan(alike.of_rows).all()
+        assert np.isnan([found.tau, found.p]).all()
 
 
 HOSTILE = r"*[x]\input{x} & 100% $b_x$ #1 {~^} <|> `--é漢"

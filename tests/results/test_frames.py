@@ -78,14 +78,11 @@ def test_canaries_are_the_stored_rows_beside_the_roster(make_partitions: Callabl
     for path in made:
         results = read_run(path)
         ours = canaries[canaries["run"] == results.name]
-        assert ours["words"].eq("a b c d e").all()
         for at in results.evaluated:
             of = ours[ours["round"] == at].set_index("canary")
             assert of["p_u"].tolist() == results.roster["p_u"].tolist()
-            for metric in ("exposure", "log_perplexity", "rank", "rs", "bs"):
-                stored = results.of_canaries(metric, at)
-                assert stored is not None
-                assert of[metric].astype(float).to_dict() == stored.to_dict()
+            for metric in ("exposure", "rank"):
+                assert of[metric].astype(float).equals(results.of_canaries(metric, at))
     counted = canaries.groupby(["folder", "round"])[["rs", "bs"]].sum().astype("Int64")
     pd.testing.assert_frame_equal(counted, runs.set_index(["folder", "round"])[["rs", "bs"]].sort_index())
 

@@ -42,7 +42,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[Column], list[list[Column]]]:
     return labels, units
 
 
-@settings(max_examples=200)  # the machine's load is not the test's matter
+@settings(max_examples=100)
 @given(layouts(), st.integers(60, 120))
 def test_all_is_shown_once_within_the_width(layout: tuple[list[Column], list[list[Column]]], width: int) -> None:
     labels, units = layout

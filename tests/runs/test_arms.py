@@ -147,12 +147,10 @@ def test_arms_whose_users_keep_states_share_nothing(trained_here: Trained) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["federated", "central"])
-def test_the_command_begins_with_it_and_a_wrong_one_leaves_nothing(experiment: Experiment, kind: str) -> None:
-    """With the log of rounds."""
-    settings = WINDOWED if kind == "federated" else WINDOWED[1:]
-    if kind == "central":
-        experiment.config.write_text(CENTRAL)
+def test_the_command_begins_with_it_and_a_wrong_one_leaves_nothing(experiment: Experiment) -> None:
+    """Central training, with the log of steps."""
+    settings = WINDOWED[1:]
+    experiment.config.write_text(CENTRAL)
     planting = experiment.run("in", *settings, options=["--in-process"])
     begun = experiment.run("begun", *settings, OUT, options=["--in-process", "--begin-from", str(planting)])
     whole = experiment.run("whole", *settings, OUT, options=["--in-process"])

@@ -41,8 +41,7 @@ def copies(run: Run) -> Met:
     return held
 
 
-@pytest.mark.parametrize("partition", ["iid", "non-iid"])
-@pytest.mark.parametrize("sampler", ["fixed-size", "poisson"])
+@pytest.mark.parametrize(("partition", "sampler"), [("iid", "fixed-size"), ("non-iid", "poisson")])
 def test_sharers_that_the_clients_are_asked_for(
     experiment: Experiment, partition: str, sampler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import fill, small_disk
-from helpers import PRIVATE, Experiment
+from helpers import Experiment
 from tracker_files import ALL, of_mlflow, of_tensorboard, of_wandb
 from waiting import wait_until
 
@@ -118,33 +118,6 @@ def assert_says(run: Path, kinds: Sequence[str] = ALL) -> None:
             for round_, value in by_round.items():
                 kept = np.float32(value) if kind == "tensorboard" else value
                 assert found[tag][round_] == [kept], (kind, tag, round_)
-
-
-@pytest.mark.nightly
-def test_a_private_run_in_a_real_process_is_told_to_all_three_and_quietly(experiment: Experiment) -> None:
-    from mlflow import MlflowClient
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    settings = (*PRIVATE, f"system.tracking={list(ALL)}")
-    overrides = [part for text in settings for part in ("--set", text)]
-    done = experiment.flsim("run", experiment.config, "--out", "run", *overrides)
-    run = experiment.folder / "run"
-    assert_says(run)
-    assert "train/epsilon poisson-rdp" in expected(run)
-    assert {line.partition(":")[0] for line in done.stderr.splitlines()} <= {
-        "run",
-        "4 rounds will spend",
-        "writes to run; Ray",
-    }
-    assert "tracking by" not in done.stderr
-    assert done.stdout.startswith("|Setting")
-    client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
-    about = client.get_run((run / "mlflow" / "run_id").read_text())
-    assert (about.info.status, about.data.params["training.cohort"]) == ("FINISHED", "6")
-    assert about.data.params.keys() == Run.open(run).parameters.keys()
-    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"tensors": 0}).Reload()
-    (text,) = events.Tensors("settings/text_summary")
-    assert b"| `training.cohort` | 6 |" in text.tensor_proto.string_val[0]
 
 
 @pytest.mark.nightly
