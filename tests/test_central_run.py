@@ -26,13 +26,8 @@ from flsim.training.state import State
 from server.central import train
 
 RECORDS = 24 * 8
-PRIVATE = (
-    "privacy.mechanism=dp",
-    "privacy.clip=0.5",
-    "privacy.noise_multiplier=0.8",
-    "training.optimizer=rmsprop",
-    "system.physical_batch=3",
-)
+NOISE = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=0.8")
+PRIVATE = (*NOISE, "training.optimizer=rmsprop", "system.physical_batch=3")
 LONG = ("training.steps=1000000", "evaluation.every=1000000")
 
 
@@ -47,9 +42,8 @@ def train_in_this_process(run: Run) -> State:
     settings, privacy = run.central, run.config.privacy
     order: Order = "iid" if settings.data.partition == "iid" or privacy.mechanism != "none" else "sequence"
     lots = settings.system.physical_batch
-    training = CentralTraining(
-        run.users, settings.training, settings.seed, order, privacy, physical_batch=lots, model=settings.model
-    )
+    known = (run.users, settings.training, settings.seed, order, privacy)
+    training = CentralTraining(*known, physical_batch=lots, model=settings.model)
     state = central.init(run.corpus.layout.vocabulary_size, settings.model, settings.seed)
     ((state, _),) = train_central(state, training, 40)
     return state
@@ -64,16 +58,15 @@ def train_in_this_process(run: Run) -> State:
     ],
     ids=["iid", "private"],
 )
-def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
+def test_a_run_is_its_steps(
     central_experiment: Experiment, trained: Trained, flsim: Flsim, overrides: tuple[str, ...], setting: str
 ) -> None:
     path = shutil.copytree(trained(*overrides), central_experiment.folder / "run")
     run = Run.open(path)
     assert same(final_state(path), train_in_this_process(run))
     assert [line["round"] for line in log_of(path)] == [7, 14, 20, 21, 28, 35, 40]
-    assert sorted(file.stem for file in (path / "checkpoints").iterdir()) == [
-        f"round-{step:06d}" for step in (20, 35, 40)
-    ]
+    kept = [f"round-{step:06d}" for step in (20, 35, 40)]
+    assert sorted(file.stem for file in (path / "checkpoints").iterdir()) == kept
     stored = rows(path)
     assert sorted(stored["round"].unique()) == [20, 40]
     evaluate_checkpoint(path, path / "checkpoints" / "round-000040.safetensors")
@@ -133,7 +126,7 @@ def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(centra
         (("system.gpus=0.5",), 'gpus is for device "cuda"'),
     ],
 )
-def test_bad_settings_are_one_line_and_leave_no_run(
+def test_bad_settings_leave_no_run(
     central_experiment: Experiment, flsim: Flsim, overrides: tuple[str, ...], message: str
 ) -> None:
     new = central_experiment.folder / "new"
@@ -160,7 +153,5 @@ def test_a_central_run_has_no_clients_and_a_federated_one_no_steps(make_run: Cal
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
 def test_a_node_without_the_gpu_that_ray_counts_is_refused(make_run: Callable[..., Run]) -> None:
-    with pytest.raises(
-        InputError, match=r'system\.device is "cuda", but torch finds no GPU on the node that Ray chose'
-    ):
+    with pytest.raises(InputError, match=r'system\.device is "cuda", but torch finds no GPU on the node'):
         next(train(make_run("system.device=cuda").path, gpus=1.0))

@@ -118,9 +118,8 @@ def test_gradients_of_single_records(hparams: ModelHParams) -> None:
     privacy = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.3)
     settings = CentralHParams(batch_size=3, optimizer="adam", learning_rate=0.01, steps=6)
     training = CentralTraining(source(RECORDS), settings, 0, privacy=privacy, model=hparams)
-    ((half, _), (whole, _)) = train_central(
-        init(LAYOUT.vocabulary_size, hparams, 0), training, 6, lambda step: step == 2
-    )
+    first = init(LAYOUT.vocabulary_size, hparams, 0)
+    ((half, _), (whole, _)) = train_central(first, training, 6, lambda step: step == 2)
     ((again, _),) = train_central(half, training, 6)
     assert same(again, whole)
 
@@ -144,15 +143,10 @@ def test_capabilities_belong_to_the_class_that_declares_them(tmp_path: Path) -> 
             engine_of("cohort", model, LAYOUT, precise)
 
 
-def test_simulate_trains_and_evaluate_measures_it(own: Experiment) -> None:
-    """In this process, from Python; a network that is none is refused before its first round."""
-    corpus = flsim.open_corpus(own.folder / "corpus")
-    planted = flsim.plant(corpus, flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2), partition="non-iid", seed=0)
+def test_simulate_refuses_what_is_no_network(own: Experiment) -> None:
+    """By the call itself, before the first round."""
+    planted = flsim.plant(own.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
     model = flsim.Model(8, architecture=f"{own.folder}/mine.py:TwistedGRU", options={"scale": 2.5})
-    *_, state = flsim.simulate(planted, model, flsim.FedAvg(cohort=6), rounds=2)
-    assert (state.round, "words.weight" in state.params) == (2, True)
-    found = flsim.evaluate(state, planted, architecture=model, references=50)
-    assert "perplexity" in set(found["metric"])
     write_model(own.folder, (FORWARD, f"        [][0]\n{FORWARD}"))
     with pytest.raises(InputError, match=rf"mine.py:{LINE}: IndexError"):
         flsim.simulate(planted, model, flsim.FedAvg(cohort=6), rounds=2)
@@ -168,37 +162,27 @@ def test_weights_of_few_bits_are_the_frozen_ones_too(hparams: ModelHParams) -> N
 
 TIED = "self.out.weight = self.words.weight"
 BUFFER = "        self.register_buffer("
+STEP = "    def step(self, state, tokens):\n        return self.start(state[0])\n\n"
 CHANGES: dict[str, list[tuple[str, str]]] = {
     "mine.py:2: ModuleNotFoundError: No module named 'nothing_such'": [("import torch\n", "\nimport nothing_such\n")],
     f"mine.py:{line_of(BUFFER)}: AttributeError: 'ModelHParams' object": [("hparams.options", "hparams.choices")],
     f"mine.py:{LINE}: ValueError: not enough values to unpack": [(FORWARD, "        hidden, _, _")],
-    "is not a subclass of flsim.models.language_model.TrainableModel": [
-        ("class TwistedGRU(TrainableModel)", "class TwistedGRU")
-    ],
+    "is not a subclass of flsim.models.language_model.": [("class TwistedGRU(TrainableModel)", "class TwistedGRU")],
     "the logits of forward differ between two calls": [("self.out(hidden)", "self.out(nn.functional.dropout(hidden))")],
     "positions of forward depend on later tokens": [("self.out(hidden)", "self.out(hidden.flip(1))")],
     "forward returns [2, 40], not logits [2, 4, 40]": [("self.out(hidden)", "self.out(hidden)[:, -1]")],
     "the loss does not depend on parameter more": [(TIED, f"{TIED}; self.more = nn.Parameter(torch.zeros(1))")],
-    "differ between two constructions; the constructor must": [
-        ("torch.from_numpy(twist).float()", "torch.randn(size, size)")
-    ],
+    "differ between two constructions": [("torch.from_numpy(twist).float()", "torch.randn(size, size)")],
     "reading changes its buffers or frozen parameters": [
         (BUFFER, f'{BUFFER}"seen", torch.zeros(()))\n{BUFFER}'),
         (FORWARD, f"        self.seen += 1\n{FORWARD}"),
     ],
-    "start and step give different log-probabilities": [
-        (
-            "    def forward",
-            "    def step(self, state, tokens):\n        return self.start(state[0])\n\n    def forward",
-        )
-    ],
+    "start and step give different log-probabilities": [("    def forward", f"{STEP}    def forward")],
 }
 
 
 @pytest.mark.parametrize(("message", "changes"), CHANGES.items(), ids=lambda value: str(value)[:20])
-def test_what_is_no_such_network_is_refused_before_training(
-    tmp_path: Path, message: str, changes: list[tuple[str, str]]
-) -> None:
+def test_what_is_no_such_network_is_refused(tmp_path: Path, message: str, changes: list[tuple[str, str]]) -> None:
     """The command refuses it in the same words: `test_what_engines_cannot_do_is_refused`."""
     model = ModelHParams(8, architecture=f"{write_model(tmp_path, *changes)}:TwistedGRU", options={"scale": 2.5})
     with pytest.raises(InputError, match=f"^[^\n]*{re.escape(message)}[^\n]*$"):
@@ -246,9 +230,7 @@ def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
     assert message in refused.stderr
     assert config.load(own.config).digest != before
     copy.write_text(TWISTED + "\n")
-    with pytest.raises(
-        InputError, match=re.escape(f"{copy}: the file changed after the run was started; restore the file")
-    ):
+    with pytest.raises(InputError, match=re.escape(f"{copy}: the file changed after the run was started; restore")):
         Run.open(run.path).verify()
 
 

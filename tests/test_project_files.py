@@ -53,10 +53,9 @@ def test_the_version_is_written_in_one_place_and_read_everywhere(tmp_path: Path)
     # Source that is not installed, which Flower unpacks, has no version: -S leaves out what is installed.
     shutil.copytree(ROOT / "flsim", tmp_path / "flsim", ignore=shutil.ignore_patterns("__pycache__"))
     code = "import flsim; print(flsim.__version__)"
-    printed = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert printed.stdout == "0+unknown\n"
+    command = [sys.executable, "-S", "-c", code]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert printed == "0+unknown\n"
 
 
 def test_versions_of_python_are_the_same_everywhere() -> None:

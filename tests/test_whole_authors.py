@@ -185,9 +185,7 @@ def test_no_canary_is_text_of_a_whole_author(imported: Imported, tmp_path: Path)
     assert after[1:] == before[1:]
 
 
-def test_whole_authors_are_fetched_and_half_of_them_are_refused(
-    imported: Imported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_authors_are_fetched(imported: Imported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLSIM_CACHE", str(tmp_path / "cache"))
     assert folder_bytes(fetched(f"file://{imported.corpus.path}")) == folder_bytes(imported.corpus.path)
     half = tmp_path / "half"

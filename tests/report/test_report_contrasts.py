@@ -50,9 +50,8 @@ def rows_of(gathered: Gathered, quantity: str = "exposure", at: str = "end") -> 
 
 def partition(gathered: Gathered, quantity: str = "exposure", at: str = "end") -> dict[str, Any]:
     """Return the row of IID minus non-IID within FedAvg, or of all runs."""
-    (row,) = [
-        row for row in rows_of(gathered, quantity, at) if row["factor"] == "Partition" and row["setting"] != "SGD"
-    ]
+    rows = rows_of(gathered, quantity, at)
+    (row,) = [row for row in rows if row["factor"] == "Partition" and row["setting"] != "SGD"]
     return row
 
 
@@ -65,11 +64,10 @@ def test_contrasts_of_table_1_are_the_differences_that_were_made() -> None:
         return 5.0 + 2.0 * (config.data.partition == "iid") + {4: 0.5, 8: 0.4, 16: 0.0}[config.round_size]
 
     frame = contrasts(gathered_of(table_1(), level))
+    frame = frame[(frame["quantity"] == "exposure") & (frame["at"] == "end")]
     measured = {
         (row["factor"], row["setting"]): (row["a"], row["b"], row["pairs"], row["n"], row["difference"])
-        for row in frame[
-            (frame["scope"] == "factor") & (frame["quantity"] == "exposure") & (frame["at"] == "end")
-        ].to_dict("records")
+        for row in frame[frame["scope"] == "factor"].to_dict("records")
     }
     assert measured == {
         ("Partition", "SGD"): ("IID", "non-IID", 2, 3, 0.0),
@@ -79,7 +77,7 @@ def test_contrasts_of_table_1_are_the_differences_that_were_made() -> None:
         ("Batch size", "SGD"): ("b_r=32", "b_r=16", 2, 3, 0.0),
         ("Cohort size, 1 more between", "FedAvg"): ("b_u=16", "b_u=4", 2, 3, -0.5),
     }
-    of_pairs = frame[(frame["scope"] == "pair") & (frame["quantity"] == "exposure") & (frame["at"] == "end")]
+    of_pairs = frame[frame["scope"] == "pair"]
     assert dict(zip(of_pairs["setting"], of_pairs["difference"], strict=True)) == {
         **{f"SGD, b_r={size}": 0.0 for size in (16, 32)},
         **{f"FedAvg, b_u={size}": 2.0 for size in (4, 8, 16)},
@@ -96,9 +94,8 @@ def test_intervals_and_p_are_students_over_the_seeds_means_over_pairs_and_p_is_c
     ]
     tested = stats.ttest_1samp(means, 0)
     interval = tested.confidence_interval(0.95)
-    assert [row[name] for name in ("difference", "low", "high", "p")] == pytest.approx(
-        [np.mean(means), interval.low, interval.high, tested.pvalue]
-    )
+    expected = [np.mean(means), interval.low, interval.high, tested.pvalue]
+    assert [row[name] for name in ("difference", "low", "high", "p")] == pytest.approx(expected)
     assert row["difference"] == pytest.approx(row["value_a"] - row["value_b"])
     assert partition(gathered, at="equal perplexity")["difference"] == pytest.approx(np.mean(means))
     assert partition(gathered, "perplexity")["value_a"] == 60
@@ -197,10 +194,8 @@ def test_clip_and_noise_are_two_factors_and_lengths_of_8000_and_7840_rounds_are_
     data = DataHParams(Path("corpus"))
     mechanisms = {"none": PrivacyHParams(), "clip": PrivacyHParams("clip", 0.2), "dp": PrivacyHParams("dp", 0.2, 1.0)}
     rows = (("none", 8_000), ("clip", 8_000), ("dp", 7_840), ("clip", 784), ("dp", 784))
-    configs = [
-        FederatedConfig(data, training=TrainingHParams(rounds=rounds, cohort=5_000), privacy=mechanisms[name])
-        for name, rounds in rows
-    ]
+    trained = [(mechanisms[name], TrainingHParams(rounds=rounds, cohort=5_000)) for name, rounds in rows]
+    configs = [FederatedConfig(data, training=training, privacy=privacy) for privacy, training in trained]
 
     def level(config: Config, _seed: int) -> float:
         assert isinstance(config, FederatedConfig)
@@ -226,9 +221,8 @@ def test_settings_that_a_search_chose_are_no_factor() -> None:
         )
         for partition, rate in (("iid", 0.4), ("non-iid", 3.2))
     ]
-    by_hand = gathered_of(
-        [*configs, *(replace(config, model=ModelHParams(units=9)) for config in configs)], lambda *_: 5.0
-    )
+    others = [replace(config, model=ModelHParams(units=9)) for config in configs]
+    by_hand = gathered_of([*configs, *others], lambda *_: 5.0)
     assert rows_of(by_hand)[0]["factor"] == "Partition (each with its learning rate)"
     for chosen in (["local.learning_rate"], []):  # an older sweep does not say which
         sweep = Sweep(Path(), "", "", "", "", "", None, "", {}, [], [], tuned="By a search.", chosen=chosen)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +36,17 @@ def make_partitions(make_run: MakeRun) -> Callable[..., list[Path]]:
     """Both partitions of two seeds, evaluated after 5 and 10 rounds, which are 1 and 2 epochs; IID has a bit more."""
 
     def make() -> list[Path]:
-        return [
-            make_run(
-                {5: measured(seed + extra), 10: measured(seed + extra + 1)},
-                name=f"{partition}-{seed}",
-                shift=100 * seed,
-                setting=setting,
-                seed=seed,
-                series=partition,
-                rounds_per_epoch=5.0,
-            )
-            for extra, (partition, setting) in zip((1, 0), PARTITIONS.items(), strict=True)
-            for seed in (0, 1)
-        ]
+        found = []
+        for (extra, (partition, setting)), seed in product(zip((1, 0), PARTITIONS.items(), strict=True), (0, 1)):
+            rounds = {5: measured(seed + extra), 10: measured(seed + extra + 1)}
+            about = {"setting": setting, "seed": seed, "series": partition, "rounds_per_epoch": 5.0}
+            found.append(make_run(rounds, name=f"{partition}-{seed}", shift=100 * seed, **about))
+        return found
 
     return make
 
 
-def test_rows_are_runs_and_evaluations_with_the_columns_of_a_table(
-    make_partitions: Callable[..., list[Path]], tmp_path: Path
-) -> None:
+def test_rows_are_runs_and_evaluations(make_partitions: Callable[..., list[Path]], tmp_path: Path) -> None:
     made = make_partitions()
     (tmp_path / "notes.txt").write_text("no run")
     runs, _ = frames(tmp_path / "*")

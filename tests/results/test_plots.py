@@ -50,7 +50,6 @@ def test_lines_are_the_measurements(runs: list[RunResults]) -> None:
     assert perplexity.get_xlabel() == "completed rounds (central: steps)"
     assert [panel.get_ylabel() for panel in (rs, bs)] == ["canaries memorized (of 9)", "canaries extracted (of 9)"]
     assert rs.get_ylim() == bs.get_ylim()
-    assert "bits" in exposure.get_ylabel()
 
 
 def test_runs_that_know_their_epochs_are_drawn_over_epochs(make_run: MakeRun) -> None:
@@ -97,10 +96,8 @@ def test_over_seeds_a_line_is_a_mean_with_the_seeds_interval(seeds: list[RunResu
         half = 4.303 / np.sqrt(3)
         assert (at_1.min(), at_1.max()) == pytest.approx((middle - half, middle + half), abs=1e-3)
     legend = figure.legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "IID, FedAvg, b_u = 16 (3 seeds, 1 excluded)",
-        "B (1 seed)",
-    ]
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == ["IID, FedAvg, b_u = 16 (3 seeds, 1 excluded)", "B (1 seed)"]
     assert "over seeds" in legend.get_title().get_text()
 
 
@@ -161,18 +158,11 @@ def lossy(test_loss: float, bits: float, estimated: float | None = None) -> Metr
 @pytest.fixture
 def lossy_seeds(make_run: MakeRun) -> list[RunResults]:
     """Two seeds, whose test loss is lowest after two epochs, and whose exposure is highest after three."""
-    return [
-        read_run(
-            make_run(
-                {10: lossy(3, 1, 1 + seed), 20: lossy(1, 4, 5 + seed), 30: lossy(2, 6, 7 + seed)},
-                name=f"seed-{seed}",
-                seed=seed,
-                series="a",
-                rounds_per_epoch=10,
-            )
-        )
-        for seed in (0, 2)
-    ]
+    found = []
+    for seed in (0, 2):
+        rounds = {10: lossy(3, 1, 1 + seed), 20: lossy(1, 4, 5 + seed), 30: lossy(2, 6, 7 + seed)}
+        found.append(read_run(make_run(rounds, name=f"seed-{seed}", seed=seed, series="a", rounds_per_epoch=10)))
+    return found
 
 
 def test_losses_are_on_one_axis_and_estimated_exposure_on_the_other(lossy_seeds: list[RunResults]) -> None:
@@ -192,9 +182,7 @@ def test_losses_are_on_one_axis_and_estimated_exposure_on_the_other(lossy_seeds:
     assert [text.get_text() for text in figure.legends[0].get_texts()][:2] == ["training loss", "test loss"]
 
 
-def test_the_command_reads_training_losses_from_the_log(
-    flsim: Flsim, lossy_seeds: list[RunResults], tmp_path: Path
-) -> None:
+def test_the_command_reads_losses_from_the_log(flsim: Flsim, lossy_seeds: list[RunResults], tmp_path: Path) -> None:
     message = "seed-0, seed-2: rounds.jsonl has no training loss"
     code, _, printed = flsim("plot", "seed-0", "seed-2", "--kind", "loss", "--out", "loss.svg")
     assert (code, message in printed) == (2, True), printed
@@ -225,16 +213,14 @@ def at_perplexity(perplexity: float, bits: float) -> dict[str, list[float] | flo
 @pytest.fixture
 def utility_seeds(make_run: MakeRun) -> list[RunResults]:
     """Two seeds of a setting; the first was evaluated once more."""
-    trained = [
-        {10: at_perplexity(80, 1), 20: at_perplexity(20, 3), 30: at_perplexity(10, 7)},
-        {10: at_perplexity(20, 2), 20: at_perplexity(5, 5)},
-    ]
-    return [
-        read_run(make_run(rounds, name=f"seed-{seed}", seed=seed, series="a")) for seed, rounds in enumerate(trained)
-    ]
+    found = []
+    for seed, points in enumerate(([(80, 1), (20, 3), (10, 7)], [(20, 2), (5, 5)])):
+        rounds = {10 * place: at_perplexity(*point) for place, point in enumerate(points, 1)}
+        found.append(read_run(make_run(rounds, name=f"seed-{seed}", seed=seed, series="a")))
+    return found
 
 
-def test_over_seeds_perplexity_is_a_geometric_mean_at_evaluations_that_all_have(
+def test_over_seeds_perplexity_is_a_geometric_mean(
     utility_seeds: list[RunResults],
 ) -> None:
     figure = draw_against_utility(utility_seeds, over_seeds=True)

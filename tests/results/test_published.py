@@ -29,9 +29,8 @@ def test_thakkar_is_as_its_text_says() -> None:
     }
     for (data, optimizer), (rs, bs) in ranges.items():
         rows = [row for row in thakkar("1") if (row["data"], row["optimizer"]) == (data, optimizer)]
-        assert [row["batch_size"] for row in rows] == (
-            [32, 64, 128, 256] if optimizer == "SGD" else [500, 1000, 2000, 5000]
-        )
+        sizes = [32, 64, 128, 256] if optimizer == "SGD" else [500, 1000, 2000, 5000]
+        assert [row["batch_size"] for row in rows] == sizes
         for name, (low, high) in (("rs", rs), ("bs", bs)):
             assert (min(numbers(rows, name)), max(numbers(rows, name))) == (low, high)
     rows = thakkar("1", "2", "3", "4")
@@ -52,9 +51,8 @@ def test_carlini_is_as_its_text_says() -> None:
     others = [row for row in architectures if row not in recurrent]
     assert min(numbers(recurrent, "mean_exposure")) > max(numbers(others, "mean_exposure"))
     assert max(numbers(recurrent, "test_loss")) < min(numbers(others, "test_loss"))
-    assert {(row["batch_size"], row["units"]) for row in sizes} == {
-        (2**power, units) for power in range(4, 11) for units in range(50, 300, 50)
-    }
+    expected = {(2**power, units) for power in range(4, 11) for units in range(50, 300, 50)}
+    assert {(row["batch_size"], row["units"]) for row in sizes} == expected
     for one in secrets:
         assert 0 < float(str(one["extracted"])) <= 1
     noisy = [row for row in private if math.isfinite(float(str(row.get("epsilon", "inf"))))]
@@ -81,9 +79,8 @@ def test_a_row_is_found_by_value_and_without_case() -> None:
 
 def test_what_the_paper_asked_is_in_its_rows() -> None:
     """Section 4.1: canaries of 5 words, |R| of 2M, a prefix length of 1. The Secret Sharer has no such question."""
-    assert {(row["references"], row["prefix"], row["length"]) for row in thakkar("1", "2", "3", "4")} == {
-        (2_000_000, 1, 5)
-    }
+    asked = {(row["references"], row["prefix"], row["length"]) for row in thakkar("1", "2", "3", "4")}
+    assert asked == {(2_000_000, 1, 5)}
     row = published_rows(THAKKAR, "1")[9]
     older = {name: cell for name, cell in row.items() if name not in ("references", "prefix", "length")}
     assert with_question(older) == with_question(row) == row

@@ -15,7 +15,6 @@ from experiments.secret_sharer_figures import (
     draw_ranks,
     draw_search,
     main,
-    plot_ranks,
     plot_search,
     secret_pairs,
 )
@@ -100,14 +99,10 @@ def test_missing_measures_are_named_with_what_to_do(make_run: MakeRun, run: RunR
     ):
         with pytest.raises(InputError, match=message):
             plot_search(runs, tmp_path / "search.png")
-    with pytest.raises(InputError, match="measure space"):
-        plot_ranks([plain], tmp_path / "rank.png")
     assert not list(tmp_path.glob("*.png"))
 
 
-def test_a_measured_checkpoint_has_all_that_the_figures_need(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_has_what_the_figures_need(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that were counted are at most |R|, and a search reads no fewer nodes than lie before a secret it finds."""
     monkeypatch.chdir(experiment.folder)
     run = Run.create(load(experiment.config, ["training.rounds=2"]), experiment.folder / "run")

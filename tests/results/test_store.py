@@ -140,7 +140,7 @@ def test_a_damaged_run_json_is_named(make_run: MakeRun, about: str) -> None:
     ],
     ids=["old-non-iid", "old-iid", "old-without-a-partition", "partition", "label-that-looks-like-a-partition"],
 )
-def test_the_partition_is_said_or_in_an_older_run_begins_its_setting(
+def test_the_partition_of_new_and_of_older_runs(
     make_run: MakeRun, about: dict[str, str | None], expected: tuple[str | None, str, str]
 ) -> None:
     run = read_run(make_run(**about))

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.collections import EventCollection
 
-from flsim.base.errors import InputError
 from flsim.results.canary_table import trace
 from flsim.results.store import RunResults, read_run
 from flsim.show.trace import draw_trace, to_csv, to_json, to_text
@@ -98,13 +97,6 @@ def test_json_and_csv_hold_all(run: RunResults) -> None:
     read = pd.read_csv(io.StringIO(to_csv(table)), dtype={"sharer_rounds": "string"})
     assert read["sharer_rounds"][:2].tolist() == ["1 3 10", "15"]
     pd.testing.assert_frame_equal(read.drop(columns="sharer_rounds"), table.drop(columns="sharer_rounds"))
-
-
-def test_what_there_is_not_is_refused(run: RunResults, make_run: MakeRun) -> None:
-    with pytest.raises(InputError, match="there is no canary c09; the canaries are c00 to c08"):
-        trace(run, frame(EVENTS), ["c00", "c09"])
-    with pytest.raises(InputError, match="new: not evaluated yet"):
-        trace(read_run(make_run(name="new")), frame(EVENTS))
 
 
 def test_the_figure_says_what_the_table_says(run: RunResults) -> None:

@@ -22,9 +22,7 @@ def make_sweep(sweep_of: Callable[..., Path]) -> Callable[..., Path]:
     return partial(sweep_of, {("fedavg", partition): [rounds] for partition in ("iid", "non-iid")})
 
 
-def test_how_settings_were_chosen_is_said_wherever_partitions_are_compared(
-    make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path
-) -> None:
+def test_how_settings_were_chosen_is_said(make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path) -> None:
     make_sweep("sweep", tuned=NOTE)
     runs = ["sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-non-iid-seed0"]
     for arguments in (["compare", "sweep"], ["table", *runs]):
@@ -39,7 +37,7 @@ def test_how_settings_were_chosen_is_said_wherever_partitions_are_compared(
     assert NOTE in render(gather([tmp_path / "sweep"]))
 
 
-def test_sweeps_that_differ_are_named_and_runs_of_no_sweep_have_no_note(
+def test_sweeps_that_differ_are_named(
     make_run: Callable[..., Path], make_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
     searched, other, alone = make_sweep("searched", tuned=NOTE), make_sweep("other"), make_run(name="alone")

@@ -168,22 +168,19 @@ def test_settings_are_compared_at_their_ends_and_at_equal_perplexity() -> None:
 
 def sweep_of(*runs: tuple[str, str, str, int, int]) -> Any:
     """Return a sweep with runs of a name, a block, a partition, a cohort and a seed."""
-    entries = [
-        SweepRun(name, grid, seed, {"data.partition": partition, "training.cohort": cohort}, None, None)
-        for name, grid, partition, cohort, seed in runs
-    ]
+    entries = []
+    for name, grid, partition, cohort, seed in runs:
+        axes = {"data.partition": partition, "training.cohort": cohort}
+        entries.append(SweepRun(name, grid, seed, axes, None, None))
     return SimpleNamespace(path=Path("sweep"), runs=entries)
-
-
-def named(pairs: Sequence[differences.Pair]) -> list[tuple[str, list[str], list[str]]]:
-    return [(pair.row, [run.name for run in pair.a], [run.name for run in pair.b]) for pair in pairs]
 
 
 def test_twins_differ_in_the_partition_alone() -> None:
     runs = [("n0", "one", "non-iid", 4, 0), ("i0", "one", "iid", 4, 0), ("i1", "one", "iid", 4, 1)]
     alone = [("i2", "one", "iid", 8, 0), ("n2", "two", "non-iid", 4, 0), ("c", "one", "central", 4, 0)]
-    found = differences.twins(sweep_of(*runs, *alone))
-    assert named(found) == [("one cohort=4", ["i0", "i1"], ["n0"])]
+    (pair,) = differences.twins(sweep_of(*runs, *alone))
+    assert pair.row == "one cohort=4"
+    assert [[run.name for run in side] for side in (pair.a, pair.b)] == [["i0", "i1"], ["n0"]]
     with pytest.raises(InputError, match="no row of this sweep has both partitions"):
         differences.twins(sweep_of(*alone))
 

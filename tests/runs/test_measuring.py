@@ -146,7 +146,7 @@ def test_the_command_prints_both_and_bad_input_is_one_line_and_leaves_nothing(ex
         assert not (experiment.folder / "new").exists()
 
 
-def test_a_quantization_that_fails_leaves_no_folder(
+def test_a_failed_quantization_leaves_nothing(
     experiment: Experiment, trained_here: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of two checkpoints fails, as where memory runs out, or Ctrl-C ends the command."""

@@ -51,9 +51,7 @@ def of_another_corpus(metadata: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_no_flipped_bit_of_the_newest_checkpoint_blocks_recovery_or_changes_the_model(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_flipped_bit_blocks_recovery_or_changes_the_model(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """The newest checkpoint of a run stays only if it holds the state that was saved; else the one before is used."""
     *_, before, newest = all_in(run.path / "checkpoints")
     aside = newest.with_name(f"{newest.name}.damaged")

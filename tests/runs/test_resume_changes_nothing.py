@@ -52,9 +52,7 @@ def test_a_refused_resume_changes_nothing(experiment: Experiment, damaged: Damag
         assert tree(run) == before
 
 
-def test_a_resume_of_a_live_run_changes_nothing(
-    experiment: Experiment, damaged: Damaged, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_of_a_live_run(experiment: Experiment, damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that holds the lock is this one. Once the lock is free, the same command records its settings."""
     run = damaged(*FEDERATED)
     before = tree(run)
@@ -82,9 +80,7 @@ def test_a_custom_file_of_another_name_and_the_same_content_is_not_copied_again(
     assert copy.name.startswith("one.")
 
 
-def test_nodes_that_join_know_the_run_before_and_after_its_settings_are_recorded(
-    experiment: Experiment, damaged: Damaged
-) -> None:
+def test_nodes_that_join_later_know_the_run(experiment: Experiment, damaged: Damaged) -> None:
     """A node that joins later reads config.toml as the resume has written it."""
     run = damaged(*FEDERATED)
     corpus = experiment.folder / "corpus"

@@ -166,7 +166,7 @@ def test_tensorboard_is_the_default_and_no_part_of_a_digest(experiment: Experime
         config.load(experiment.config, ["system.tracking=['comet']"])
 
 
-def test_trackers_that_fail_at_the_start_stop_nothing(
+def test_trackers_that_fail_at_the_start(
     make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make("run")
@@ -181,7 +181,7 @@ def test_trackers_that_fail_at_the_start_stop_nothing(
     assert json.loads((run.path / "run.json").read_text())["status"] == "completed"
 
 
-def test_a_tracker_that_fails_on_the_way_is_said_once_and_told_no_more(
+def test_a_tracker_that_fails_on_the_way(
     make: Callable[..., Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, log = make("run", ("tensorboard", "wandb")), WeightsAndBiases.log
@@ -198,7 +198,7 @@ def test_a_tracker_that_fails_on_the_way_is_said_once_and_told_no_more(
 
 
 @pytest.mark.parametrize("harm", ["a file in its place", "a full disk"])
-def test_tensorboard_whose_folder_is_gone_is_said_in_one_line(
+def test_tensorboard_without_its_folder(
     make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: str
 ) -> None:
     """It writes in a thread of its own, whose errors Python would print whole."""
@@ -226,7 +226,7 @@ def test_tensorboard_whose_folder_is_gone_is_said_in_one_line(
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_package_that_is_missing_is_said_before_anything_is_made(
+def test_a_missing_package_is_said_at_first(
     make: Callable[..., Run], kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, kind, None)

