@@ -42,8 +42,7 @@ assert not {"ray", "flwr"} & set(sys.modules)
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_a_state_is_shown_without_its_tensors(experiment: Experiment) -> None:
-    planted = flsim.plant(experiment.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
+def test_a_state_is_shown_without_its_tensors(planted: flsim.Planted) -> None:
     algorithm = flsim.FedAvg(cohort=5, server=flsim.ServerOptimizer("adam", 0.1), shards=1)
     (state,) = flsim.simulate(planted, flsim.Model(3, 5), algorithm, 1)
     assert state.params
@@ -148,9 +147,7 @@ def test_numbers_of_numpy_and_lists_are_taken(planted: flsim.Planted) -> None:
     [
         ({"rounds": 2.5}, "rounds must be an integer, found 2.5"),
         ({"seed": -1}, "seed must not be negative, found -1"),
-        ({"every": 0}, "every must be at least 1, found 0"),
         ({"device": "gpu"}, "device gpu: torch finds no such device; use cpu"),
-        ({"model": "cifg"}, "model must be a flsim.Model, found 'cifg'"),
         ({"algorithm": "fedavg"}, "algorithm must be a flsim.FedAvg or flsim.Central, found 'fedavg'"),
         ({"start": 3}, "start must be a state of flsim.simulate, found 3"),
     ],
@@ -160,13 +157,6 @@ def test_wrong_arguments_of_simulate(planted: flsim.Planted, changes: dict[str, 
     with pytest.raises(flsim.InputError) as caught:  # by the call itself, and not by the first state
         flsim.simulate(**arguments)
     assert str(caught.value) == message
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
-def test_a_device_that_is_not_there_is_refused(planted: flsim.Planted) -> None:
-    expected = "device cuda: torch finds no such device; use cpu"
-    assert message_of(lambda: flsim.simulate(planted, MODEL, ALGORITHM, 2, device="cuda")) == expected
-    assert message_of(lambda: flsim.evaluate("x.safetensors", device="cuda")) == expected
 
 
 def test_a_corpus_without_canaries_is_no_planted_one(experiment: Experiment, planted: flsim.Planted) -> None:
@@ -248,9 +238,8 @@ def test_what_is_neither_a_checkpoint_nor_a_factory_is_refused(tmp_path: Path) -
         flsim.load_model(f"{tmp_path}/model.py:factory")
 
 
-def test_epsilon_is_that_of_flsim_privacy(experiment: Experiment) -> None:
+def test_epsilon_is_that_of_flsim_privacy(experiment: Experiment, planted: flsim.Planted) -> None:
     """By every convention of the sampler; by default those that a run reports, at 1 / (10 N)."""
-    planted = flsim.plant(experiment.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
     algorithm = flsim.FedAvg(cohort=5, sampler="poisson", privacy=PRIVATE)
     *_, state = flsim.simulate(planted, flsim.Model(3, 5), algorithm, 3)
     users = len(planted)
@@ -264,8 +253,7 @@ def test_epsilon_is_that_of_flsim_privacy(experiment: Experiment) -> None:
     assert flsim.epsilon(state) == flsim.epsilon(state, 1 / (10 * users), ["poisson-rdp"])
 
 
-def test_epsilon_without_noise_without_rounds_and_of_no_convention(experiment: Experiment) -> None:
-    planted = flsim.plant(experiment.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
+def test_epsilon_without_noise_without_rounds_and_of_no_convention(planted: flsim.Planted) -> None:
     (state,) = flsim.simulate(planted, flsim.Model(3, 5), flsim.FedAvg(cohort=5), 1)
     assert set(flsim.epsilon(state).values()) == {math.inf}
     with pytest.raises(flsim.InputError, match="'poisson-pld' is not for fixed-size sampling; use paper, "):

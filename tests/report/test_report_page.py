@@ -313,13 +313,12 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_report_that_is_there_stays_where_another_fails(tmp_path: Path) -> None:
-    out = tmp_path / "report.html"
-    write_report([write_run(tmp_path / "run")], out)
-    before = out.read_bytes()
-    (tmp_path / "run" / "planted" / "roster.parquet").write_bytes(b"damaged")
+    run, out = write_run(tmp_path / "run"), tmp_path / "report.html"
+    out.write_bytes(b"before")
+    (run / "planted" / "roster.parquet").write_bytes(b"damaged")
     with pytest.raises(InputError, match="not a readable Parquet file"):
-        write_report([tmp_path / "run"], out)
-    assert out.read_bytes() == before
+        write_report([run], out)
+    assert out.read_bytes() == b"before"
     assert not list(tmp_path.glob(".*"))
 
 

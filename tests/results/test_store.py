@@ -114,13 +114,10 @@ def test_folders_that_are_not_runs_are_named(make_run: MakeRun, tmp_path: Path) 
     "about",
     [
         "{",
-        "[]",
         json.dumps(WHOLE | {"setting": "a\nb"}),
         json.dumps(WHOLE | {"status": "perhaps"}),
-        json.dumps(WHOLE | {"round": "x"}),
         json.dumps(WHOLE | {"partition": "mars", "label": "a"}),
         json.dumps(WHOLE | {"partition": "iid", "label": "a\nb"}),
-        json.dumps(WHOLE | {"label": "a"}),
     ],
 )
 def test_a_damaged_run_json_is_named(make_run: MakeRun, about: str) -> None:

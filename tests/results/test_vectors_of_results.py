@@ -183,12 +183,3 @@ def test_twins_differ_in_the_partition_alone() -> None:
     assert [[run.name for run in side] for side in (pair.a, pair.b)] == [["i0", "i1"], ["n0"]]
     with pytest.raises(InputError, match="no row of this sweep has both partitions"):
         differences.twins(sweep_of(*alone))
-
-
-def test_runs_are_compared_in_utility_alone_where_neither_has_canaries() -> None:
-    bare, other = (run_of(name, 0, [(60, [])]) for name in "ab")
-    assert differences.compare_runs(bare, other).table.empty
-    one = run_of("c", 0, [(60, [1, 2])])
-    for pair in ((bare, one), (one, bare)):
-        with pytest.raises(InputError, match="planted different canaries, for example c0"):
-            differences.compare_runs(*pair)

@@ -106,17 +106,6 @@ def test_what_has_no_best_inside_is_an_error() -> None:
         outcome(Rule(widenings=2), EIGHT, lambda point, _: -point[RATE])
 
 
-def test_a_trial_that_diverges_at_the_end_is_worse_than_any_other() -> None:
-    """The best one until then is at 1.6, and 3.2 lives."""
-
-    def loss(point: Point, share: float) -> float:
-        return INF if share == 1 and point[RATE] == 1.6 else abs(math.log2(point[RATE] / 2))
-
-    found, _ = outcome(Rule(halving=(0.5, 1.0)), EIGHT, loss)
-    assert found.values == {RATE: 3.2}
-    assert INF in [trial.perplexities[-1] for trial in found.trials]
-
-
 @pytest.mark.parametrize("halving", [(0.5,), (0.5, 0.5, 1.0), ()])
 def test_a_rule_that_cannot_be_is_refused(halving: tuple[float, ...]) -> None:
     with pytest.raises(InputError, match="ascending shares above 0 that end with 1"):
