@@ -182,15 +182,22 @@ def test_prose_follows_the_rules() -> None:
 def test_prose_against_the_rules_is_found() -> None:
     """On pages, and in docstrings, comments and messages of code."""
     findings = runpy.run_path(str(ROOT / ".ci" / "prose.py"))["findings_in"]
-    page = ["A thing beside `where 1 2 3`.", "<!-- beside -->", "", "The values are 1, 2 and 3.", "word " * 31 + "."]
+    page = [
+        "A thing beside `where 1 2 3`.",
+        "<!-- beside -->",
+        "",
+        "The values are 1, 2 and 3.",
+        "",
+        "word " * 31 + ".",
+    ]
     code = [
         '"""Return a value beside `beside`."""',
         "value = 1  # where it is set",
-        "raise ValueError('{value} is left')",
+        "raise ValueError('one two {value} is left')",
     ]
     found = [*findings(ROOT / "docs" / "page.md", "\n".join(page), 20)]
     found += findings(ROOT / "flsim" / "file.py", "\n".join(code), None)
-    places = [*(f"docs/page.md:{line}" for line in (1, 1, 4, 5)), *(f"flsim/file.py:{line}" for line in (1, 2, 3))]
+    places = [*(f"docs/page.md:{line}" for line in (1, 1, 4, 6)), *(f"flsim/file.py:{line}" for line in (1, 2, 3))]
     assert sorted(line.partition(": ")[0] for line in found) == places
 
 

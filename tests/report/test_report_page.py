@@ -19,7 +19,6 @@ from simulated_report import gathered_of, table_1
 
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
-from flsim.base.rng import stream
 from flsim.base.statistics import t_interval
 from flsim.canaries.population import Partition
 from flsim.models.hparams import ModelHParams
@@ -209,34 +208,20 @@ def test_structure_is_accessible(page: Page) -> None:
 
 def test_a_large_sweep_stays_below_three_megabytes() -> None:
     """One of 8 pairs of settings, whose panels grow with the sweep: the paper's 90 canaries, and 40 evaluations."""
-    canaries = [f"c{index:02d}" for index in range(90)]
-    pairs = [(p_u, p_e) for p_u in (2e-4, 6e-5, 2e-5) for p_e in (0.01, 0.1, 1.0) for _ in range(10)]
-    planted = pd.DataFrame({"canary": canaries, "tokens": [[i] for i in range(90)], "words": [["a"]] * 90})
-    planted[["p_u", "p_e"]] = pairs
-    rounds = np.arange(200, 8001, 200)
-    metrics = [(metric, canary) for metric in ("exposure", "rs", "bs") for canary in canaries]
-    metrics += [("references", ""), ("accuracy", ""), ("perplexity", "")]
-
-    def run(setting: str) -> RunView:
-        rng = stream(0, "report-size", setting)
-        values = 1 + rng.random((len(rounds), len(metrics))).cumsum(axis=0) / 5
-        values[:, 90:270] = rng.random((len(rounds), 180)) < 0.3
-        values[:, 270] = 2_000_000
-        rows = pd.DataFrame(
-            {
-                "run": setting,
-                "round": rounds.repeat(len(metrics)),
-                "metric": [metric for metric, _ in metrics] * len(rounds),
-                "canary": [canary for _, canary in metrics] * len(rounds),
-                "value": values.ravel(),
-            },
-            columns=SCHEMA.names,
-        )
-        results = RunResults(setting, setting, "completed", None, 8000, 8000, rows, planted, {}, 100.0, 0, setting)
-        return RunView(Path(setting), results, None)
-
-    settings = [Setting(f"{name}, FedAvg", name.lower(), [run(f"{name}, FedAvg")]) for name in ("IID", "Non-IID")]
-    assert 50_000 < len(render(Gathered([], [Line("FedAvg", settings)], [])).encode()) < 3_000_000 / 8
+    canaries, rounds = [f"c{index:02d}" for index in range(90)], range(200, 8001, 200)
+    planted = pd.DataFrame({"canary": canaries, "tokens": [[1]] * 90, "words": [["a"]] * 90, "p_u": [0.1, 0.2] * 45})
+    flags = product(rounds, ("rs", "bs"), canaries)
+    of_model = {"references": 2e6, "accuracy": 0.2, "perplexity": 60.0}
+    rows = [
+        ("run", at, "exposure", canary, at / 999 + index)
+        for at, (index, canary) in product(rounds, enumerate(canaries))
+    ]
+    rows += [("run", at, metric, canary, float(at > 4000)) for at, metric, canary in flags]
+    rows += [("run", at, metric, "", value) for at, (metric, value) in product(rounds, of_model.items())]
+    known = (pd.DataFrame(rows, columns=SCHEMA.names), planted.assign(p_e=1.0), {}, 100.0, 0)
+    runs = [RunResults(name, name, "completed", None, 8000, 8000, *known, name) for name in ("IID, A", "Non-IID, A")]
+    settings = [Setting(run.name, run.name[:-3].lower(), [RunView(Path(run.name), run, None)]) for run in runs]
+    assert 50_000 < len(render(Gathered([], [Line("A", settings)], [])).encode()) < 3_000_000 / 8
 
 
 def test_the_figure_at_the_top_has_each_setting(page: Page, sweep: Made) -> None:
