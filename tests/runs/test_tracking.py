@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faulty import fill, small_disk
 from helpers import Experiment
 from tracker_files import ALL, of_mlflow, of_tensorboard, of_wandb
 from waiting import wait_until
@@ -25,7 +24,7 @@ from flsim.results.tables import memorization_table
 from flsim.runs import config, roundlog
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.runs.trackers import News, WeightsAndBiases
+from flsim.runs.trackers import News
 from server import central as central_server
 from server.pool.evaluations import EvaluationService
 from server.supervision import supervised
@@ -181,27 +180,10 @@ def test_trackers_that_fail_at_the_start(
     assert json.loads((run.path / "run.json").read_text())["status"] == "completed"
 
 
-def test_a_tracker_that_fails_on_the_way(
-    make: Callable[..., Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, log = make("run", ("tensorboard", "wandb")), WeightsAndBiases.log
-
-    def log_or_fail(tracker: WeightsAndBiases, values: Mapping[str, float], round_: int) -> None:
-        if round_ == 4:
-            raise OSError("no space left")
-        log(tracker, values, round_)
-
-    monkeypatch.setattr(WeightsAndBiases, "log", log_or_fail)
-    simulate(run)
-    assert capsys.readouterr().err.count("run: tracking by wandb failed, and the run continues without it: ") == 1
-    assert sorted(of_tensorboard(run.path)["train/loss"]) == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-@pytest.mark.parametrize("harm", ["a file in its place", "a full disk"])
 def test_tensorboard_without_its_folder(
-    make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: str
+    make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It writes in a thread of its own, whose errors Python would print whole."""
+    """It writes in a thread of its own, whose errors Python would print whole. Rounds go on, and it is said once."""
     run = make("run", ("tensorboard",))
     folder = run.path / "tensorboard"
 
@@ -209,14 +191,9 @@ def test_tensorboard_without_its_folder(
         if round_ == 2:
             wait_until(lambda: bool(list(folder.glob("events.*"))))
             folder.rename(tmp_path / "away")
-            if harm == "a full disk":
-                fill(disk)
-                folder.symlink_to(disk)
-            else:
-                folder.touch()
+            folder.touch()
 
-    with small_disk(tmp_path / "disk", megabytes=1) as disk:
-        simulate(run, after=after)
+    simulate(run, after=after)
     said = capsys.readouterr().err
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if "tensorboard" in line]
