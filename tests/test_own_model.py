@@ -205,6 +205,16 @@ def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: 
     assert message in refused.stderr
 
 
+@pytest.mark.nightly
+def test_an_error_in_training_names_file_and_line(own: Experiment) -> None:
+    """Exit code 1: what is tried before training are at most three records together, and a step reads four."""
+    write_model(own.folder, (FORWARD, f"        if len(tokens) > 3: [][0]\n{FORWARD}"))
+    failed = own.flsim("run", own.config, "--out", "run", "--set", "system.retries=0", check=False)
+    (copy,) = (own.folder / "run" / "code").iterdir()
+    assert failed.returncode == 1
+    assert f"{copy}:{LINE}: IndexError: list index out of range" in failed.stderr.splitlines()[-1]
+
+
 def test_an_error_in_evaluation_names_file_and_line(own: Experiment) -> None:
     write_model(own.folder, (FORWARD, f"        if len(tokens) > 8: [][0]\n{FORWARD}"))
     run = Run.create(config.load(own.config), own.folder / "run")
