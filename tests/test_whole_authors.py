@@ -70,18 +70,6 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
     return Imported(texts, source, import_corpus([source], folder / "corpus", SETTINGS, workers=1))
 
 
-def without_whole(corpus: Corpus, path: Path) -> Corpus:
-    """Return the corpus as earlier versions made it, without the splits of whole authors."""
-    shutil.copytree(corpus.path, path)
-    manifest = json.loads((path / "manifest.json").read_text())
-    for split in WHOLE.values():
-        shutil.rmtree(path / split)
-        del manifest["splits"][split], manifest["parameters"]["oov_words"][split]
-        manifest["files"] = {name: about for name, about in manifest["files"].items() if not name.startswith(split)}
-    (path / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-    return Corpus.open(path, verify=True)
-
-
 def naive_utility(run: Run, path: Path, records: Iterable[list[int]]) -> tuple[float, float]:
     """Accuracy and perplexity, one record and one target at a time, by the logits of the model's forward."""
     layout, losses, hits = run.corpus.layout, [], []
@@ -137,18 +125,6 @@ def test_a_run_measures_utility_on_whole_authors(imported: Imported, tmp_path: P
     records = [record for text in texts for record in encoded(imported.corpus, text)]
     values = measured(run)
     assert values["whole_test_users"] == len(texts)
-    expected = naive_utility(run, path, records)
-    assert (values["accuracy"], values["perplexity"]) == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_corpus_without_whole_authors_gives_the_rows_it_gave(imported: Imported, tmp_path: Path) -> None:
-    corpus = without_whole(imported.corpus, tmp_path / "older")
-    run, path = evaluated(tmp_path / "a", corpus)
-    assert "whole_test_users" not in memorization_table([read_run(run.path)])
-    balanced = corpus.split("test")
-    records = [record.tolist() for user in range(len(balanced)) for record in balanced[user]]
-    values = measured(run)
-    assert set(values) == {"accuracy", "accuracy_all_tokens", "perplexity", "references"}
     expected = naive_utility(run, path, records)
     assert (values["accuracy"], values["perplexity"]) == pytest.approx(expected, rel=1e-5)
 

@@ -75,9 +75,9 @@ def sweep(make_run: MakeRun, tmp_path: Path) -> str:
         planned.append({"name": name, "grid": "fedavg", "seed": 0, "axes": {}, "published": published})
         if count:
             bits = [float(count + index) for index in range(9)]
-            measured_ = {"rs": [float(index < count) for index in range(9)], "exposure": bits, "references": 1000.0}
+            found = {"rs": [float(index < count) for index in range(9)], "exposure": bits, "references": 1000.0}
             about = {"setting": f"{partition}, FedAvg, b_u=4", "seed": 0, "series": partition}
-            make_run({10: measured_}, name=f"table1/runs/{name}", **about)
+            make_run({10: found}, name=f"table1/runs/{name}", **about)
     write_sweep(tmp_path / "table1", planned)
     return "table1"
 
