@@ -60,7 +60,7 @@ def rows_of(run: Path) -> pd.DataFrame:
 
 
 def test_a_run_travels_only_adapters_and_is_measured_over_the_space(lora: Experiment, copy_of_trained: Trained) -> None:
-    run = copy_of_trained("evaluation.references=2000000")
+    run = copy_of_trained("evaluation.references=2000000", "evaluation.every=4")
     opened = Run.open(run)
     assert (opened.config.evaluation.references, opened.config.evaluation.also) == (20_000, ("space",))
     params = final_params(run)
@@ -178,16 +178,13 @@ def tokens_of(corpus: Corpus) -> TokenMap:
 
 
 COMMANDS = (
-    "membership run --records 20 --reference base",
     "membership run --records 20 --attack gradient --attack neighbourhood",
-    "membership run --records 20 --unit user --reference base",
     "extract run --records 10 --prefix 2",
     "reveal run --records 5 --references 19",
     "quantize run --bits 8 --out rounded",
     "forgetting run out --pool",
     "canaries run --written",
     "table run rounded",
-    "plan tiny.toml --no-calibration",
     "report run out --out report.html",
 )
 
