@@ -13,7 +13,7 @@ from power.resuming import command
 from flsim.base.progress import say
 from flsim.data.corpus import Corpus
 
-SAMPLE = 40
+SAMPLE = 24
 
 
 def write_posts(path: Path) -> None:
