@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -153,16 +154,18 @@ def test_size_is_where_the_published_share_lies() -> None:
 def test_pairs_and_tau_are_those_counted_one_by_one(values: list[tuple[int, int]]) -> None:
     """Tau-b is (concordant - discordant) over the root of the product of pairs untied in each (Kendall, 1945)."""
     ours, theirs = zip(*values, strict=True)
-    found = order(ours, theirs)
-    a, b = (np.sign(np.subtract.outer(each, each)) for each in (ours, theirs))  # every pair is there twice
-    agrees = np.where(b == 0, np.nan, (1 + a * b) / 2)
-    assert found.pairs == np.count_nonzero(b) / 2
-    assert found.agreeing == np.nansum(agrees) / 2
-    for share, of_row in zip(found.of_rows, agrees, strict=True):
-        assert share == pytest.approx(np.nansum(of_row) / max(1, (~np.isnan(of_row)).sum())) or np.isnan(of_row).all()
-        assert math.isnan(share) == np.isnan(of_row).all()
-    if a.any() and b.any():
-        assert found.tau == pytest.approx((a * b).sum() / math.sqrt(np.count_nonzero(a) * np.count_nonzero(b)))
+    found, pairs = order(ours, theirs), list(combinations(range(len(values)), 2))
+    score = {-1: 0.0, 0: 0.5, 1: 1.0}
+    sign = {
+        (i, j): int(np.sign((ours[i] - ours[j]) * (theirs[i] - theirs[j]))) for i, j in pairs if theirs[i] != theirs[j]
+    }
+    assert (found.pairs, found.agreeing) == (len(sign), sum(score[each] for each in sign.values()))
+    for row, share in enumerate(found.of_rows):
+        of_row = [score[each] for pair, each in sign.items() if row in pair]
+        assert share == pytest.approx(np.mean(of_row)) if of_row else math.isnan(share)
+    untied = sum(ours[i] != ours[j] for i, j in pairs)
+    if sign and untied:
+        assert found.tau == pytest.approx(sum(sign.values()) / math.sqrt(len(sign) * untied))
         assert 0 <= found.p <= 1
     else:
         assert np.isnan([found.tau, found.p]).all()
