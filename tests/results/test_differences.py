@@ -353,3 +353,13 @@ def test_what_cannot_be_compared_says_why(make_curve: Callable[..., RunResults])
         lowest_in_both(run, make_curve("c", [(5.0, 1.0)], status="diverged"))
     with pytest.raises(InputError, match="run d: no evaluation has both perplexity and exposure"):
         lowest_in_both(run, make_curve("d", []))
+
+
+def test_canaries_that_neither_run_planted_are_left_out(make_curve: Callable[..., RunResults]) -> None:
+    """Canaries have values of their own, and all but the first two are planted nowhere."""
+    a, b = make_curve("a", [(5, 1), (4, 5)]), make_curve("b", [(5, 1), (4, 3)])
+    changed = a.rows["value"].where(a.rows["canary"] != a.roster["canary"].iloc[-1], 99.0)
+    drawn = [3, 3] + [0] * (len(a.roster) - 2)
+    runs = [replace(run, roster=run.roster.assign(planned_insertions=drawn)) for run in (a, b)]
+    assert like_utility([replace(runs[0], rows=a.rows.assign(value=changed))], [runs[1]]).differences == [2.0]
+    assert like_utility([replace(a, rows=a.rows.assign(value=changed))], [b]).differences != [2.0]

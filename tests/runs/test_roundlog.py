@@ -42,6 +42,13 @@ def test_every_round_is_there_once(
     assert lost(folder) == missing
 
 
+def test_of_two_lines_about_a_round_the_later_one_stays(tmp_path: Path) -> None:
+    for loss in (1.0, 2.0):
+        append(tmp_path, round=1, loss=loss)
+    settle(tmp_path, 1, by_round=True)
+    assert read(tmp_path) == [{"round": 1, "loss": 2.0}]
+
+
 def test_a_whole_log_is_left_as_it_is(tmp_path: Path) -> None:
     for round_ in (1, 2):
         append(tmp_path, round=round_)
