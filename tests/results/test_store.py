@@ -126,22 +126,18 @@ def test_a_damaged_run_json_is_named(make_run: MakeRun, about: str) -> None:
     assert "run.json: does not describe a run" in refusal(folder)
 
 
-@pytest.mark.parametrize(
-    ("about", "expected"),
-    [
-        ({"setting": "Non-IID, FedAvg"}, ("non-iid", "FedAvg", "Non-IID, FedAvg")),
-        ({"setting": "IID, FedAvg"}, ("iid", "FedAvg", "IID, FedAvg")),
-        ({"setting": "DP-SGD"}, (None, "DP-SGD", "DP-SGD")),
-        ({"setting": "IID, A", "partition": "iid", "label": "A"}, ("iid", "A", "IID, A")),
-        ({"setting": "IID, A", "partition": None, "label": "IID, A"}, (None, "IID, A", "IID, A")),
-    ],
-    ids=["old-non-iid", "old-iid", "old-without-a-partition", "partition", "label-that-looks-like-a-partition"],
-)
-def test_the_partition_of_new_and_of_older_runs(
-    make_run: MakeRun, about: dict[str, str | None], expected: tuple[str | None, str, str]
-) -> None:
-    run = read_run(make_run(**about))
-    assert (run.partition, run.label, run.setting) == expected
+def test_the_partition_of_new_and_of_older_runs(make_run: MakeRun) -> None:
+    """It is stored, or in an older run begins the setting; a label may look like a partition."""
+    for number, (about, expected) in enumerate(
+        (
+            ({"setting": "Non-IID, FedAvg"}, ("non-iid", "FedAvg")),
+            ({"setting": "DP-SGD"}, (None, "DP-SGD")),
+            ({"setting": "IID, A", "partition": "iid", "label": "A"}, ("iid", "A")),
+            ({"setting": "IID, A", "partition": None, "label": "IID, A"}, (None, "IID, A")),
+        )
+    ):
+        run = read_run(make_run(name=f"run-{number}", **about))
+        assert (run.partition, run.label, run.setting) == (*expected, about["setting"])
 
 
 @pytest.mark.parametrize("kept", [0, 4, 500, -1])
