@@ -28,7 +28,7 @@ settings.load_profile("no deadline")
 os.environ["PYTHONFAULTHANDLER"] = "1"  # a process that crashes in C++ code says where
 os.fsync = lambda fd: None  # milliseconds for each file; tests/power records what real commands sync
 LONG = (  # files that last longest, of which most train on Ray
-    *("test_central_run", "faults/", "test_flower", "test_central_cluster", "pool/", "test_own_server_optimizers"),
+    *("test_central_run", "faults/", "test_flower", "test_central_cluster", "pool/", "test_own_optimizers"),
     *("data/test_stores", "cluster/", "algorithms/test_algorithms", "test_extending", "sweeps/test_sweeping"),
     *("runs/test_tracking", "benchmarks/test_training", "deploy/test_slurm", "test_own_model"),
     *("frozen/", "power/", "data/importing/test_restart", "report/test_report_browser", "security/test_values"),

@@ -25,7 +25,7 @@ from documents import (
     inline_commands,
     written_documents,
 )
-from runs.test_config_length import train_split
+from runs.test_config import train_split
 
 import flsim
 from flsim.base.errors import InputError
@@ -36,12 +36,6 @@ RUN_FILES = [path for path in sorted((ROOT / "experiments").glob("*.toml")) if "
 DOCUMENTS = written_documents()
 SHELL = [block for document in DOCUMENTS for block in blocks_of(document) if block.is_shell]
 DIRECTIVES = {"index.md": {"{toctree}"}, "developers.md": {"{toctree}"}, "api.md": {"{eval-rst}"}}  # by page
-PROSE = [
-    "A thing beside `where 1 2 3`. Exposure is 4.0 bits (95% CI 3.2 to 4.8) in Table 3.",
-    "<!-- beside -->",
-    "",
-    "The values are 1, 2 and 3.",
-]
 
 
 def by_name(path: Path) -> str:
@@ -82,9 +76,7 @@ def test_commands_in_blocks_are_ones_that_exist(block: Block) -> None:
     "text",
     [
         "flsim unheard-of",
-        "flsim run experiments/demo.toml --unheard-of",
         "for partition in mars iid; do\n    flsim run experiments/demo.toml --set data.partition=$partition\ndone",
-        "flsim run experiments/demo.toml --set evaluation.every=10 --set evaluation.every_epochs=1",
         "X=1 make unheard-of",
         "python -m flsim.unheard_of",
     ],
@@ -159,7 +151,9 @@ def test_the_reference_has_every_public_name() -> None:
 @pytest.mark.slow
 def test_the_site_is_built_strictly_and_its_pages_fetch_nothing(tmp_path: Path) -> None:
     """Links that a reader follows may lead anywhere."""
-    done = build_site(ROOT / "docs", tmp_path)
+    options = ["--quiet", "--fail-on-warning", "--keep-going", "-d", str(tmp_path / ".doctrees")]
+    command = [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > len(DOCUMENTS)
@@ -170,13 +164,6 @@ def test_the_site_is_built_strictly_and_its_pages_fetch_nothing(tmp_path: Path) 
         assert [address for address in fetched if re.match(r"(https?:)?//", address)] == [], page.name
     for sheet in tmp_path.rglob("*.css"):
         assert not re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
-
-
-def build_site(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Build pages into a folder as `make docs` does."""
-    options = ["--quiet", "--fail-on-warning", "--keep-going", "-d", str(site / ".doctrees")]
-    command = [sys.executable, "-m", "sphinx", *options, str(source), str(site)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
@@ -193,42 +180,25 @@ def test_prose_follows_the_rules() -> None:
 
 
 def test_prose_against_the_rules_is_found() -> None:
-    prose = runpy.run_path(str(ROOT / ".ci" / "prose.py"))
-    page = ROOT / "docs" / "page.md"
-    text = [*PROSE, "", " ".join(["word"] * 31) + ".", "", "|a|b|c|d|e|f|g|", "|-|-|-|-|-|-|-|"]
-    found = list(prose["findings_in"](page, "\n".join(text), 20))
-    assert [line.removeprefix("docs/page.md:") for line in found] == [
-        "1: 'beside': write next to, with, in addition to",
-        "4: 3 numbers in a sentence: The values are 1, 2 and 3....",
-        f"6: 31 words in a sentence: {'word ' * 12}...",
-        "9: 7 columns in a table",
-        "1: 61 words, more than 20",
-    ]
-
-
-def test_prose_against_the_rules_is_found_in_code() -> None:
-    prose = runpy.run_path(str(ROOT / ".ci" / "prose.py"))
-    code = [
-        '"""Return a value beside `beside`.',
+    """On pages, and in docstrings, comments and messages of code."""
+    findings = runpy.run_path(str(ROOT / ".ci" / "prose.py"))["findings_in"]
+    page = [
+        "A thing beside `where 1 2 3`.",
+        "<!-- beside -->",
         "",
-        "    Args:",
-        f"        one: {'word ' * 31}",
-        "        row  the whole row",
-        '"""',
+        "The values are 1, 2 and 3.",
+        "",
+        "word " * 31 + ".",
+    ]
+    code = [
+        '"""Return a value beside `beside`."""',
         "value = 1  # where it is set",
-        "# A comment on two lines tells",
-        "# more.",
-        "raise ValueError('one two three {value} is left', r'(one|two|three|four) told')",
+        "raise ValueError('one two {value} is left')",
     ]
-    found = list(prose["findings_in"](ROOT / "flsim" / "file.py", "\n".join(code), None))
-    assert sorted(line.removeprefix("flsim/file.py:") for line in found) == [
-        "10: 'is left': write remain",
-        "1: 'beside': write next to, with, in addition to",
-        f"4: 31 words in a sentence: {'word ' * 12}...",
-        "5: 'whole': write complete, entire",
-        "7: 'where': write if, when",
-        "8: 'tells': write prints, reports, is logged",
-    ]
+    found = [*findings(ROOT / "docs" / "page.md", "\n".join(page), 20)]
+    found += findings(ROOT / "flsim" / "file.py", "\n".join(code), None)
+    places = [*(f"docs/page.md:{line}" for line in (1, 1, 4, 6)), *(f"flsim/file.py:{line}" for line in (1, 2, 3))]
+    assert sorted(line.partition(": ")[0] for line in found) == places
 
 
 def test_every_command_has_a_guide() -> None:

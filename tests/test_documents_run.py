@@ -41,8 +41,11 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
         "--epsilon 8 --delta 1e-5 --sampler poisson": "--epsilon 8 --delta 1e-5 --sampler fixed-size",
         "--rounds 300": "--rounds 30",
     },
-    "dp-ftrl.md": {"--rounds 160": "--rounds 20"},
-    "participation.md": {"--rounds 160": "--rounds 16"},
+    "dp-ftrl.md": {"--rounds 160": "--rounds 20", "--epsilon 8": "--noise-multiplier 4.5"},
+    "participation.md": {
+        "--rounds 160 --epsilon 8": "--rounds 16 --noise-multiplier 1",
+        "seed=0)": "seed=0, users=60)",
+    },
     "tutorial-language-model.md": {"epochs = 3": "epochs = 1", "rounds = 40": "rounds = 4", "every = 20": "every = 2"},
     "own-data.md": {"rounds = 40": "rounds = 4", "every = 20": "every = 2", "references = 2000": "references = 100"},
 }

@@ -7,16 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import Experiment, assert_same, start, wait_for_round
+from helpers import Experiment, assert_same, wait_for_round
 
 DOCS = Path(__file__).parents[1] / "docs"
-FILES = {
-    "my_model.py": "models.md",
-    "my_measure.py": "measures.md",
-    "my_algorithm.py": "algorithms.md",
-    "my_optimizers.py": "optimizers.md",
-    "my_corpus.py": "corpora.md",
-}
+PAGES = {"my_model": "models", "my_measure": "measures", "my_algorithm": "algorithms", "my_optimizers": "optimizers"}
 
 
 def block_of(name: str, language: str) -> str:
@@ -26,8 +20,8 @@ def block_of(name: str, language: str) -> str:
 
 @pytest.mark.nightly
 def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> None:
-    for file, page in FILES.items():
-        (tmp_path / file).write_text(block_of(page, "python"))
+    for file, page in {**PAGES, "my_corpus": "corpora"}.items():
+        (tmp_path / f"{file}.py").write_text(block_of(f"{page}.md", "python"))
     (tmp_path / "all.toml").write_text(block_of("extending.md", "toml"))
     subprocess.run([sys.executable, "-c", block_of("extending.md", "python")], cwd=tmp_path, check=True)
     text = (DOCS / "extending.md").read_text(encoding="utf-8")
@@ -36,12 +30,8 @@ def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> 
     place = Experiment(tmp_path)
 
     place.flsim(*by_name["data"])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flsim", *by_name["run"]],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-m", "flsim", *by_name["run"]]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = tmp_path / "runs" / "all"
     workers = wait_for_round(run, 3)
     assert len(workers) == 2
@@ -64,23 +54,3 @@ def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> 
         place.flsim(*by_name[name])
     assert (tmp_path / "all.png").stat().st_size > 10_000
     assert "Log-perplexity of a canary, per word that is not known." in (tmp_path / "all.html").read_text()
-
-
-@pytest.mark.nightly
-def test_errors_of_ones_own_name_the_line(experiment: Experiment) -> None:
-    """What fails as soon as it is imported is known before training; what fails in a round, after."""
-    file = experiment.folder / "my_algorithm.py"
-    text = block_of("algorithms.md", "python")
-    options = ("--set", "training.algorithm=my_algorithm.py:Counting")
-    file.write_text(text.replace("class Counting", "nonsense\n\n\nclass Counting"))
-    done = experiment.flsim("run", experiment.config, "--out", "one", *options, check=False)
-    line = 1 + file.read_text().splitlines().index("nonsense")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"my_algorithm.py:{line}: NameError" in done.stderr
-    assert not (experiment.folder / "one").exists()
-    file.write_text(text.replace("trained = user.train()", "trained = user.train() / 0"))
-    process = start(experiment, "--out", "two", *options, "--set", "system.retries=0")
-    assert process.wait(timeout=300) == 1
-    line = next(n for n, of in enumerate(file.read_text().splitlines(), 1) if "/ 0" in of)
-    said = (experiment.folder / "said").read_text().splitlines()[-1]
-    assert re.search(rf"my_algorithm\.[0-9a-f]+\.py:{line}: TypeError", said), said

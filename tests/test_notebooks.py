@@ -2,9 +2,7 @@
 
 import json
 import re
-import warnings
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -54,24 +52,6 @@ def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_each_shorter_setting_is_in_a_notebook() -> None:
     code = "\n".join("\n".join(notebooks.code_of(notebook)) for notebook in NOTEBOOKS.values())
     assert [setting for setting in SHORTER if setting not in code] == []
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_runs_in_a_kernel(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is, which takes minutes."""
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    path = tmp_path / f"{name}.ipynb"
-    nbformat.write(nbformat.from_dict(NOTEBOOKS[name]), path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nbclient's and its event loop's
-        notebooks.run(path)
-    again = json.loads(path.read_text(encoding="utf-8"))
-    assert [kinds_of(cell) for cell in again["cells"]] == [kinds_of(cell) for cell in NOTEBOOKS[name]["cells"]]
-
-
-def kinds_of(cell: dict[str, Any]) -> list[str]:
-    return [output["output_type"] for output in cell.get("outputs", ())]
 
 
 def test_a_page_of_the_site_has_text_code_printed_lines_and_figures() -> None:

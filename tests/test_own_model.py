@@ -1,5 +1,7 @@
-"""A network of a user's own: trained, saved and verified as a built-in one, and refused with a word where it cannot."""
+"""A network of a user's own: trained, saved and known by its file, and refused with a word where it cannot."""
 
+import re
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import Experiment
-from own_model import CENTRAL, SECTION, TINY_OWN, line_of, write_model
+from own_model import CENTRAL, SECTION, TINY_OWN, TWISTED, line_of, write_model
 from populations import InMemory
 from stepping import LAYOUT, batch_of, same, source
 from torch import Tensor
@@ -15,8 +17,11 @@ from torch.nn.functional import cross_entropy
 
 import flsim
 from flsim.algorithms import fedavg
+from flsim.algorithms.checkpoint import load, save
 from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError, RunFailed
+from flsim.base.files import file_digest
+from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, restore
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LogitModel, Params, TrainableModel
@@ -29,6 +34,7 @@ from flsim.training.central import CentralHParams, CentralTraining, init, train_
 from flsim.training.central.record_level import record_gradients
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams
+from flsim.training.own_model import refuse_unfit
 
 FORWARD = "        hidden, _"
 LINE = line_of(FORWARD)
@@ -112,9 +118,8 @@ def test_gradients_of_single_records(hparams: ModelHParams) -> None:
     privacy = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.3)
     settings = CentralHParams(batch_size=3, optimizer="adam", learning_rate=0.01, steps=6)
     training = CentralTraining(source(RECORDS), settings, 0, privacy=privacy, model=hparams)
-    ((half, _), (whole, _)) = train_central(
-        init(LAYOUT.vocabulary_size, hparams, 0), training, 6, lambda step: step == 2
-    )
+    first = init(LAYOUT.vocabulary_size, hparams, 0)
+    ((half, _), (whole, _)) = train_central(first, training, 6, lambda step: step == 2)
     ((again, _),) = train_central(half, training, 6)
     assert same(again, whole)
 
@@ -138,15 +143,10 @@ def test_capabilities_belong_to_the_class_that_declares_them(tmp_path: Path) -> 
             engine_of("cohort", model, LAYOUT, precise)
 
 
-def test_simulate_trains_and_evaluate_measures_it(own: Experiment) -> None:
-    """In this process, from Python; a network that is none is refused before its first round."""
-    corpus = flsim.open_corpus(own.folder / "corpus")
-    planted = flsim.plant(corpus, flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2), partition="non-iid", seed=0)
+def test_simulate_refuses_what_is_no_network(own: Experiment) -> None:
+    """By the call itself, before the first round."""
+    planted = flsim.plant(own.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
     model = flsim.Model(8, architecture=f"{own.folder}/mine.py:TwistedGRU", options={"scale": 2.5})
-    *_, state = flsim.simulate(planted, model, flsim.FedAvg(cohort=6), rounds=2)
-    assert (state.round, "words.weight" in state.params) == (2, True)
-    found = flsim.evaluate(state, planted, architecture=model, references=50)
-    assert "perplexity" in set(found["metric"])
     write_model(own.folder, (FORWARD, f"        [][0]\n{FORWARD}"))
     with pytest.raises(InputError, match=rf"mine.py:{LINE}: IndexError"):
         flsim.simulate(planted, model, flsim.FedAvg(cohort=6), rounds=2)
@@ -162,42 +162,31 @@ def test_weights_of_few_bits_are_the_frozen_ones_too(hparams: ModelHParams) -> N
 
 TIED = "self.out.weight = self.words.weight"
 BUFFER = "        self.register_buffer("
+STEP = "    def step(self, state, tokens):\n        return self.start(state[0])\n\n"
 CHANGES: dict[str, list[tuple[str, str]]] = {
     "mine.py:2: ModuleNotFoundError: No module named 'nothing_such'": [("import torch\n", "\nimport nothing_such\n")],
     f"mine.py:{line_of(BUFFER)}: AttributeError: 'ModelHParams' object": [("hparams.options", "hparams.choices")],
     f"mine.py:{LINE}: ValueError: not enough values to unpack": [(FORWARD, "        hidden, _, _")],
-    "is not a subclass of flsim.models.language_model.TrainableModel": [
-        ("class TwistedGRU(TrainableModel)", "class TwistedGRU")
-    ],
+    "is not a subclass of flsim.models.language_model.": [("class TwistedGRU(TrainableModel)", "class TwistedGRU")],
     "the logits of forward differ between two calls": [("self.out(hidden)", "self.out(nn.functional.dropout(hidden))")],
     "positions of forward depend on later tokens": [("self.out(hidden)", "self.out(hidden.flip(1))")],
     "forward returns [2, 40], not logits [2, 4, 40]": [("self.out(hidden)", "self.out(hidden)[:, -1]")],
     "the loss does not depend on parameter more": [(TIED, f"{TIED}; self.more = nn.Parameter(torch.zeros(1))")],
-    "differ between two constructions; the constructor must": [
-        ("torch.from_numpy(twist).float()", "torch.randn(size, size)")
-    ],
+    "differ between two constructions": [("torch.from_numpy(twist).float()", "torch.randn(size, size)")],
     "reading changes its buffers or frozen parameters": [
         (BUFFER, f'{BUFFER}"seen", torch.zeros(()))\n{BUFFER}'),
         (FORWARD, f"        self.seen += 1\n{FORWARD}"),
     ],
-    "start and step give different log-probabilities": [
-        (
-            "    def forward",
-            "    def step(self, state, tokens):\n        return self.start(state[0])\n\n    def forward",
-        )
-    ],
+    "start and step give different log-probabilities": [("    def forward", f"{STEP}    def forward")],
 }
 
 
 @pytest.mark.parametrize(("message", "changes"), CHANGES.items(), ids=lambda value: str(value)[:20])
-def test_what_is_no_such_network_is_refused_before_training(
-    own: Experiment, message: str, changes: list[tuple[str, str]]
-) -> None:
-    write_model(own.folder, *changes)
-    refused = own.call("run", own.config, "--out", "run", check=False)
-    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
-    assert message in refused.stderr
-    assert not (own.folder / "run").exists()
+def test_what_is_no_such_network_is_refused(tmp_path: Path, message: str, changes: list[tuple[str, str]]) -> None:
+    """The command refuses it in the same words: `test_what_engines_cannot_do_is_refused`."""
+    model = ModelHParams(8, architecture=f"{write_model(tmp_path, *changes)}:TwistedGRU", options={"scale": 2.5})
+    with pytest.raises(InputError, match=f"^[^\n]*{re.escape(message)}[^\n]*$"):
+        refuse_unfit(model, Layout(40, 20), 0)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +195,7 @@ def test_what_is_no_such_network_is_refused_before_training(
         (CENTRAL, "training.precision='bf16'", 'trains in float32; training.precision "bf16" needs "cifg"'),
         (CENTRAL, "training.dropout=0.1", "training.dropout needs a NextWordModel, but "),
         (TINY_OWN, "model.options.scale=inf", "scale must be text, true, false or a finite number, found inf"),
+        (TINY_OWN, "model.options={}", f"mine.py:{line_of(BUFFER)}: KeyError"),
     ],
 )  # fmt: skip
 def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: str, message: str) -> None:
@@ -216,19 +206,13 @@ def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "kind", [TINY_OWN, pytest.param(CENTRAL, marks=pytest.mark.nightly)], ids=["federated", "central"]
-)
-def test_an_error_in_training_names_file_and_line(own: Experiment, kind: str) -> None:
+def test_an_error_in_training_names_file_and_line(own: Experiment) -> None:
     """Exit code 1: what is tried before training are at most three records together, and a step reads four."""
-    own.config.write_text(kind + SECTION)
     write_model(own.folder, (FORWARD, f"        if len(tokens) > 3: [][0]\n{FORWARD}"))
-    options = ("--set", "system.retries=0")
-    failed = own.flsim("run", own.config, "--out", "run", *options, check=False)
+    failed = own.flsim("run", own.config, "--out", "run", "--set", "system.retries=0", check=False)
     (copy,) = (own.folder / "run" / "code").iterdir()
-    last = failed.stderr.splitlines()[-1]
     assert failed.returncode == 1
-    assert f"{copy}:{LINE}: IndexError: list index out of range" in last
+    assert f"{copy}:{LINE}: IndexError: list index out of range" in failed.stderr.splitlines()[-1]
 
 
 def test_an_error_in_evaluation_names_file_and_line(own: Experiment) -> None:
@@ -237,3 +221,39 @@ def test_an_error_in_evaluation_names_file_and_line(own: Experiment) -> None:
     path = run.save(replace(run.training().first_state(), round=4))
     with pytest.raises(RunFailed, match=rf"mine.*\.py:{LINE}: IndexError: list index out of range"):
         evaluate_checkpoint(run.path, path)
+
+
+def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
+    """A changed file is refused, on resume as by whoever verifies; the digest knows the content, and no path."""
+    settings = config.load(own.config)
+    run = Run.create(settings, own.folder / "run")
+    assert run.config.digest == settings.digest == Run.open(run.path).config.digest
+    other = shutil.copytree(own.folder, own.folder.parent / "other", ignore=shutil.ignore_patterns("run"))
+    assert config.load(other / "tiny.toml").digest == settings.digest
+    (copy,) = (run.path / "code").iterdir()
+    assert Run.reopen(settings, run.path).parameters["model.architecture"] == f"{copy.name}:TwistedGRU"
+    before = settings.digest
+    write_model(own.folder, ("self.scale * ", "(1 + self.scale) * "))
+    refused = own.call("run", own.config, "--out", "run", "--resume", check=False)
+    message = f"run: this run was started with another version of {own.folder}/mine.py, which is {copy};"
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert message in refused.stderr
+    assert config.load(own.config).digest != before
+    copy.write_text(TWISTED + "\n")
+    with pytest.raises(InputError, match=re.escape(f"{copy}: the file changed after the run was started; restore")):
+        Run.open(run.path).verify()
+
+
+def test_a_checkpoint_knows_the_content_of_the_file_and_what_stays(own: Experiment) -> None:
+    run = Run.create(config.load(own.config), own.folder / "run")
+    state = run.training().first_state()
+    path = run.save(replace(state, round=4))
+    _, provenance = load(path)
+    digest = file_digest(own.folder / "mine.py")
+    assert provenance.model.architecture == f"{digest}.py:TwistedGRU"
+    assert provenance.model.options == {"scale": 2.5}
+    assert provenance.frozen == build(40, run.config.model).frozen_digest
+    assert same(run.load(path), replace(state, round=4))
+    other = save(run.path / "checkpoints", replace(state, round=6), replace(run.provenance, frozen="0" * 64))
+    with pytest.raises(InputError, match=r"this checkpoint has another model .* frozen 000000000000"):
+        run.load(other)

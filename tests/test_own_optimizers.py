@@ -1,24 +1,30 @@
-"""Optimizers and schedules of a user's own in every engine of local and of central training."""
+"""Optimizers and schedules of a user's own in every engine of training, and on the server."""
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import Experiment
 from own_optimizers import OWN
 from stacking import LAYOUT, model_of, random_population, start_of
 from stepping import same, training_of
 from stepping import start as central_start
-from training_oracle import train_cohort
 
+from flsim.algorithms import server_optimizers
 from flsim.algorithms.checkpoint import Provenance, load, save
 from flsim.algorithms.fedavg import train_user
 from flsim.algorithms.rounds import LocalEngine, engine_of
-from flsim.base.errors import InputError
+from flsim.algorithms.server_optimizers import ServerOptimizerHParams
+from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
+from flsim.planning.plan import checkpoint_bytes
+from flsim.runs.config import load as load_config
+from flsim.runs.folder import Run
 from flsim.training.central import CentralHParams, train_central
 from flsim.training.central.engines import engine_of as central_engine_of
 from flsim.training.central.stacked_engine import StackedEngine
@@ -66,14 +72,6 @@ def test_a_class_of_ones_own_steps_as_its_paper_says(own: Path) -> None:
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-12, msg=name)
 
 
-def test_a_function_that_makes_torchs_own_equals_the_built_in_name_bit_for_bit(own: Path) -> None:
-    model = model_of(0)
-    hparams = LocalHParams(batch_size=3, learning_rate=0.01, optimizer="adam")
-    built_in = train_cohort(model, POPULATION, range(5), hparams, 0, 0)
-    mine = train_cohort(model, POPULATION, range(5), replace(hparams, optimizer=f"{own}:adam"), 0, 0)
-    assert all(torch.equal(mine.delta[name], value) for name, value in built_in.delta.items())
-
-
 @pytest.mark.parametrize("name", ["Tanh", "stacked"])
 @pytest.mark.parametrize("micro_cohort", [None, 3])
 def test_every_engine_steps_alike(
@@ -107,11 +105,10 @@ def test_engines_are_the_fast_ones_where_they_can_be(own: Path) -> None:
 RECORDS = [[1, 2, 3], [4, 4], [6, 7, 8, 9, 1, 2], [3], [], [5, 5, 5, 5]]
 
 
-@pytest.mark.parametrize("name", ["made", "stacked", "decayed", "adam"])
-@pytest.mark.parametrize("engine", ["fused", "autograd"])
-def test_central_training_goes_on_from_a_checkpoint_to_the_same_bits(
-    own: Path, tmp_path: Path, name: str, engine: str
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "engine"), [("made", "autograd"), ("stacked", "fused"), ("decayed", "fused"), ("adam", "autograd")]
+)
+def test_central_training_goes_on_to_the_same_bits(own: Path, tmp_path: Path, name: str, engine: str) -> None:
     hparams = CentralHParams(steps=7, batch_size=4, optimizer=f"{own}:{name}", learning_rate=0.05, schedule="cosine")
     training = training_of(RECORDS, hparams, engine)  # type: ignore[arg-type]
     (at_3, _), (whole, _) = train_central(central_start(), training, 7, {3}.__contains__)
@@ -127,9 +124,8 @@ def test_central_training_goes_on_from_a_checkpoint_to_the_same_bits(
 def test_central_engines_step_alike(own: Path) -> None:
     """Autograd, packed, and stacked where there is a direction; weight decay is torch's."""
     for name, decay in (("made", 0.0), ("stacked", 0.0), ("decayed", 0.1)):
-        hparams = CentralHParams(
-            steps=7, batch_size=4, optimizer=f"{own}:{name}", learning_rate=0.05, weight_decay=decay
-        )
+        settings = {"optimizer": f"{own}:{name}", "learning_rate": 0.05, "weight_decay": decay}
+        hparams = CentralHParams(steps=7, batch_size=4, **settings)  # type: ignore[arg-type]
         ((exact, _),) = train_central(central_start(), training_of(RECORDS, hparams, "autograd"), 7)
         packed = training_of(RECORDS, hparams)
         ((found, _),) = train_central(central_start(), packed, 7)
@@ -147,17 +143,11 @@ def test_central_engines_step_alike(own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "Counting",
-            "stores 'steps', int, for a weight of shape (3, 2); a checkpoint holds tensors of the weight's shape",
-        ),
+        ("Counting", "stores 'steps', int, for a weight of shape (3, 2); a checkpoint holds tensors of the weight's"),
         ("Grouped", "its steps change param_groups, which checkpoints do not store; store this in its state"),
         ("Failing", "my_optimizers.py:{line}: ArithmeticError: no way down"),
         ("no_optimizer", "returned float, not a torch.optim.Optimizer with a learning rate"),
-        (
-            "other_arguments",
-            "cannot be created from (parameters, lr): other_arguments() got an unexpected keyword argument 'lr'",
-        ),
+        ("other_arguments", "cannot be created from (parameters, lr): other_arguments() got an unexpected keyword"),
         ("missing", "the file does not define missing; correct the name of the optimizer"),
     ],
 )
@@ -173,3 +163,111 @@ def test_what_cannot_be_trained_with_is_refused_before_anything_is(own: Path, na
     else:
         with pytest.raises(InputError):
             refuse_failing(hparams.optimizer)
+
+
+def updates() -> list[Params]:
+    rng, shapes = stream(0, "test", "own updates"), {"a": (3, 2), "b": (5,)}
+    return [{name: torch.from_numpy(rng.normal(size=shape)) for name, shape in shapes.items()} for _ in range(9)]
+
+
+def stepped(hparams: ServerOptimizerHParams) -> Params:
+    params = {"a": torch.ones(3, 2, dtype=torch.float64), "b": torch.zeros(5, dtype=torch.float64)}
+    moments = server_optimizers.init(params, hparams)
+    for update in updates():
+        params, moments = server_optimizers.apply(params, update, moments, hparams)
+    return params
+
+
+def test_fedadam_written_again_equals_the_built_in_one_bit_for_bit(own: Path) -> None:
+    settings = ServerOptimizerHParams("adam", 0.1, 0.9, 0.95, 0.01)
+    mine = stepped(replace(settings, server_optimizer=f"{own}:fedadam"))
+    assert all(torch.equal(mine[name], value) for name, value in stepped(settings).items())
+
+
+def test_a_server_optimizer_sees_all_tensors(own: Path) -> None:
+    """Every step of the normalized one is eta long, over both tensors, along the corrected mean, by hand."""
+    beta, eta = 0.8, 0.25
+    params = stepped(ServerOptimizerHParams(f"{own}:normalized", eta, beta))
+    x = [1.0] * 6 + [0.0] * 5
+    m = [0.0] * 11
+    for count, update in enumerate(updates(), start=1):
+        d = torch.cat([update["a"].flatten(), update["b"]]).tolist()
+        m = [beta * old + (1 - beta) * new for old, new in zip(m, d, strict=True)]
+        mean = [value / (1 - beta**count) for value in m]
+        norm = sum(value**2 for value in mean) ** 0.5
+        x = [old + eta * value / norm for old, value in zip(x, mean, strict=True)]
+    trained = torch.cat([params["a"].flatten(), params["b"]]).tolist()
+    assert trained == pytest.approx(x, rel=0, abs=1e-6)  # steps count in float32
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bad", "'x': names or shapes differ from those of the model's parameters"),
+        ("alone", "takes 1 positional argument but 2 were given; it needs init(x, settings) and apply(x, D, moments"),
+        ("forgetful", "the step changes the slots ['m', 'step'] into []; keep the same slots"),
+        ("halves", "found function, not a ServerOptimizer; create one with flsim.algorithms.server_optimizers."),
+    ],
+)
+def test_a_server_optimizer_that_is_none_is_refused(own: Path, name: str, message: str) -> None:
+    hparams = ServerOptimizerHParams(f"{own}:{name}")
+    with pytest.raises(InputError) as caught:
+        server_optimizers.refuse_unfit(hparams, 12, ModelHParams(3, 5))
+    assert message in str(caught.value)
+
+
+def test_an_error_in_a_later_round_names_the_line(own: Path) -> None:
+    own.write_text(
+        OWN
+        + """
+
+def _late(x, d, moments, eta, settings):
+    if not any(d[name].any() for name in d):
+        raise ZeroDivisionError("nothing to follow")
+    return x, {}
+
+
+late = ServerOptimizer("Late", lambda x, settings: {}, _late)
+"""
+    )
+    hparams = ServerOptimizerHParams(f"{own}:late")
+    server_optimizers.refuse_unfit(hparams, 12, ModelHParams(3, 5))
+    zero = {"a": torch.zeros(2, dtype=torch.float64)}
+    with pytest.raises(RunFailed, match=r"my_optimizers\.py:\d+: ZeroDivisionError: nothing to follow$"):
+        server_optimizers.apply(zero, zero, {}, hparams)
+
+
+def test_rows_digests_and_plans_know_ones_own(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(experiment.folder)
+    own = experiment.folder / "my_optimizers.py"
+    own.write_text(OWN)
+
+    plain, mine = (
+        load_config(experiment.config, overrides)
+        for overrides in ((), ("training.server_optimizer=my_optimizers.py:normalized",))
+    )
+    assert mine.setting == "Non-IID, FedAvg+Normalized, b_u=6"
+    assert mine.digest != plain.digest
+    assert checkpoint_bytes(mine, 40) == 2 * checkpoint_bytes(plain, 40)  # a mean like the model, and a count
+    before = mine.digest
+    own.write_text(OWN + "# another version\n")
+    assert mine.digest != before
+
+
+def test_the_document_s_optimizers_train(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(experiment.folder)
+    text = (Path(__file__).parents[1] / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    code, settings = (text.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "toml"))
+    (experiment.folder / "my_optimizers.py").write_text(code)
+    overrides = [
+        f"{section}.{name}={value if isinstance(value, float) else repr(value)}"
+        for section, values in tomllib.loads(settings).items()
+        for name, value in values.items()
+    ]
+    run = Run.create(load_config(experiment.config, overrides), experiment.folder / "run")
+    training = run.training()
+    *_, state = training.states(training.first_state(), 3)
+    assert state.round == 3
+    assert state.moments.keys() == {"m"}
+    assert run.setting == "Non-IID, FedAvg+Normalized, b_u=6"
+    assert not same(state, training.first_state())

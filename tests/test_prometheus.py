@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import PARTITION, Experiment, Trained
+from helpers import PARTITION, PRIVATE, Experiment, Trained
 from prometheus_client.parser import text_string_to_metric_families
 from raynodes import free_place, free_port, started
 from waiting import wait_until
@@ -41,10 +41,8 @@ class Prometheus:
 
     def figures_of(self, run: str) -> dict[Key, float]:
         """The newest driver's figures of a run, by name and tags."""
-        drivers = [
-            {(n, t - {("run", run)}): v for (n, t), v in each.items() if ("run", run) in t}
-            for each in self._seen.values()
-        ]
+        of_run = ("run", run)
+        drivers = [{(n, t - {of_run}): v for (n, t), v in each.items() if of_run in t} for each in self._seen.values()]
         return next((each for each in reversed(drivers) if each), {})
 
     def wait(self, run: str, happened: Callable[[dict[Key, float]], bool]) -> dict[Key, float]:
@@ -95,16 +93,11 @@ def assert_folder_says(seen: dict[Key, float], run: Path, rounds: int) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["federated", "central"])
 def test_prometheus_reads_what_the_folder_says(experiment: Experiment, prometheus: Prometheus, kind: str) -> None:
-    settings: tuple[str, ...] = (
-        "privacy.mechanism=dp",
-        "privacy.clip=0.5",
-        "privacy.noise_multiplier=0.8",
-        "evaluation.every=1000",
-    )
+    settings = [*PRIVATE[3:6], "evaluation.every=1000"]
     length = "training.rounds=30"
     if kind == "central":
         experiment.config.write_text(f"{PARTITION}[evaluation]\nreferences = 200\n[system]\ncheckpoint_every = 50\n")
-        settings += ("training.kind=central", "training.batch_size=9")
+        settings += ["training.kind=central", "training.batch_size=9"]
         length = "training.steps=1000"
     run = experiment.run(kind, *settings, length, options=["--address", prometheus.address])
     rounds = len(lines(run / "rounds.jsonl")) if kind == "federated" else 1000

@@ -139,7 +139,7 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
         ("layers", "secret-sharer-layers-runs"),
     ],
 )
-def test_tables_are_computed_from_the_measurements(
+def test_tables_are_computed_again(
     experiment: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written again, the files are equal byte for byte."""

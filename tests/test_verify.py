@@ -15,9 +15,7 @@ from flsim.runs.folder import Run
 
 
 @pytest.mark.slow
-def test_any_round_of_a_private_run_is_trained_again_to_the_same_state(
-    trained: Trained, flsim: Flsim, tmp_path: Path
-) -> None:
+def test_any_round_of_a_private_run_is_equal(trained: Trained, flsim: Flsim, tmp_path: Path) -> None:
     run = shutil.copytree(trained(*SETTINGS), tmp_path / "run")
     # Checkpoints: evaluated rounds, and the last before the end.
     for round_, start in ((1, 0), (10, 0), (27, 25), (30, 25)):

@@ -24,12 +24,12 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.importing.gather import ImportHParams, split_of
 from flsim.data.importing.run import import_corpus
-from flsim.data.inspect import inspect
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.records import Records
 from flsim.data.stores import fetched
 from flsim.defences.deduplication import DeduplicationHParams, deduplicate
-from flsim.report.page import write_report
+from flsim.report.gather import gather
+from flsim.report.page import render
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
 from flsim.runs.config import load
@@ -68,18 +68,6 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
     posts = [(author, " ".join(" ".join(words) for words in text)) for author, text in texts.items()]
     source = write_jsonl(folder / "posts.jsonl", posts)
     return Imported(texts, source, import_corpus([source], folder / "corpus", SETTINGS, workers=1))
-
-
-def without_whole(corpus: Corpus, path: Path) -> Corpus:
-    """Return the corpus as earlier versions made it, without the splits of whole authors."""
-    shutil.copytree(corpus.path, path)
-    manifest = json.loads((path / "manifest.json").read_text())
-    for split in WHOLE.values():
-        shutil.rmtree(path / split)
-        del manifest["splits"][split], manifest["parameters"]["oov_words"][split]
-        manifest["files"] = {name: about for name, about in manifest["files"].items() if not name.startswith(split)}
-    (path / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-    return Corpus.open(path, verify=True)
 
 
 def naive_utility(run: Run, path: Path, records: Iterable[list[int]]) -> tuple[float, float]:
@@ -141,40 +129,13 @@ def test_a_run_measures_utility_on_whole_authors(imported: Imported, tmp_path: P
     assert (values["accuracy"], values["perplexity"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_corpus_without_whole_authors_gives_the_rows_it_gave(imported: Imported, tmp_path: Path) -> None:
-    corpus = without_whole(imported.corpus, tmp_path / "older")
-    run, path = evaluated(tmp_path / "a", corpus)
-    balanced = corpus.split("test")
-    records = [record.tolist() for user in range(len(balanced)) for record in balanced[user]]
-    values = measured(run)
-    assert set(values) == {"accuracy", "accuracy_all_tokens", "perplexity", "references"}
-    expected = naive_utility(run, path, records)
-    assert (values["accuracy"], values["perplexity"]) == pytest.approx(expected, rel=1e-5)
-
-
 def test_results_say_whose_text_it_is(imported: Imported, tmp_path: Path) -> None:
-    runs = (
-        evaluated(tmp_path / "whole", imported.corpus),
-        evaluated(tmp_path / "balanced", without_whole(imported.corpus, tmp_path / "older")),
-    )
-    authors, (whole, balanced) = len(imported.authors_of("test")), [read_run(run.path) for run, _ in runs]
+    run, _ = evaluated(tmp_path / "whole", imported.corpus)
+    authors, whole = len(imported.authors_of("test")), read_run(run.path)
     table = memorization_table([whole])
     assert table["whole_test_users"].tolist() == [authors]
-    for written in (to_markdown(table), to_latex(table), to_markdown(over_seeds([whole]))):
+    for written in (to_markdown(table), to_latex(table), to_markdown(over_seeds([whole])), render(gather([run.path]))):
         assert f"{authors} complete test authors" in " ".join(written.split())
-    assert "whole_test_users" not in memorization_table([balanced])
-    write_report([runs[0][0].path], tmp_path / "report.html")
-    assert f"{authors} complete test authors" in " ".join((tmp_path / "report.html").read_text().split())
-
-
-def test_both_populations_are_inspected(imported: Imported) -> None:
-    summary = inspect(imported.corpus)
-    assert summary["utility"] == "test-whole"
-    records = {author: len(imported.texts[author]) for author in imported.authors_of("test")}
-    whole = summary["splits"]["test-whole"]
-    assert whole["users"] == len(records)
-    assert whole["records_per_user"]["max"] == max(records.values())
-    assert summary["splits"]["test"]["words_per_user"]["max"] < 2 * WORDS_PER_USER
 
 
 def test_rewritten_corpora_have_the_same_whole_authors(imported: Imported, tmp_path: Path) -> None:
@@ -200,9 +161,7 @@ def test_no_canary_is_text_of_a_whole_author(imported: Imported, tmp_path: Path)
     assert after[1:] == before[1:]
 
 
-def test_whole_authors_are_fetched_and_half_of_them_are_refused(
-    imported: Imported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_authors_are_fetched(imported: Imported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLSIM_CACHE", str(tmp_path / "cache"))
     assert folder_bytes(fetched(f"file://{imported.corpus.path}")) == folder_bytes(imported.corpus.path)
     half = tmp_path / "half"

@@ -27,13 +27,8 @@ UNREAD = re.compile(  # what nobody reads who goes on: half-written things, and 
 class Op:
     """A step that changes a disk; paths are relative to the folder that is watched.
 
-    Attributes:
-        kind: what it does. ``trim`` sets a file's length.
-        path: of the file or folder.
-        to: new path of a rename.
-        at: byte that a write begins at, None for the file's end; length for a trim.
-        data: bytes of a write.
-        began: for a sync, number of steps that had ended when it began: only those are safe after it.
+    `at` is the byte that a write begins at, None for the file's end, and the length for a ``trim``. `began` is the
+    number of steps that had ended when a sync began: only those are safe after it.
     """
 
     kind: Literal["make", "create", "write", "trim", "rename", "remove", "sync"]
@@ -46,15 +41,9 @@ class Op:
 
 @dataclass(eq=False)
 class Node:
-    """A file or a folder.
+    """A file or a folder: what it holds now, and what is safe, which is there if nothing reaches the disk any more.
 
-    Attributes:
-        is_folder: which of them.
-        names: of a folder: what is in it now.
-        safe_names: of a folder: what is in it if nothing reaches the disk any more.
-        safe: of a file: its bytes if nothing reaches the disk any more.
-        writes: of a file: steps since then, each with its number, where it begins, and its bytes; None trims.
-        now: of a file: its bytes if everything reaches the disk.
+    `writes` are the steps since then: number, first byte, and bytes; None trims.
     """
 
     is_folder: bool
@@ -76,11 +65,9 @@ class Node:
         first = 0 if is_trimmed else min(at for _, at, _ in self.writes)
         middle = (first + len(self.now)) // 2
         unwritten = self.safe[: len(self.now)].ljust(len(self.now), b"\0")
-        return {
-            "half": self.now[:middle] + self.safe[middle:],
-            "zeros": unwritten,
-            "tail": unwritten[:middle] + self.now[middle:],
-        }[mode]
+        if mode == "half":
+            return self.now[:middle] + self.safe[middle:]
+        return unwritten if mode == "zeros" else unwritten[:middle] + self.now[middle:]
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,11 +29,6 @@ def record(command: Sequence[str], folder: Path, env: dict[str, str] | None = No
     """Run a command, which is to succeed and to name files by absolute paths, and return what it did to a folder.
 
     Skips the test where `strace` is missing or is not allowed to trace.
-
-    Args:
-        command: what to run.
-        folder: the folder.
-        env: variables for the command, beside those of this process.
     """
     strace = shutil.which("strace")
     if strace is None or subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True).returncode:

@@ -15,23 +15,15 @@ from flsim.base.rng import stream
 
 IS_WHOLE, SEED = bool(os.environ.get("CHAOS_KILLS")), int(os.environ.get("CHAOS_SEED", "0"))
 
-GoOn = Callable[
-    [Path], str
-]  # goes on in a folder; in a word, what came of it; raises AssertionError where that is wrong
+GoOn = Callable[[Path], str]  # goes on in a folder; in a word, what came of it; an AssertionError where that is wrong
 
 
 @dataclass
 class Replay:
     """What came of the states of one recording.
 
-    Attributes:
-        name: of the recording.
-        steps: how many were recorded; after each the power is lost.
-        states: how many states that makes, before equal ones are taken together.
-        distinct: how many of them differ.
-        ends: in a word -> number of states that ended so.
-        last: those of them that can be there once the command has ended.
-        wrong: what was wrong, with the state's place.
+    `ends` counts states by what came of them, in a word; `last` counts those that can be there once the command has
+    ended. `wrong` has what was wrong, with the state's place.
     """
 
     name: str
@@ -63,14 +55,8 @@ def replay(
 ) -> Replay:
     """Lose power after each step, in every way that the disk knows, and go on from each different state once.
 
-    Args:
-        name: of the recording.
-        ops: its steps.
-        scratch: a folder for the states, one at a time.
-        go_on: goes on in a folder, returns in a word what came of it, and raises an error where that is wrong.
-        sample: how many states to try, spread over the steps; None for all.
-        start: what the folder held before the first step, all of it safe.
-        leave_out: pattern of paths; the power is not lost after steps that concern these.
+    States are laid out in `scratch`, one at a time; `sample` of them are tried, spread over the steps, or all. At first
+    the folder holds `start`, all of it safe. Power is not lost after steps with paths of the pattern `leave_out`.
     """
     disk, rng = Disk(start), stream(SEED, "power", name)
     by_digest: dict[str, tuple[int, State]] = {}

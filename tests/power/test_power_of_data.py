@@ -13,7 +13,7 @@ from power.resuming import command
 from flsim.base.progress import say
 from flsim.data.corpus import Corpus
 
-SAMPLE = 40
+SAMPLE = 24
 
 
 def write_posts(path: Path) -> None:
@@ -42,9 +42,8 @@ def test_an_import_that_lost_power_gives_the_same_corpus(tmp_path: Path, workers
         assert code or [path.name for path in state.iterdir()] == ["corpus"]
         return "there" if code else "continued" if "continuing" in said else "begun again"
 
-    made = replay(
-        f"import, {workers} process{'es' * (workers > 1)}", ops, tmp_path, go_on, None if IS_WHOLE else SAMPLE
-    )
+    name = f"import, {workers} process{'es' * (workers > 1)}"
+    made = replay(name, ops, tmp_path, go_on, None if IS_WHOLE else SAMPLE)
     say(f"\n{HEAD}\n{made.row()}\n")
     assert not made.wrong, json.dumps(made.wrong, indent=2)
     assert made.ends["continued"]

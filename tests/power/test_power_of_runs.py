@@ -15,15 +15,8 @@ from power.replaying import HEAD, IS_WHOLE, GoOn, Replay, replay
 
 from flsim.base.progress import say
 
-SMALL = (
-    "canaries.p_u=[0.5]",
-    "canaries.p_e=[1.0]",
-    "canaries.count=1",
-    "evaluation.references=20",
-    "evaluation.every=3",
-    "system.checkpoint_every=2",
-    "system.tracking=[]",
-)
+CANARY = ("canaries.p_u=[0.5]", "canaries.p_e=[1.0]", "canaries.count=1")
+SMALL = (*CANARY, "evaluation.references=20", "evaluation.every=3", "system.checkpoint_every=2", "system.tracking=[]")
 FEDERATED = (*SMALL, *PRIVATE, "training.rounds=6")
 STEPS = (*SMALL, "training.steps=6")
 HERE = str(Path(resuming.__file__))
@@ -66,9 +59,7 @@ def going_on(experiment: Experiment, settings: tuple[str, ...], whole: dict[str,
 @pytest.mark.parametrize(
     ("name", "settings"), [("central run", STEPS), ("federated run", FEDERATED)], ids=["central", "federated"]
 )
-def test_a_run_that_lost_power_ends_as_if_it_had_not(
-    experiment: Experiment, name: str, settings: tuple[str, ...]
-) -> None:
+def test_a_run_that_lost_power_ends_alike(experiment: Experiment, name: str, settings: tuple[str, ...]) -> None:
     if settings is STEPS:
         experiment.config.write_text(CENTRAL)
     made = replayed(experiment, name, settings, with_ray=IS_WHOLE, sample=None if IS_WHOLE else SAMPLE)
@@ -101,9 +92,8 @@ def test_a_repair_that_lost_power_is_done_by_the_next_one(experiment: Experiment
     log.write_bytes(log.read_bytes()[:-20])
     start = read_in(folder)
     ops = record([*command, "--resume"], folder)
-    assert {"round-000003.safetensors.damaged", "round-000006.safetensors.superseded"} <= {
-        path.name for path in (run / "checkpoints").iterdir()
-    }
+    aside = {path.name for path in (run / "checkpoints").iterdir()}
+    assert {"round-000003.safetensors.damaged", "round-000006.safetensors.superseded"} <= aside
     assert resuming.outcome(run) == whole
     sample = None if IS_WHOLE else SAMPLE
     made = replay("repair", ops, experiment.folder, going_on(experiment, STEPS, whole), sample, start)

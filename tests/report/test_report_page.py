@@ -21,7 +21,6 @@ from simulated_report import gathered_of, table_1
 
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
-from flsim.base.rng import stream
 from flsim.base.statistics import t_interval
 from flsim.canaries.population import Partition
 from flsim.models.hparams import ModelHParams
@@ -112,9 +111,7 @@ def test_the_settings_of_seeds_without_settings_are_those_of_other_seeds(tmp_pat
 
 def test_data_are_those_of_the_corpus_and_the_roster(page: Page, corpus: Path) -> None:
     manifest = json.loads((corpus / "manifest.json").read_text())
-    train = (
-        manifest["splits"]["train"] if "splits" in manifest else json.loads((corpus / "train/split.json").read_text())
-    )
+    train = manifest["splits"]["train"]
     assert f"train {train['users']:,} {train['records']:,} {train['words']:,}" in page.text
     assert "pu 1/20, pe 50% 4 2.0 2.0 6.0 5.0" in page.text
 
@@ -178,9 +175,8 @@ def test_a_run_that_is_not_evaluated_has_a_report(tmp_path: Path) -> None:
     assert "<svg" not in html
 
 
-@pytest.mark.parametrize("about", [{"rounds": (0,), "status": "interrupted"}, {"rounds": (10,), "status": "failed"}])
-def test_an_unfinished_run_shows_what_it_has(tmp_path: Path, about: dict[str, Any]) -> None:
-    folder = write_run(tmp_path / "run", memorized=5, reason="no space left", **about)
+def test_an_unfinished_run_shows_what_it_has(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", memorized=5, reason="no space left", rounds=(0,), status="interrupted")
     page = Page(render(gather([folder])))
     assert re.search(r"RS /16 .*bu=4 .*\b5\.0\b", page.section("answer"))
     assert "no space left" in page.text
@@ -214,41 +210,21 @@ def test_structure_is_accessible(page: Page) -> None:
 
 
 def test_a_large_sweep_stays_below_three_megabytes() -> None:
-    """Two of 8 pairs of settings, whose panels grow with the sweep: the paper's 90 canaries, and 40 evaluations."""
-    canaries = [f"c{index:02d}" for index in range(90)]
-    pairs = [(p_u, p_e) for p_u in (2e-4, 6e-5, 2e-5) for p_e in (0.01, 0.1, 1.0) for _ in range(10)]
-    planted = pd.DataFrame({"canary": canaries, "tokens": [[i] for i in range(90)], "words": [["a"]] * 90})
-    planted[["p_u", "p_e"]] = pairs
-    rounds = np.arange(200, 8001, 200)
-    metrics = [(metric, canary) for metric in ("exposure", "rs", "bs") for canary in canaries]
-    metrics += [("references", ""), ("accuracy", ""), ("perplexity", "")]
-
-    def run(setting: str) -> RunView:
-        rng = stream(0, "report-size", setting)
-        values = 1 + rng.random((len(rounds), len(metrics))).cumsum(axis=0) / 5
-        values[:, 90:270] = rng.random((len(rounds), 180)) < 0.3
-        values[:, 270] = 2_000_000
-        rows = pd.DataFrame(
-            {
-                "run": setting,
-                "round": rounds.repeat(len(metrics)),
-                "metric": [metric for metric, _ in metrics] * len(rounds),
-                "canary": [canary for _, canary in metrics] * len(rounds),
-                "value": values.ravel(),
-            },
-            columns=SCHEMA.names,
-        )
-        results = RunResults(setting, setting, "completed", None, 8000, 8000, rows, planted, {}, 100.0, 0, setting)
-        return RunView(Path(setting), results, None)
-
-    lines = []
-    for index in range(2):
-        rest = f"FedAvg, b_u={index}"
-        settings = [Setting(f"{w}, {rest}", w.lower(), [run(f"{w}, {rest}")]) for w in ("IID", "Non-IID")]
-        lines.append(Line(rest, settings))
-    html = render(Gathered([], lines, []))
-    assert 50_000 < len(html.encode()) < 3_000_000 * 2 / 8
-    assert html.count("<svg role") == 1 + 1 + 5 + 2 + 2 * 2 + 2 * 2
+    """One of 8 pairs of settings, whose panels grow with the sweep: the paper's 90 canaries, and 40 evaluations."""
+    canaries, rounds = [f"c{index:02d}" for index in range(90)], range(200, 8001, 200)
+    planted = pd.DataFrame({"canary": canaries, "tokens": [[1]] * 90, "words": [["a"]] * 90, "p_u": [0.1, 0.2] * 45})
+    flags = product(rounds, ("rs", "bs"), canaries)
+    of_model = {"references": 2e6, "accuracy": 0.2, "perplexity": 60.0}
+    rows = [
+        ("run", at, "exposure", canary, at / 999 + index)
+        for at, (index, canary) in product(rounds, enumerate(canaries))
+    ]
+    rows += [("run", at, metric, canary, float(at > 4000)) for at, metric, canary in flags]
+    rows += [("run", at, metric, "", value) for at, (metric, value) in product(rounds, of_model.items())]
+    known: tuple[Any, ...] = (pd.DataFrame(rows, columns=SCHEMA.names), planted.assign(p_e=1.0), {}, 100.0, 0)
+    runs = [RunResults(name, name, "completed", None, 8000, 8000, *known, name) for name in ("IID, A", "Non-IID, A")]
+    settings = [Setting(run.name, run.name[:-3].lower(), [RunView(Path(run.name), run, None)]) for run in runs]
+    assert 50_000 < len(render(Gathered([], [Line("A", settings)], [])).encode()) < 3_000_000 / 8
 
 
 def test_the_figure_at_the_top_has_each_setting(page: Page, sweep: Made) -> None:
@@ -291,45 +267,21 @@ def test_the_figure_leaves_a_seed_that_diverged_out_of_both_partitions() -> None
     assert "Non-IID, FedAvg, b_u=4: 4.5" in str(figure.panels[0][1])
 
 
-def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_results_give_the_same_bytes_also_in_a_pipe(tmp_path: Path) -> None:
     """In another process, whose sets of texts have another order."""
     paths = [write_run(tmp_path / partition, setting=f"{partition}, FedAvg, b_u=4") for partition in ("IID", "Non-IID")]
-    write_report(paths, tmp_path / "here.html")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     code = "import sys; from pathlib import Path; from flsim.report.page import write_report as write; "
     code += "*paths, out = map(Path, sys.argv[1:]); write(paths, out)"
-    command = [sys.executable, "-c", code, *map(str, paths), str(tmp_path / "there.html")]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "7"})
-    assert (tmp_path / "here.html").read_bytes() == (tmp_path / "there.html").read_bytes()
-
-
-def test_a_report_is_written_into_a_pipe(tmp_path: Path) -> None:
-    """The bytes of the file, whatever the name of the pipe."""
-    run, pipe = write_run(tmp_path / "run"), tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
-        write_report([run], pipe)
-        read, _ = reader.communicate()
-    write_report([run], tmp_path / "here.html")
+    command = [sys.executable, "-c", code, *map(str, paths), str(pipe)]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONHASHSEED": "7"}):
+        read = pipe.read_bytes()
+    write_report(paths, tmp_path / "here.html")
     assert read == (tmp_path / "here.html").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("nowhere", "--out", "report.html"), "not a run folder"),
-        (("run", "--out", "report.pdf"), "reports have the format .html"),
-        (("run", "--out", "missing/report.html"), "the folder missing does not exist"),
-        (("run", "broken", "--out", "report.html"), "the file is damaged"),
-        (("empty", "--out", "report.html"), "no run has started"),
-    ],
-)
-def test_bad_input_is_one_line_and_writes_nothing(
-    arguments: tuple[str, ...],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "sweep.json").write_text("{")
@@ -338,17 +290,23 @@ def test_bad_input_is_one_line_and_writes_nothing(
     (tmp_path / "empty" / "sweep.json").write_text(
         json.dumps({**about, "source": None, "versions": {}, "runs": [], "sessions": []})
     )
-    assert_refused(tmp_path, monkeypatch, capsys, ["report", *arguments], says)
+    for arguments, says in (
+        (("nowhere", "--out", "report.html"), "not a run folder"),
+        (("run", "--out", "report.pdf"), "reports have the format .html"),
+        (("run", "--out", "missing/report.html"), "the folder missing does not exist"),
+        (("run", "broken", "--out", "report.html"), "the file is damaged"),
+        (("empty", "--out", "report.html"), "no run has started"),
+    ):
+        assert_refused(tmp_path, ["report", *arguments], says)
 
 
 def test_a_report_that_is_there_stays_where_another_fails(tmp_path: Path) -> None:
-    out = tmp_path / "report.html"
-    write_report([write_run(tmp_path / "run")], out)
-    before = out.read_bytes()
-    (tmp_path / "run" / "planted" / "roster.parquet").write_bytes(b"damaged")
+    run, out = write_run(tmp_path / "run"), tmp_path / "report.html"
+    out.write_bytes(b"before")
+    (run / "planted" / "roster.parquet").write_bytes(b"damaged")
     with pytest.raises(InputError, match="not a readable Parquet file"):
-        write_report([tmp_path / "run"], out)
-    assert out.read_bytes() == before
+        write_report([run], out)
+    assert out.read_bytes() == b"before"
     assert not list(tmp_path.glob(".*"))
 
 

@@ -30,14 +30,8 @@ def planned_run(name: str, grid: str, seed: int, partition: str, published: Any 
 def write_sweep(folder: Path, runs: Sequence[dict[str, Any]], **about: Any) -> Path:
     """Write the sweep.json of a folder."""
     words = dict.fromkeys(("question", "tier", "about", "command"), "-")
-    file: dict[str, Any] = {
-        "name": folder.name,
-        "title": "Two grids",
-        "source": None,
-        "versions": {},
-        "sessions": [],
-        "runs": runs,
-    }
+    file: dict[str, Any] = {"name": folder.name, "title": "Two grids", "source": None, "runs": runs}
+    file |= {"versions": {}, "sessions": []}
     folder.mkdir(exist_ok=True)
     (folder / "sweep.json").write_text(json.dumps(file | words | about))
     return folder

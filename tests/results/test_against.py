@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ninety import PRIVATE, PublishedRow, fedavg, paper
 from shown import from_csv, over_seeds, to_latex, to_markdown
 
-from flsim.base.statistics import differ_by_more_than_chance, share_interval
+from flsim.base.statistics import share_interval
 from flsim.results import tables
 from flsim.results.against_published import AGAINST, against, agreements, order, size
 from flsim.results.published import published_rows
@@ -51,7 +51,7 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
         "RS, Table 1: 4 of 4 pairs",
         "5 of 6 of all pairs (tau-b 0.67)",
         "in 2 of 2 such twins",
-        "in 1 of 2 (1 tied)",
+        "1 of 2 (1 tied)",
     ):
         assert figures in said
     head, _, first, second, _, fourth = (re.split(r" *\| *", line) for line in text.splitlines()[:6])
@@ -59,63 +59,48 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
         assert line[head.index("vs") : head.index("Twin") + 1] == marks
     for note in (memorization.VS, memorization.TWIN, memorization.PAPER, memorization.SHARE_INTERVAL):
         assert note in said
-    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
-def test_a_share_that_answers_another_question_is_not_compared_in_size(
+def test_answers_to_other_questions_have_no_size(
     four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]
 ) -> None:
     """With fewer references a canary comes first more easily; directions do not depend on it."""
     small = {"references": 20_000}
-    runs = {
-        make("few, IID", 60, measured=small): fedavg("IID", 500),
-        make("few, Non-IID", 10, measured=small): fedavg("Non-IID", 500),
-    }
+    counts = {"IID": 60, "Non-IID": 10}
+    runs = {make(f"few, {data}", rs, measured=small): fedavg(data, 500) for data, rs in counts.items()}
     table = against(tables.memorization_table(list(runs), published=runs))
     assert not {"rs_size", "bs_size"} & {*table}
     assert table["rs_twin"].tolist() == ["yes", "yes"]
     assert (table["prefix"].tolist(), table["length"].tolist()) == ([1, 1], [5, 5])
     text = to_markdown(table)
     assert "vs" not in text.split()
-    assert (
-        "Sizes are not compared: |R| is 20,000 here and 2,000,000 in the paper. Directions are compared."
-        in " ".join(text.split())
-    )
+    assert "Sizes are not compared: |R| is 20,000 here and 2,000,000 in the paper." in " ".join(text.split())
     both = against(tables.memorization_table([*runs, *four], published=runs | four))
     assert both["rs_size"].isna().tolist() == [True] * 2 + [False] * 4
     assert "Sizes of some rows are not compared: |R| is 20,000" in to_markdown(both)
     assert "not compared" not in to_markdown(against(tables.memorization_table(list(four), published=four)))
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"prefix": 2}, "the length of the known prefix is 2 here and 1 in the paper"),
-        ({"prefix": None}, "the length of the known prefix is unknown here and 1 in the paper"),
-        ({"length": 4}, "the length of canaries is 4 here and 5 in the paper"),
-    ],
-)
-def test_other_prefixes_and_lengths_are_other_questions(
-    make: Callable[..., RunResults], change: dict[str, int | None], why: str
-) -> None:
+def test_other_prefixes_and_lengths(make: Callable[..., RunResults]) -> None:
     run = make("IID", 60)
-    if "length" in change:
-        tokens = [row[: change["length"]] for row in run.roster["tokens"]]
-        run = replace(run, roster=run.roster.assign(tokens=tokens))
-    else:
-        run = replace(run, settings={"evaluation.prefix": change["prefix"]})
-    table = against(tables.memorization_table([run], published={run: fedavg("IID", 500)}))
-    assert "rs_size" not in table
-    assert f"Sizes are not compared: {why}. Directions" in " ".join(to_markdown(table).split())
+    shorter = run.roster.assign(tokens=[row[:4] for row in run.roster["tokens"]])
+    for other, why in (
+        (
+            replace(run, settings={"evaluation.prefix": 2}),
+            "the length of the known prefix is 2 here and 1 in the paper",
+        ),
+        (replace(run, settings={"evaluation.prefix": None}), "the length of the known prefix is unknown here and 1 in"),
+        (replace(run, roster=shorter), "the length of canaries is 4 here and 5 in the paper"),
+    ):
+        table = against(tables.memorization_table([other], published={other: fedavg("IID", 500)}))
+        assert "rs_size" not in table
+        assert f"Sizes are not compared: {why}" in " ".join(to_markdown(table).split())
 
 
 def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunResults]) -> None:
     """The IID row's mean is 30, equal to the other's: a tie, though one seed is above."""
-    published = {
-        make("a", 50, setting="IID, A"): fedavg("IID", 500),
-        make("b", 10, setting="IID, A"): fedavg("IID", 500),
-        make("c", 30): fedavg("Non-IID", 500),
-    }
+    published = {make(name, rs, setting="IID, A"): fedavg("IID", 500) for name, rs in (("a", 50), ("b", 10))}
+    published[make("c", 30)] = fedavg("Non-IID", 500)
     table = against(tables.memorization_table(list(published), published=published))
     assert (agreements(table)[0].order.pairs, agreements(table)[0].order.agreeing) == (1, 0.5)
     assert table["rs_twin"].tolist() == ["tie"] * 3
@@ -126,10 +111,8 @@ def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., Ru
     """Exposures over the whole space where all runs have them; else among references."""
     rows = published_rows("carlini2018.csv", "2")[:3]  # 1.7, 4.3, 6.9 bits
     spaces = [9.0, 8.0, 7.0]
-    runs = [
-        make(f"run-{index}", 9, bits=5.0 + index, measured={"space_exposure": [space] * 90})
-        for index, space in enumerate(spaces)
-    ]
+    measured = [{"space_exposure": [space] * 90} for space in spaces]
+    runs = [make(f"run-{index}", 9, bits=5.0 + index, measured=each) for index, each in enumerate(measured)]
     table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
     assert {name for name in AGAINST if name in table} == {"exposure_pairs"}
     assert "Sizes" not in to_markdown(table)
@@ -167,41 +150,21 @@ def test_size_is_where_the_published_share_lies() -> None:
 def test_pairs_and_tau_are_those_counted_one_by_one(values: list[tuple[int, int]]) -> None:
     """Tau-b is (concordant - discordant) over the root of the product of pairs untied in each (Kendall, 1945)."""
     ours, theirs = zip(*values, strict=True)
-    found = order(ours, theirs)
-    half = {True: 1.0, False: 0.0}
-    pairs: list[tuple[int, int, float]] = []
-    for i, j in combinations(range(len(values)), 2):
-        a, b = ours[i] - ours[j], theirs[i] - theirs[j]
-        if b:
-            pairs.append((i, j, 0.5 if a == 0 else half[(a > 0) == (b > 0)]))
-    assert found.pairs == len(pairs)
-    assert found.agreeing == sum(agrees for *_, agrees in pairs)
+    found, pairs = order(ours, theirs), list(combinations(range(len(values)), 2))
+    score = {-1: 0.0, 0: 0.5, 1: 1.0}
+    sign = {
+        (i, j): int(np.sign((ours[i] - ours[j]) * (theirs[i] - theirs[j]))) for i, j in pairs if theirs[i] != theirs[j]
+    }
+    assert (found.pairs, found.agreeing) == (len(sign), sum(score[each] for each in sign.values()))
     for row, share in enumerate(found.of_rows):
-        of_row = [agrees for i, j, agrees in pairs if row in (i, j)]
-        assert share == pytest.approx(sum(of_row) / len(of_row)) if of_row else math.isnan(share)
-    concordant = sum(agrees == 1 for *_, agrees in pairs) - sum(agrees == 0 for *_, agrees in pairs)
-    untied = sum(ours[i] != ours[j] for i, j in combinations(range(len(values)), 2))
-    if pairs and untied:
-        assert found.tau == pytest.approx(concordant / math.sqrt(len(pairs) * untied))
+        of_row = [score[each] for pair, each in sign.items() if row in pair]
+        assert share == pytest.approx(np.mean(of_row)) if of_row else math.isnan(share)
+    untied = sum(ours[i] != ours[j] for i, j in pairs)
+    if sign and untied:
+        assert found.tau == pytest.approx(sum(sign.values()) / math.sqrt(len(sign) * untied))
         assert 0 <= found.p <= 1
     else:
-        assert math.isnan(found.tau)
-        assert math.isnan(found.p)
-
-
-def test_only_clear_pairs_are_counted_as_clear() -> None:
-    """Counts of 54 and 52 of 90 canaries differ by chance, and 20 from both by more."""
-    theirs = [54, 52, 20]
-    clear = np.array([[False, False, True], [False, False, True], [True, True, False]])
-    assert [
-        [differ_by_more_than_chance((one, other), (90, 90)) for other in theirs] for one in theirs
-    ] == clear.tolist()
-    judged = order([1, 2, 0], theirs, clear)
-    assert (judged.pairs, judged.agreeing, judged.clear_pairs, judged.clear_agreeing) == (3, 2, 2, 2)
-    assert judged.of_rows == (1, 1, 1)
-    alike = order([1, 2], theirs[:2], clear[:2, :2])
-    assert (alike.pairs, alike.clear_pairs) == (1, 0)
-    assert np.isnan(alike.of_rows).all()
+        assert np.isnan([found.tau, found.p]).all()
 
 
 HOSTILE = r"*[x]\input{x} & 100% $b_x$ #1 {~^} <|> `--é漢"
@@ -267,9 +230,7 @@ def test_everything_reads_back_from_csv_and_parquet(everything: dict[RunResults,
         assert list(plain.columns) == list(table.columns)
 
 
-def test_what_has_no_result_or_no_published_row_is_not_judged(
-    four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]
-) -> None:
+def test_no_result_or_no_published_row(four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]) -> None:
     wild, other = make("wild", 90, 90, status="diverged"), make("other", 0, 0)
     runs = [*four, wild, other]
     table = against(tables.memorization_table(runs, published=four | {wild: fedavg("IID", 2000)}))
@@ -292,7 +253,5 @@ def test_rows_of_two_published_tables_are_not_pairs(make: Callable[..., RunResul
         make("d", 10): paper("3", data="Non-IID", optimizer="Adam"),
     }
     table = against(tables.memorization_table(list(published), published=published))
-    assert [(each.table, each.order.pairs, each.order.agreeing) for each in agreements(table)] == [
-        ("1", 1, 1),
-        ("3", 1, 1),
-    ]
+    found = [(each.table, each.order.pairs, each.order.agreeing) for each in agreements(table)]
+    assert found == [("1", 1, 1), ("3", 1, 1)]

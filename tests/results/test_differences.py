@@ -15,22 +15,14 @@ from helpers import Flsim
 from results.levels import measured
 from scipy import stats
 from shown import over_seeds as by_series
-from shown import to_markdown
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import holm
 from flsim.canaries.roster import SCHEMA
-from flsim.results.differences import (
-    Comparison,
-    Pair,
-    compare_runs,
-    differences,
-    planned,
-    to_wide,
-)
+from flsim.results.differences import Comparison, Pair, compare_runs, differences, planned, to_wide
 from flsim.results.pairs import at_perplexity, left_out_text, like_utility, lowest_in_both, of_mean
 from flsim.results.store import RunResults, read_run
-from flsim.show.differences import compare_partitions, partitions_of, runs_to_markdown, table_of_pairs
+from flsim.show.differences import compare_partitions, partitions_of, table_of_pairs
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
@@ -150,38 +142,11 @@ def test_all_canaries_and_each_configuration(make_run: MakeRun) -> None:
     assert pd.isna(table["bs_discordant_difference"].iloc[1])  # nothing discordant has no share
 
 
-def test_canaries_of_a_number_of_copies(make_run: MakeRun) -> None:
-    """The roster has no probabilities then, and the numbers are the configurations."""
-    folders = [make_run({20: each | MODEL}, name=name, grid=GRID, copies=3) for name, each in (("a", A), ("b", B))]
-    for folder in folders:
-        path = folder / "planted" / "roster.parquet"
-        numbers = [1] * 3 + [2] * 6
-        pd.read_parquet(path).assign(p_u=math.nan, p_e=math.nan, planned_insertions=numbers).to_parquet(path)
-    found = compare_runs(read_run(folders[0]), read_run(folders[1]))
-    table = to_wide(found.table)
-    assert table["row"].tolist() == ["all", "1 copy", "2 copies"]
-    assert table["copies"].tolist()[1:] == [1, 2]
-    assert table["n"].tolist() == [9, 3, 6]
-    assert "Canaries" in cells(runs_to_markdown(found))[-4]
-
-
 def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: MakeRun) -> None:
     make_run({10: measured(2), 20: measured(3)}, name="a")
     make_run({10: measured(1), 20: measured(2)}, name="b")
     _, text, _ = flsim("compare", "a", "b")
-    assert "Equal perplexity: 58, the lowest perplexity that both reached (a at round 10, b at round 20)" in " ".join(
-        text.split()
-    )
-
-    def at_equal(*names: str) -> dict[tuple[str, str | None], Any]:
-        rows = json.loads(flsim("compare", *names, "--json")[1])["rows"]
-        return {(row["quantity"], row["test"]): row for row in rows if row["at"] == "equal perplexity"}
-
-    like = at_equal("a", "b")
-    assert like["perplexity", None]["value_a"] == pytest.approx(58)
-    assert [like["round", None][f"value_{side}"] for side in "ab"] == [10, 20]
-    assert like["exposure", "t"]["difference"] == pytest.approx(0, abs=1e-9)
-    assert (like["exposure", "t"]["p"], like["exposure", "signed ranks"]["p"]) == (1, 1)
+    assert "58, the lowest perplexity that both reached (a at round 10, b at round 20)" in " ".join(text.split())
     make_run({20: measured(1)}, name="late")
     _, text, _ = flsim("compare", "a", "late")
     assert "Not compared at equal perplexity: run a: its first evaluation is already below" in " ".join(text.split())
@@ -195,11 +160,8 @@ def test_two_runs_without_canaries_are_compared_in_utility_alone(flsim: Flsim, m
     assert (code, printed) == (0, "")
     assert text.startswith("Neither run has canaries, so only utility is compared.\na: ")
     assert ["Perplexity", "60.0", "66.0"] in cells(text)
-    assert "66.0" in flsim("compare", "a", "b", "--format", "latex")[1]
     said = json.loads(flsim("compare", "a", "b", "--json")[1])
     assert (said["b"]["perplexity"], said["rows"]) == (66, [])
-    make_run({10: measured(1)}, name="c")
-    assert "planted different canaries" in flsim("compare", "a", "c")[2]
 
 
 # ----- two settings over seeds
@@ -207,22 +169,6 @@ def test_two_runs_without_canaries_are_compared_in_utility_alone(flsim: Flsim, m
 
 def over_seeds(a: Sequence[RunResults], b: Sequence[RunResults], **point: Any) -> "pd.Series[Any]":
     return to_wide(differences([Pair("row", planned(a), planned(b))], **point)).iloc[0]
-
-
-def test_the_figures_are_those_of_the_seeds_differences(make_series: MakeSeries) -> None:
-    """Levels differ by 1, 2, -0.5 and 3.5 bits, and so does each canary."""
-    a, b = make_series([2, 4, 3, 8]), make_series([1, 2, 3.5, 4.5], name="b", setting=NON_IID)
-    row = over_seeds(a, b)
-    expected = stats.ttest_1samp([1, 2, -0.5, 3.5], 0)
-    interval = expected.confidence_interval(0.95)
-    assert (row["a"], row["b"], row["seeds"], row["over"]) == (a[0].setting, NON_IID, 4, "seeds")
-    assert row["exposure_difference"] == 1.5
-    assert row[["exposure_low", "exposure_high", "exposure_p"]].tolist() == pytest.approx(
-        [interval.low, interval.high, expected.pvalue]
-    )
-    back = over_seeds(b, a)
-    assert back["exposure_difference"] == -1.5
-    assert (back["exposure_low"], back["exposure_p"]) == pytest.approx((-row["exposure_high"], row["exposure_p"]))
 
 
 def test_runs_are_paired_by_seed_not_by_position(make_series: MakeSeries) -> None:
@@ -270,11 +216,7 @@ def test_a_seed_that_diverged_in_one_partition_is_dropped_from_both_and_counted(
     assert "b-2 (diverged" in row["left_out"]
     text = table_of_pairs(frame, pairs).markdown()
     assert "|0/1|" in text.replace(" ", "")
-    assert "exclude it on both sides" in " ".join(text.split())
-    over = by_series([*iid, *wild])
-    assert over["diverged"].tolist() == [0, 1]
-    lines = to_markdown(over).splitlines()
-    assert [line.split("|")[3].strip() for line in (lines[0], *lines[2:4])] == ["Div.", "0", "1"]
+    assert by_series([*iid, *wild])["diverged"].tolist() == [0, 1]
 
 
 # ----- partitions of the rows of a table
@@ -352,14 +294,10 @@ def make_curve(make_run: MakeRun) -> Callable[..., RunResults]:
     """Make a run by its evaluations: a cross-entropy and the exposure of canary 0, over which canary i has i bits."""
 
     def make(name: str, points: Sequence[tuple[float, float]], seed: int = 0, **about: object) -> RunResults:
-        rounds = {
-            10 * (place + 1): {
-                "perplexity": math.exp(entropy),
-                "exposure": [bits + canary for canary in range(CANARIES)],
-                "references": 100.0,
-            }
-            for place, (entropy, bits) in enumerate(points)
-        }
+        rounds = {}
+        for place, (entropy, bits) in enumerate(points, 1):
+            exposures = [bits + canary for canary in range(CANARIES)]
+            rounds[10 * place] = {"perplexity": math.exp(entropy), "exposure": exposures, "references": 100.0}
         return read_run(make_run(rounds, name=name, seed=seed, series=name.partition("-")[0], **about))
 
     return make
@@ -374,6 +312,8 @@ def test_exposures_between_two_evaluations(make_curve: Callable[..., RunResults]
     at_an_evaluation = at_perplexity(run, math.exp(4.5))
     assert at_an_evaluation[0] == 20
     assert at_an_evaluation[1].to_numpy() == pytest.approx(2.0 + np.arange(CANARIES))
+    twice = make_curve("b", [(5.0, 1.0), (4.0, 2.0), (4.6, 3.0), (3.8, 4.0)])
+    assert at_perplexity(twice, math.exp(4.5))[0] == pytest.approx(15)  # the first time
 
 
 def test_runs_that_differ_in_length_only_do_not_differ_at_like_utility(make_curve: Callable[..., RunResults]) -> None:
@@ -388,25 +328,6 @@ def test_runs_that_differ_in_length_only_do_not_differ_at_like_utility(make_curv
     assert math.isnan(of_mean(compared.differences)["p"])
 
 
-def test_over_seeds_it_is_the_t_test_of_their_differences(make_curve: Callable[..., RunResults]) -> None:
-    """b has 1, 2 and 4 bits less than a at the same cross-entropy, and is trained further or less."""
-    lost = (1.0, 2.0, 4.0)
-    a = [make_curve(f"a-{seed}", [(5, 1), (4, 5)], seed) for seed in range(3)]
-    b = [
-        make_curve(f"b-{seed}", [(5, 1 - bits), (4 - seed / 2, 5 + 2 * seed - bits)], seed)
-        for seed, bits in enumerate(lost)
-    ]
-    compared = like_utility(a, b)
-    expected = stats.ttest_1samp(lost, 0)
-    interval = expected.confidence_interval(0.95)
-    assert compared.differences == pytest.approx(lost)
-    mean = of_mean(compared.differences)
-    assert (mean["low"], mean["high"], mean["p"]) == pytest.approx((interval.low, interval.high, expected.pvalue))
-    back = like_utility(b, a)
-    assert [pair.perplexity for pair in back.pairs.values()] == [pair.perplexity for pair in compared.pairs.values()]
-    assert back.differences == pytest.approx([-bits for bits in lost])
-
-
 def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Callable[..., RunResults]) -> None:
     """IID runs of seeds 3 and 4 begin below the lowest perplexity of the others; seed 3 alone, then every seed."""
     a = [make_curve(f"a-{seed}", [(5, 1), (4, 5)], seed) for seed in range(5)]
@@ -415,14 +336,10 @@ def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Ca
     compared = like_utility([*a[:3], late[3], a[4]], b)
     assert [*compared.pairs] == [0, 1, 2, 4]
     assert compared.differences == pytest.approx([1, 2, 3, 5])
-    why = "run late-3: its first evaluation is already below perplexity 90.02, at 54.6; evaluate it earlier"
     assert {*compared.left_out} == {3}
-    assert left_out_text(compared.left_out).startswith(f"seed 3 excluded: {why}")
     two = left_out_text(like_utility([*a[:3], *late[3:]], b).left_out)
-    assert two.startswith(f"seeds 3, 4 excluded: {why}, with a smaller evaluation.every; run late-4: its first")
-    with pytest.raises(
-        InputError, match="no seed can be compared; seed 3: run late-3: its first evaluation is already below"
-    ):
+    assert two.startswith("seeds 3, 4 excluded: run late-3: its first evaluation is already below perplexity 90.02")
+    with pytest.raises(InputError, match="no seed can be compared; seed 3: run late-3"):
         like_utility(late[3:], b)
 
 
@@ -446,8 +363,3 @@ def test_canaries_that_neither_run_planted_are_left_out(make_curve: Callable[...
     runs = [replace(run, roster=run.roster.assign(planned_insertions=drawn)) for run in (a, b)]
     assert like_utility([replace(runs[0], rows=a.rows.assign(value=changed))], [runs[1]]).differences == [2.0]
     assert like_utility([replace(a, rows=a.rows.assign(value=changed))], [b]).differences != [2.0]
-
-
-def test_it_is_the_first_time_that_a_run_reached_it(make_curve: Callable[..., RunResults]) -> None:
-    run = make_curve("a", [(5.0, 1.0), (4.0, 2.0), (4.6, 3.0), (3.8, 4.0)])
-    assert at_perplexity(run, math.exp(4.5))[0] == pytest.approx(15)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +36,17 @@ def make_partitions(make_run: MakeRun) -> Callable[..., list[Path]]:
     """Both partitions of two seeds, evaluated after 5 and 10 rounds, which are 1 and 2 epochs; IID has a bit more."""
 
     def make() -> list[Path]:
-        return [
-            make_run(
-                {5: measured(seed + extra), 10: measured(seed + extra + 1)},
-                name=f"{partition}-{seed}",
-                shift=100 * seed,
-                setting=setting,
-                seed=seed,
-                series=partition,
-                rounds_per_epoch=5.0,
-            )
-            for extra, (partition, setting) in zip((1, 0), PARTITIONS.items(), strict=True)
-            for seed in (0, 1)
-        ]
+        found = []
+        for (extra, (partition, setting)), seed in product(zip((1, 0), PARTITIONS.items(), strict=True), (0, 1)):
+            rounds = {5: measured(seed + extra), 10: measured(seed + extra + 1)}
+            about = {"setting": setting, "seed": seed, "series": partition, "rounds_per_epoch": 5.0}
+            found.append(make_run(rounds, name=f"{partition}-{seed}", shift=100 * seed, **about))
+        return found
 
     return make
 
 
-def test_rows_are_runs_and_evaluations_with_the_columns_of_a_table(
-    make_partitions: Callable[..., list[Path]], tmp_path: Path
-) -> None:
+def test_rows_are_runs_and_evaluations(make_partitions: Callable[..., list[Path]], tmp_path: Path) -> None:
     made = make_partitions()
     (tmp_path / "notes.txt").write_text("no run")
     runs, _ = frames(tmp_path / "*")
@@ -78,14 +70,13 @@ def test_canaries_are_the_stored_rows_beside_the_roster(make_partitions: Callabl
     for path in made:
         results = read_run(path)
         ours = canaries[canaries["run"] == results.name]
-        assert ours["words"].eq("a b c d e").all()
         for at in results.evaluated:
             of = ours[ours["round"] == at].set_index("canary")
             assert of["p_u"].tolist() == results.roster["p_u"].tolist()
-            for metric in ("exposure", "log_perplexity", "rank", "rs", "bs"):
+            for metric in ("exposure", "rank"):
                 stored = results.of_canaries(metric, at)
                 assert stored is not None
-                assert of[metric].astype(float).to_dict() == stored.to_dict()
+                assert stored.equals(of[metric].astype(float))
     counted = canaries.groupby(["folder", "round"])[["rs", "bs"]].sum().astype("Int64")
     pd.testing.assert_frame_equal(counted, runs.set_index(["folder", "round"])[["rs", "bs"]].sort_index())
 

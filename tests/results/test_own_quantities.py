@@ -35,14 +35,8 @@ def partitions(make_run: MakeRun) -> dict[str, list[RunResults]]:
         for seed in (0, 1):
             name, more = f"{partition}-{seed}", partition == "iid"
             setting = {"iid": "IID, FedAvg, b_u=4", "non-iid": "Non-IID, FedAvg, b_u=4"}[partition]
-            about = {
-                "seed": seed,
-                "series": partition,
-                "partition": partition,
-                "setting": setting,
-                "rounds_per_epoch": 1.0,
-            }
-            folder: Path = make_run({10: {"references": 1.0}}, name=name, shift=100 * seed, **about)
+            about = {"seed": seed, "series": partition, "partition": partition, "rounds_per_epoch": 1.0}
+            folder = make_run({10: {"references": 1.0}}, name=name, shift=100 * seed, setting=setting, **about)
             rows = [Row(name, 10, "references", "", 10_000.0)]
             for index, canary in enumerate(CANARIES):
                 seen = float(index < 3 + more * seed)
@@ -51,11 +45,6 @@ def partitions(make_run: MakeRun) -> dict[str, list[RunResults]]:
             write_rows(folder, 10, rows, OWN)
             found[partition].append(read_run(folder))
     return found
-
-
-def test_a_report_sums_up_flags_of_one_s_own(partitions: dict[str, list[RunResults]], tmp_path: Path) -> None:
-    page = render(gather([tmp_path / run.name for run in partitions["iid"]]))
-    assert "Seen" in page[page.index('id="answer"') : page.index("<nav")]
 
 
 def test_partitions_are_compared_over_seeds(partitions: dict[str, list[RunResults]]) -> None:
@@ -74,8 +63,8 @@ def test_words_of_a_description_are_shown_as_they_stand(make_run: MakeRun) -> No
     words = r"a|b $\nothing{$ <i>"
     strange = replace(OWN[0], title=words, heading=words, short=words, unit=words, axis=words)
     folder = make_run({10: {"references": 1.0}}, name="run", seed=0)
-    rows = [Row("run", 10, metric, id_, 1.0) for metric in ("exposure", "nats") for id_ in CANARIES]
-    write_rows(folder, 10, [*rows, Row("run", 10, "references", "", 100.0)], [strange])
+    rows = [Row("run", 10, metric, id_, 1.0) for metric in ("exposure", "nats", "seen") for id_ in CANARIES]
+    write_rows(folder, 10, [*rows, Row("run", 10, "references", "", 100.0)], [strange, OWN[1]])
     run = read_run(folder)
     draw_rounds([run]).savefig(BytesIO(), format="svg")
     table = memorization_table([run])
@@ -83,6 +72,7 @@ def test_words_of_a_description_are_shown_as_they_stand(make_run: MakeRun) -> No
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[:3]}) == 1
     assert r"\nothing" not in to_latex(table).split(r"\toprule")[1]
     page = render(gather([folder]))
+    assert "Seen" in page[page.index('id="answer"') : page.index("<nav")]
     assert "a|b $" in page
     assert "<i>a" not in page
     assert "$ <i>" not in page

@@ -10,10 +10,9 @@ from random import Random
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from pandas.testing import assert_frame_equal
-from shown import from_csv, over_seeds, to_latex, to_markdown
+from shown import over_seeds, to_latex, to_markdown
 
 from flsim.base.errors import InputError
 from flsim.results import tables
@@ -22,7 +21,6 @@ from flsim.results.differences import Pair, compare_runs, differences, planned, 
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
 from flsim.show.differences import runs_to_markdown
-from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
 
@@ -75,22 +73,14 @@ def test_simple_user_shares_are_exact(p_u: Fraction) -> None:
     assert read_share(tables.user_share(float(p_u))) == p_u
 
 
-@given(
-    st.floats(0, 1, exclude_min=True, allow_subnormal=False), st.floats(0, 1, exclude_min=True, allow_subnormal=False)
-)
+PROBABILITY = st.floats(0, 1, exclude_min=True, allow_subnormal=False)
+
+
+@given(PROBABILITY, PROBABILITY)
 def test_any_configuration_reads_back_to_six_digits(p_u: float, p_e: float) -> None:
     share, percent = tables.lowest(roster([(p_u, p_e)])).split(", ")
     assert float(read_share(share)) == pytest.approx(p_u, rel=5.1e-6, abs=0)
     assert float(percent.removesuffix("%")) / 100 == pytest.approx(p_e, rel=5.1e-6, abs=0)
-
-
-def test_rounds_other_than_the_last(make_run: MakeRun) -> None:
-    run = read_run(make_run({5: {"rs": memorized("1/5K, 1%")}, 10: {"rs": memorized()}}))
-    assert memorization_table([run])["rs"].tolist() == [0]
-    early = memorization_table([run], round=5)
-    assert (early["round"].item(), early["rs"].item(), early["rs_lowest"].item()) == (5, 1, "1/5K, 1%")
-    with pytest.raises(InputError, match="round 7 was not evaluated"):
-        memorization_table([run], round=7)
 
 
 def test_what_was_not_measured_is_blank_not_zero(make_run: MakeRun) -> None:
@@ -98,14 +88,6 @@ def test_what_was_not_measured_is_blank_not_zero(make_run: MakeRun) -> None:
     assert (row["rs"], row["rs_lowest"]) == (0, "-")
     for column in ("bs", "bs_lowest", "mean_exposure", "exposure_low", "accuracy", "perplexity", "references"):
         assert row[column] is pd.NA
-
-
-def test_the_interval_is_students_t(make_run: MakeRun) -> None:
-    """Of the exposures 0 to 8: mean 4, variance 7.5, and t at 97.5% with 8 degrees of freedom is 2.306."""
-    row = memorization_table([read_run(make_run({5: {"exposure": EXPOSURE}}))]).iloc[0]
-    half = 2.306 * math.sqrt(7.5 / 9)
-    assert row["mean_exposure"] == 4
-    assert (row["exposure_low"], row["exposure_high"]) == pytest.approx((4 - half, 4 + half), abs=1e-3)
 
 
 @pytest.mark.parametrize("round_", [None, 10])
@@ -116,30 +98,6 @@ def test_a_diverged_run_shows_its_status_and_no_result(make_run: MakeRun, round_
     assert row["canaries"] == 9
     for column in set(tables.COLUMNS) - {"setting", "run", "canaries", "status"}:
         assert row[column] is pd.NA
-
-
-LINE = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), min_size=1).filter(str.strip)
-NUMBER = st.floats(0, allow_nan=False) | st.none()
-COUNT = st.integers(0, 2**53) | st.none()
-LOWEST = st.sampled_from(["-", *(name for name, _, _ in PAPER)]) | st.none()
-STATUS = st.sampled_from(["completed", "running", "failed", "diverged"])
-
-
-@st.composite
-def frames(draw: st.DrawFn) -> pd.DataFrame:
-    kinds = {"string": LOWEST, "Int64": COUNT, "Float64": NUMBER}
-    more = draw(st.sets(st.sampled_from(sorted({*tables.types("run")} - {*tables.COLUMNS})), max_size=9))
-    types = {name: kind for name, kind in tables.types("run").items() if name in tables.COLUMNS or name in more}
-    values = {name: kinds[kind] for name, kind in types.items()}
-    values |= {"setting": LINE, "run": LINE, "status": STATUS, "canaries": st.integers(1, 999)}
-    rows = draw(st.lists(st.fixed_dictionaries(values), min_size=1, max_size=4))
-    return pd.DataFrame(rows, columns=list(types)).astype(types)
-
-
-@settings(max_examples=50)
-@given(frames())
-def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
-    assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
 LEGEND = "Lowest: smallest number of copies of a memorized canary."
@@ -167,7 +125,6 @@ def test_the_table_shows_it_and_the_legend_says_so(run: RunResults, make_run: Ma
     assert "4 copies" in text
     assert LEGEND in text
     assert text.count("Lowest:") == 1, "that of BS, which found no canary, has the same sentence"
-    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table)
     shares = read_run(make_run({10: {"rs": [1.0] * 9, "bs": [0.0] * 9}}, name="shares"))
     assert "Copies" not in to_markdown(tables.memorization_table([shares]))
 
@@ -237,30 +194,18 @@ def table_of(make_run: MakeRun, **rounds: dict[int, dict[str, float]]) -> pd.Dat
     return tables.memorization_table([read_run(path) for path in made])
 
 
-def test_without_noise_there_are_no_such_columns(make_run: MakeRun) -> None:
-    table = table_of(make_run, plain={8: {"perplexity": 58.2}})
-    assert list(table.columns) == list(tables.COLUMNS)
-    assert "Eps." not in to_markdown(table)
-
-
 def test_both_epsilons_are_shown_with_their_conventions_at_the_round_shown(make_run: MakeRun) -> None:
     early = FIXED | {"epsilon paper": 5.62, "epsilon replace-one-rdp": 28.5}
+    plain = table_of(make_run, **{"no-noise": {8: {"perplexity": 58.2}}})
+    assert list(plain.columns) == list(tables.COLUMNS)
     table = table_of(make_run, plain={8: {"perplexity": 58.2}}, fixed={4: early, 8: FIXED}, poisson={8: POISSON})
     shown = to_markdown(table, width=130).splitlines()
-    assert [[cell.strip() for cell in line.split("|")[-3:-1]] for line in (shown[0], *shown[2:5])] == [
-        ["Eps.", "Convention"],
-        ["", ""],
-        ["18.8/153", "replace-one-rdp"],
-        ["-/9.3", "poisson-rdp"],
-    ]
-    legend = (
-        "Eps.: epsilon by the paper's convention / by a sound convention (replace-one-rdp, poisson-rdp), delta 1e-07."
-    )
-    assert legend in shown
+    cells = [[cell.strip() for cell in line.split("|")[-3:-1]] for line in (shown[0], *shown[2:5])]
+    assert cells == [["Eps.", "Convention"], ["", ""], ["18.8/153", "replace-one-rdp"], ["-/9.3", "poisson-rdp"]]
+    assert any(line.startswith("Eps.: epsilon by the paper's convention / by a sound convention") for line in shown)
     assert table["epsilon_paper"].tolist()[1] == 18.77
     assert pd.isna(table["epsilon_paper"][2])
     assert table["sound_convention"].tolist()[1:] == ["replace-one-rdp", "poisson-rdp"]
-    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table)
     assert "18.8/153" in to_latex(table)
 
 
@@ -273,13 +218,7 @@ def test_an_epsilon_of_a_record_is_never_in_a_user_s_column(make_run: MakeRun) -
     assert table["record_epsilon"].isna().tolist() == [True, False, True]
     assert [table[name][1] for name in RECORD_PRIVACY] == [2.5, "poisson-rdp", 1e-5]
     shown = to_markdown(table, width=110).splitlines()
-    assert [[cell.strip() for cell in line.split("|")[-3:-1]] for line in (shown[0], *shown[2:5])] == [
-        ["Eps.", "Rec. eps."],
-        ["18.8/153", ""],
-        ["", "2.5"],
-        ["", ""],
-    ]
+    cells = [[cell.strip() for cell in line.split("|")[-3:-1]] for line in (shown[0], *shown[2:5])]
+    assert cells == [["Eps.", "Rec. eps."], ["18.8/153", ""], ["", "2.5"], ["", ""]]
     assert "Rec. eps.: epsilon of one record, not of a user, by poisson-rdp, delta 1e-05." in shown
-    assert "Round: completed rounds; for central training (b_r), steps." in shown
-    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table)
     assert r"Record-level $\varepsilon$" in to_latex(table)

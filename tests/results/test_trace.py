@@ -52,7 +52,7 @@ def run(make_run: MakeRun) -> RunResults:
 EVENT = st.tuples(st.integers(1, 35), st.sampled_from(["c00", "c03", "c08"]), st.integers(0, 3))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(EVENT))
 def test_windows_part_the_events(events: list[tuple[int, str, int]]) -> None:
     """Counted one by one; nothing after the last evaluation counts."""
@@ -92,28 +92,13 @@ def test_text_is_one_table_with_a_column_of_canaries(run: RunResults) -> None:
 def test_json_and_csv_hold_all(run: RunResults) -> None:
     table = trace(run, frame(EVENTS))
     rows = json.loads(to_json(table))
-    assert rows[0] == {
-        "canary": "c00",
-        "round": 10,
-        "exposure": 0.0,
-        "rs": 0.0,
-        "bs": 0.0,
-        "sharers": 2,
-        "participations": 4,
-        "rounds_since_use": 0.0,
-        "sharer_rounds": [1, 3, 10],
-    }
+    measured = {"canary": "c00", "round": 10, "exposure": 0.0, "rs": 0.0, "bs": 0.0}
+    met = {"sharers": 2, "participations": 4, "rounds_since_use": 0.0, "sharer_rounds": [1, 3, 10]}
+    assert rows[0] == measured | met
     assert rows[2]["exposure"] is None
     read = pd.read_csv(io.StringIO(to_csv(table)), dtype={"sharer_rounds": "string"})
     assert read["sharer_rounds"][:2].tolist() == ["1 3 10", "15"]
     pd.testing.assert_frame_equal(read.drop(columns="sharer_rounds"), table.drop(columns="sharer_rounds"))
-
-
-def test_what_there_is_not_is_refused(run: RunResults, make_run: MakeRun) -> None:
-    with pytest.raises(InputError, match="there is no canary c09; the canaries are c00 to c08"):
-        trace(run, frame(EVENTS), ["c00", "c09"])
-    with pytest.raises(InputError, match="new: not evaluated yet"):
-        trace(read_run(make_run(name="new")), frame(EVENTS))
 
 
 def test_the_figure_says_what_the_table_says(run: RunResults) -> None:
@@ -129,13 +114,6 @@ def test_the_figure_says_what_the_table_says(run: RunResults) -> None:
     assert np.asarray(figure.axes[4].get_lines()[1].get_data(), float).T.tolist() == [[20, 6]]
     assert lines.get_ylabel() == "Exposure, bits"
     assert figure.axes[-1].get_xlabel() == "completed rounds (central: steps)"
-
-
-def test_lines_of_many_canaries_differ_without_colour(make_run: MakeRun) -> None:
-    level = {"exposure": [1.0] * 26, "rs": [0.0] * 26, "bs": [0.0] * 26, "references": 1000.0}
-    run = read_run(make_run({10: level, 20: level}, grid=((0.1, 0.1), (0.1, 1.0)), copies=13))
-    lines = draw_trace(run, trace(run, frame([(5, "c25", 0)]))).axes[0].get_lines()[:26:2]
-    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 13
 
 
 def test_a_run_without_canaries_has_neither_a_list_nor_a_trace(make_run: MakeRun) -> None:

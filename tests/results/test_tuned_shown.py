@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from helpers import Flsim
 
+from flsim.report.gather import gather
+from flsim.report.page import render
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 
 NOTE = "Settings were chosen by perplexity on test users alone, never by canaries (search 0123456789ab): a rate 0.4."
@@ -20,26 +22,22 @@ def make_sweep(sweep_of: Callable[..., Path]) -> Callable[..., Path]:
     return partial(sweep_of, {("fedavg", partition): [rounds] for partition in ("iid", "non-iid")})
 
 
-def test_how_settings_were_chosen_is_said_wherever_partitions_are_compared(
-    make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path
-) -> None:
-    note = NOTE
-    make_sweep("sweep", tuned=note)
+def test_how_settings_were_chosen_is_said(make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path) -> None:
+    make_sweep("sweep", tuned=NOTE)
     runs = ["sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-non-iid-seed0"]
-    for arguments in (["compare", "sweep"], ["compare", *runs], ["table", "sweep"], ["table", *runs]):
+    for arguments in (["compare", "sweep"], ["table", *runs]):
         code, text, err = flsim(*arguments)
         assert code == 0, err
-        assert " ".join(text.split()).endswith(note), arguments
+        assert " ".join(text.split()).endswith(NOTE), arguments
         assert max(map(len, text.splitlines())) <= 80
-    assert json.loads(flsim("compare", "sweep", "--json")[1])["tuned"] == [note]
-    assert note in " ".join(flsim("compare", "sweep", "--format", "latex")[1].replace("% ", "").split())
+    assert json.loads(flsim("compare", *runs, "--json")[1])["tuned"] == [NOTE]
+    assert NOTE in " ".join(flsim("compare", "sweep", "--format", "latex")[1].replace("% ", "").split())
     _, csv, err = flsim("compare", "sweep", "--format", "csv")
-    assert (note in " ".join(err.split()), note in csv) == (True, False)
-    assert flsim("report", "sweep", "--out", "report.html")[0] == 0
-    assert note in (tmp_path / "report.html").read_text()
+    assert (NOTE in " ".join(err.split()), NOTE in csv) == (True, False)
+    assert NOTE in render(gather([tmp_path / "sweep"]))
 
 
-def test_sweeps_that_differ_are_named_and_runs_of_no_sweep_have_no_note(
+def test_sweeps_that_differ_are_named(
     make_run: Callable[..., Path], make_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
     searched, other, alone = make_sweep("searched", tuned=NOTE), make_sweep("other"), make_run(name="alone")

@@ -5,7 +5,6 @@ The inputs leave no term of a formula at 0 or 1.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +64,13 @@ def test_numbers_of_canaries_and_seeds_are_the_least() -> None:
     assert power.seeds_for(50.0, 20) == 2  # one seed asks another question
     assert power.canaries_for(0.01, 5) is None
     assert power.seeds_for(0.0, 20) is None
-    assert power.MOST == 1_000_000
+
+
+def test_sample_sizes_are_those_of_textbooks() -> None:
+    """Paired t test, two-sided, 5%, 80%: n = 34 for d = 0.5, 15 for 0.8, 199 for 0.2 (G*Power 3; Cohen's d)."""
+    sizes = (0.5, 0.8, 0.2)
+    assert [power.canaries_for(d, spread=power.Spread(canaries=1.0)) for d in sizes] == [34, 15, 199]
+    assert [power.seeds_for(d, 10**9, spread=power.Spread(seeds=1.0)) for d in sizes] == [34, 15, 199]
 
 
 @pytest.mark.parametrize(("only_a", "only_b", "alpha"), [(0.3, 0.1, 0.05), (0.5, 0.0, 0.2), (0.6, 0.4, 0.05)])
@@ -163,100 +168,18 @@ def test_settings_are_compared_at_their_ends_and_at_equal_perplexity() -> None:
 
 def sweep_of(*runs: tuple[str, str, str, int, int]) -> Any:
     """Return a sweep with runs of a name, a block, a partition, a cohort and a seed."""
-    entries = [
-        SweepRun(name, grid, seed, {"data.partition": partition, "training.cohort": cohort}, None, None)
-        for name, grid, partition, cohort, seed in runs
-    ]
+    entries = []
+    for name, grid, partition, cohort, seed in runs:
+        axes = {"data.partition": partition, "training.cohort": cohort}
+        entries.append(SweepRun(name, grid, seed, axes, None, None))
     return SimpleNamespace(path=Path("sweep"), runs=entries)
-
-
-def named(pairs: Sequence[differences.Pair]) -> list[tuple[str, list[str], list[str]]]:
-    return [(pair.row, [run.name for run in pair.a], [run.name for run in pair.b]) for pair in pairs]
 
 
 def test_twins_differ_in_the_partition_alone() -> None:
     runs = [("n0", "one", "non-iid", 4, 0), ("i0", "one", "iid", 4, 0), ("i1", "one", "iid", 4, 1)]
     alone = [("i2", "one", "iid", 8, 0), ("n2", "two", "non-iid", 4, 0), ("c", "one", "central", 4, 0)]
-    found = differences.twins(sweep_of(*runs, *alone))
-    assert named(found) == [("one cohort=4", ["i0", "i1"], ["n0"])]
+    (pair,) = differences.twins(sweep_of(*runs, *alone))
+    assert pair.row == "one cohort=4"
+    assert [[run.name for run in side] for side in (pair.a, pair.b)] == [["i0", "i1"], ["n0"]]
     with pytest.raises(InputError, match="no row of this sweep has both partitions"):
         differences.twins(sweep_of(*alone))
-
-
-def test_runs_of_two_sweeps_are_paired_by_their_names() -> None:
-    both = [("i0", "one", "iid", 4, 0), ("i1", "one", "iid", 4, 1), ("n0", "one", "non-iid", 4, 0)]
-    a = sweep_of(*both, ("x", "one", "iid", 4, 2))
-    b = sweep_of(("n0", "two", "non-iid", 5, 0), ("y", "two", "iid", 5, 3), *both[:2])
-    assert named(differences.same_names(a, b)) == [
-        ("one partition=iid cohort=4", ["i0", "i1"], ["i0", "i1"]),
-        ("one partition=non-iid cohort=4", ["n0"], ["n0"]),
-    ]
-    with pytest.raises(InputError, match="no run has the same name in both"):
-        differences.same_names(a, sweep_of(("y", "two", "iid", 5, 3)))
-
-
-def test_runs_of_no_sweep_are_entries_of_one() -> None:
-    runs = [run_of("a", 3, [(60, [1, 2])]), run_of("b", None, [(60, [1, 2])]), run_of("c", 0, [(60, [1, 2])])]
-    entries = differences.planned(runs)
-    assert [(one.name, one.seed, one.results) for one in entries] == [
-        ("a", 3, runs[0]),
-        ("b", -1, runs[1]),
-        ("c", 0, runs[2]),
-    ]
-
-
-def test_runs_are_compared_in_utility_alone_where_neither_has_canaries() -> None:
-    bare, other = (run_of(name, 0, [(60, [])]) for name in "ab")
-    assert differences.compare_runs(bare, other).table.empty
-    one = run_of("c", 0, [(60, [1, 2])])
-    for pair in ((bare, one), (one, bare)):
-        with pytest.raises(InputError, match="planted different canaries, for example c0"):
-            differences.compare_runs(*pair)
-
-
-def test_a_wide_row_says_over_what_its_tests_are() -> None:
-    usual: dict[str, Any] = {
-        "a": "A",
-        "b": "B",
-        "at": "end",
-        "over": "canaries",
-        "n": 9,
-        "left_out": None,
-        "value_a": 1.0,
-    }
-    lines: list[dict[str, Any]] = [
-        {"row": "one", "quantity": "rs", "test": "McNemar", "p": 0.5},
-        {"row": "one", "quantity": "rs", "test": "discordant", "n": 4, "difference": 0.75},
-        {"row": "one", "quantity": "exposure", "test": "signed ranks", "p": 0.25},
-        {"row": "one", "quantity": "exposure", "at": "equal perplexity", "test": "t", "n": 7, "p": 0.125},
-        {"row": "two", "quantity": "rs", "over": "seeds", "n": 3, "test": "exchange", "p": 0.5},
-        {"row": "two", "quantity": "canaries", "over": "seeds", "n": 3, "test": None},
-        {"row": "three", "quantity": "left out", "test": None, "value_a": None, "left_out": "why"},
-        {"row": "three", "quantity": "exposure", "at": "equal perplexity", "test": None, "left_out": "why not"},
-    ]
-    frame_ = pd.DataFrame([usual | line for line in lines], columns=list(differences.COLUMNS))
-    one, two, three = (
-        {name: value for name, value in row.items() if not pd.isna(value)}
-        for row in differences.to_wide(frame_.astype(differences.COLUMNS)).to_dict("records")
-    )
-    named = {"a": "A", "b": "B"}
-    expected: dict[str, Any] = {"over": "canaries", "n": 9, "rs_value_a": 1, "rs_p": 0.5}
-    expected |= {"rs_discordant_value_a": 1, "rs_discordant_difference": 0.75}
-    expected |= {"exposure_ranks_value_a": 1, "exposure_ranks_p": 0.25}
-    expected |= {"like_exposure_value_a": 1, "like_exposure_p": 0.125}
-    assert one == named | {"row": "one"} | expected
-    assert two == named | {"row": "two", "over": "seeds", "seeds": 3, "rs_value_a": 1, "rs_p": 0.5} | {
-        "canaries_value_a": 1
-    }
-    assert three == named | {"row": "three", "left_out": "why", "like_left_out": "why not"} | {
-        "like_exposure_value_a": 1
-    }
-
-
-def test_canaries_that_neither_run_planted_are_counted_and_left_out() -> None:
-    a, b = (run_of(name, 0, [(60, [1, 2, 3, 4, 5, 6])]) for name in "ab")
-    planted = {"a": [True, True, False, False, False, False], "b": [True, False, True, False, True, False]}
-    a, b = (replace(run, roster=run.roster.assign(is_planted=planted[run.name])) for run in (a, b))
-    found = ceiling.paired_canaries(a, b)
-    assert found.canaries.index.tolist() == ["c0", "c1", "c2", "c4"]
-    assert found.never_planted == 2

@@ -1,27 +1,35 @@
 """Configuration: what is allowed, what is refused and how, and what stands for results."""
 
+import math
 import re
 from dataclasses import fields, replace
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers import TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
+from flsim.canaries.spec import CanaryHParams
+from flsim.data.corpus import Split
+from flsim.data.vocabulary import Layout
 from flsim.runs.config import (
     CentralConfig,
     Config,
+    DataHParams,
     FederatedConfig,
+    ScheduledEvaluationHParams,
+    TrainingHParams,
     dump,
     load,
     parse,
 )
+from flsim.runs.config.custom_code import refuse_other_settings
 
 MINIMAL = '[data]\ncorpus = "corpus"\n'
-
-
+NOISE = ("privacy.mechanism=dp", "privacy.clip=0.1", "privacy.noise_multiplier=1")
 CENTRAL = MINIMAL + '[training]\nkind = "central"\n'
 
 
@@ -58,23 +66,10 @@ def test_defaults_are_the_papers(tmp_path: Path) -> None:
     ("overrides", "setting"),
     [
         (["privacy.mechanism=clip", "privacy.clip=0.2"], "Non-IID, FedAvg+Clip, S=0.2, b_u=500"),
-        (
-            ["privacy.mechanism=dp", "privacy.clip=0.2", "privacy.noise_multiplier=1", "training.cohort=5000"],
-            "Non-IID, DP-FedAvg, S=0.2, z=1, b_u=5000",
-        ),
-        (["model.architecture=gru"], "Non-IID, FedAvg, GRU, b_u=500"),
         (["model.architecture=transformer", "model.layers=3"], "Non-IID, FedAvg, Transformer 3 layers, b_u=500"),
         (
-            [
-                "privacy.mechanism=dp",
-                "privacy.clip=0.1",
-                "privacy.noise_multiplier=1",
-                "privacy.target_quantile=0.5",
-                "training.sampler=poisson",
-                "training.server_optimizer=adam",
-                "data.partition=iid",
-            ],
-            "IID, DP-FedAvg+Adam, S=q50%, z=1, b_u=500, Poisson",
+            [*NOISE, "privacy.target_quantile=0.5", "training.sampler=poisson", "training.server_optimizer=adam"],
+            "Non-IID, DP-FedAvg+Adam, S=q50%, z=1, b_u=500, Poisson",
         ),
     ],
 )
@@ -90,34 +85,22 @@ def test_a_setting_names_what_is_not_plain_averaging(tmp_path: Path, overrides: 
     ("text", "message"),
     [
         ("cohort = 3\n" + MINIMAL, "unknown key cohort; did you mean training.cohort?"),
-        ("sede = 1\n" + MINIMAL, "unknown key sede; did you mean seed?"),
         (MINIMAL + "[local]\nlearning_rte = 1\n", "unknown key local.learning_rte; did you mean local.learning_rate?"),
         (MINIMAL + "[training]\nlearning_rate = 1\n", "remove these settings, or did you mean local.learning_rate?"),
         (MINIMAL + '[system]\ndevice = "meta"\n', "remove these settings, or did you mean system.gpus_per_client?"),
         (MINIMAL + "[training]\nbatch_size = 3\n", "training.batch_size: of central training, but training.kind is"),
-        (CENTRAL + "batch_sise = 3\n", "unknown key training.batch_sise; did you mean training.batch_size?"),
         (MINIMAL + "[canaries]\np_e = 0.3\n", "canaries.p_e must be a list, such as [0.3], found 0.3"),
         (MINIMAL + "[canaries]\np_e = [0.5, 0.5]\n", "canaries.p_e must list different values, found [0.5, 0.5]"),
         (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds must be an integer, found 'many'"),
         (MINIMAL + "[local]\nlearning_rate = nan\n", "local.learning_rate must be a finite number, found nan"),
         (MINIMAL + "[evaluation]\ndecide = 3\n", "evaluation.decide must be true or false, found 3"),
-        (MINIMAL + '[training]\nkind = "centrl"\n', "training.kind must be 'federated' or 'central', found 'centrl'"),
         ("training = 3\n" + MINIMAL, "training must be a table, found 3"),
         (CENTRAL + 'order = "iid"\n', 'training.order "iid" contradicts data.partition "non-iid"'),
-        (
-            CENTRAL + 'order = "sequence"\n[privacy]\nmechanism = "clip"\nclip = 1\n',
-            'training.order "sequence" has no privacy accounting',
-        ),
-        (
-            MINIMAL + '[local]\nprecision = "bf16"\n[system]\nengine = "local"\n',
-            "precision 'bf16' needs \"cohort",
-        ),
+        (MINIMAL + '[local]\nprecision = "bf16"\n[system]\nengine = "local"\n', "precision 'bf16' needs"),
         (MINIMAL + "[privacy]\nclip = 0.2\n", 'privacy: mechanism "none" does not clip updates; remove clip'),
-        (MINIMAL + '[privacy]\nmechanism = "dp"\nclip = 1\n', 'privacy: mechanism "dp" needs noise_multiplier above 0'),
         (
-            MINIMAL + '[training]\ncohort = 20\n[privacy]\nmechanism = "dp"\nclip = 1\nnoise_multiplier = 2\n'
-            "target_quantile = 0.5\n",
-            "privacy.count_noise of 1 uses more privacy than noise_multiplier 2 allows; raise it above 1, or enlarge",
+            MINIMAL + '[privacy]\nmechanism = "dp"\nclip = 1\nnoise_multiplier = 200\ntarget_quantile = 0.5\n',
+            "uses more privacy than noise_multiplier 200 allows; raise it above",
         ),
         (MINIMAL + "[model]\nlayers = 2\n", 'model: architecture "cifg" has one layer, found layers = 2'),
         ("", "data is missing"),
@@ -145,14 +128,10 @@ CHANGES_NOTHING = ("evaluation.every=1", "data.corpus='x'", "training.epochs=9")
     ("text", "changes", "changes_nothing"),
     [
         (MINIMAL, ("local.epochs=2", "training.cohort=5"), ("system.shards=9", "training.rounds=1")),
-        (
-            CENTRAL,
-            ("training.batch_size=9", "training.optimizer=adam", "training.dropout=0.1"),
-            ("training.steps=9", "training.order=sequence", "system.physical_batch=1"),
-        ),
+        (CENTRAL, ("training.batch_size=9", "training.dropout=0.1"), ("training.steps=9", "training.order=sequence")),
     ],
 )
-def test_the_digest_follows_what_changes_results(
+def test_the_digest_of_results(
     tmp_path: Path, text: str, changes: tuple[str, ...], changes_nothing: tuple[str, ...]
 ) -> None:
     """What a run may be resumed with is no part of it."""
@@ -162,15 +141,12 @@ def test_the_digest_follows_what_changes_results(
     assert read_central(tmp_path).digest != read(tmp_path, MINIMAL).digest
 
 
-def test_paths_of_overrides_are_the_working_directory_s_and_those_of_a_file_its_folder_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_paths_of_overrides_and_of_files_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "settings").mkdir()
     (tmp_path / "shell").mkdir()
     monkeypatch.chdir(tmp_path / "shell")
-    (tmp_path / "settings" / "run.toml").write_text(
-        '[data]\ncorpus = "in-file"\n[evaluation]\nalso = ["mine.py:measure"]\n'
-    )
+    text = '[data]\ncorpus = "in-file"\n[evaluation]\nalso = ["mine.py:measure"]\n'
+    (tmp_path / "settings" / "run.toml").write_text(text)
     path = Path("../settings/run.toml")
     config = load(path)
     assert config.data.corpus == tmp_path / "settings" / "in-file"
@@ -191,23 +167,12 @@ def test_central_settings_are_named_as_the_papers(tmp_path: Path) -> None:
         ((), "Non-IID, SGD, b_r=32", "sequence"),
         (("data.partition=iid",), "IID, SGD, b_r=32", "iid"),
         (("data.partition=iid", "model.architecture=lstm"), "IID, SGD, LSTM, b_r=32", "iid"),
-        (("data.partition=iid", "training.order=iid"), "IID, SGD, b_r=32", "iid"),
         (("training.order=sequence", "training.optimizer=adam"), "Non-IID, Adam, b_r=32", "sequence"),
         (("privacy.mechanism=clip", "privacy.clip=1"), "SGD+Clip, C=1, b_r=32", "iid"),
-        (private, "DP-SGD, C=10, z=0.5, b_r=32", "iid"),
         ((*private, "training.optimizer=rmsprop", "data.partition=iid"), "DP-RMSProp, C=10, z=0.5, b_r=32", "iid"),
     ):
         config = read_central(tmp_path, *overrides)
         assert (config.setting, config.order) == (setting, order)
-
-
-def test_a_federated_file_is_no_central_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        read_any(tmp_path, TINY, "training.kind=central")
-    assert str(caught.value).removeprefix(f"{tmp_path / 'run.toml'}: ") == (
-        "training.rounds, training.cohort, local, system.shards: of federated training, but training.kind is "
-        '"central"; remove these settings'
-    )
 
 
 def test_the_default_of_a_removed_setting_is_still_read_and_other_values_are_refused(tmp_path: Path) -> None:
@@ -241,3 +206,66 @@ def test_a_schedule_has_the_length_in_the_digest_and_a_series_has_no_seed() -> N
     other = replace(central(), seed=1)
     assert other.digest != central().digest
     assert other.series == central().series != central(dropout=0.1).series
+
+
+def train_split(records: int, users: int) -> Split:
+    """Records of 8 words, dealt to users in equal parts."""
+    tokens, offsets = np.zeros(8 * records, np.uint16), np.arange(0, 8 * records + 1, 8)
+    return Split(Layout(12), tokens, offsets, np.arange(users + 1) * records // users, Path("nowhere"))
+
+
+def test_epochs_of_both_kinds_are_the_same_data() -> None:
+    """1,000 records of 50 users: 32 steps of 32 records; 5 rounds of 10 users; with 2 local epochs 2.5; at most 10 of a
+    user's 20 records 10."""
+    train, data = train_split(1_000, 50), {"corpus": "c"}
+    server = {"training": {"cohort": 10, "epochs": 3}}
+    central = parse({"data": data, "training": {"kind": "central", "epochs": 3}}, "x")
+    assert (central.rounds_per_epoch(train), central.rounds_over(train)) == (32, 96)
+    words = parse({"data": data, "training": {"kind": "central", "words": 24_000}}, "x")
+    assert words.rounds_over(train) == 96
+    for local, rounds, epoch in (({}, 15, 5.0), ({"epochs": 2}, 8, 2.5), ({"max_records": 10}, 30, 10.0)):
+        federated = parse({"data": data, "local": local, **server}, "x")
+        assert (federated.rounds_per_epoch(train), federated.rounds_over(train)) == (epoch, rounds)
+
+
+def test_no_evaluation_a_round_before_the_last() -> None:
+    """Eight epochs of 4,000 users in cohorts of 51 are 627.45 rounds. Training and the second evaluation end at 628."""
+    train = train_split(16_000, 4_000)
+    config = parse({"data": {"corpus": "c"}, "training": {"cohort": 51, "epochs": 8}}, "x")
+    schedule, per_epoch = ScheduledEvaluationHParams(every_epochs=4.0), config.rounds_per_epoch(train)
+    assert config.rounds_over(train) == 628
+    assert [round_ for round_ in range(1, 629) if schedule.is_due(round_, per_epoch)] == [314, 628]
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 40), st.integers(1, 40))
+def test_evaluations_are_due_once_so_many_epochs_are_read(users: int, cohort: int, upper: int, lower: int) -> None:
+    """Rounds that are due are the least ones by which a multiple of the epochs has been read, in exact fractions."""
+    per_epoch, every = Fraction(users, cohort), Fraction(upper, lower)
+    due = {math.ceil(count * every * per_epoch) for count in range(1, 101 + int(100 / (every * per_epoch)))}
+    schedule = ScheduledEvaluationHParams(every_epochs=float(every))
+    evaluated = {round_ for round_ in range(1, 101) if schedule.is_due(round_, float(per_epoch))}
+    assert evaluated == {round_ for round_ in due if round_ <= 100}
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("evaluation", {"every_epochs": 0.0}, "every_epochs must be above 0"),
+        ("evaluation", {"every": 20, "every_epochs": 2.0}, r"every_epochs \(2\) and every \(20\) both set when"),
+        ("training", {"rounds": 20, "epochs": 2.0}, r"epochs \(2\) and rounds \(20\) both set how long"),
+    ],
+)
+def test_nothing_that_is_said_twice_is_ignored(section: str, values: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse({"data": {"corpus": "c"}, section: values}, "x")
+
+
+def test_a_refused_length_says_what_depends_on_it(tmp_path: Path) -> None:
+    """Windows in fractions would move; another setting that differs as well is told first."""
+    data, windows = DataHParams(tmp_path / "corpus"), CanaryHParams(windows=((0.2, 0.5),))
+    started = FederatedConfig(data, canaries=windows, training=TrainingHParams(rounds=20))
+    longer = replace(started, training=TrainingHParams(rounds=30))
+    with pytest.raises(InputError, match=r"training\.rounds was 20 and is now 30 \(some settings depend on the length"):
+        refuse_other_settings(started, longer, tmp_path / "run")
+    with pytest.raises(InputError, match=re.escape("settings: seed was 0 and is now 1; resume")):
+        refuse_other_settings(started, replace(longer, seed=1), tmp_path / "run")

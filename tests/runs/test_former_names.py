@@ -21,17 +21,10 @@ from flsim.runs.folder import Run
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ({"data": {"world": "iid"}}, {"data": {"partition": "iid"}}),
         ({"axes": {"data.world": ["iid"]}}, {"axes": {"data.partition": ["iid"]}}),
-        (
-            {"set": {"data": {"world": "iid", "corpus": "world"}}},
-            {"set": {"data": {"partition": "iid", "corpus": "world"}}},
-        ),
+        ({"data": {"world": "iid", "corpus": "world"}}, {"data": {"partition": "iid", "corpus": "world"}}),
         ({"by": ["data.world", "local.world"]}, {"by": ["data.partition", "local.world"]}),
-        (
-            {"world": 1, "model": {"world": [{"data.world": 2}]}},
-            {"world": 1, "model": {"world": [{"data.partition": 2}]}},
-        ),
+        ({"world": 1, "model": [{"data.world": 2}]}, {"world": 1, "model": [{"data.partition": 2}]}),
     ],
 )
 def test_former_names_are_renamed_and_nothing_else(old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -40,12 +33,8 @@ def test_former_names_are_renamed_and_nothing_else(old: dict[str, Any], new: dic
 
 
 def test_a_configuration_has_either_name(tmp_path: Path) -> None:
-    settings = [
-        f'[data]\ncorpus = "corpus"\n{line}\n'
-        for line in ("", 'world = "iid"', 'partition = "iid"', 'world = "non-iid"')
-    ]
-    for number, text in enumerate(settings):
-        (tmp_path / f"{number}.toml").write_text(text)
+    for number, line in enumerate(("", 'world = "iid"', 'partition = "iid"', 'world = "non-iid"')):
+        (tmp_path / f"{number}.toml").write_text(f'[data]\ncorpus = "corpus"\n{line}\n')
     default, old, new, other = (files.load(tmp_path / f"{number}.toml") for number in range(4))
     assert old == new
     assert old.data.partition == "iid"

@@ -60,7 +60,7 @@ def rows_of(run: Path) -> pd.DataFrame:
 
 
 def test_a_run_travels_only_adapters_and_is_measured_over_the_space(lora: Experiment, copy_of_trained: Trained) -> None:
-    run = copy_of_trained("evaluation.references=2000000")
+    run = copy_of_trained("evaluation.references=2000000", "evaluation.every=4")
     opened = Run.open(run)
     assert (opened.config.evaluation.references, opened.config.evaluation.also) == (20_000, ("space",))
     params = final_params(run)
@@ -85,9 +85,7 @@ def test_a_resumed_run_has_the_same_bits(lora: Experiment, copy_of_trained: Trai
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_an_exported_model_has_the_logits_and_perplexity_of_the_run(
-    lora: Experiment, copy_of_trained: Trained, merge: bool
-) -> None:
+def test_an_exported_model_has_the_logits_of_the_run(lora: Experiment, copy_of_trained: Trained, merge: bool) -> None:
     run, out = copy_of_trained(), lora.folder / "exported"
     lora.call("export", "run", "--round", "4", "--out", "exported", *(["--merge"] if merge else []))
     if merge:
@@ -124,9 +122,7 @@ def test_a_base_that_changed_is_refused_on_resume(experiment: Experiment) -> Non
     saved_base(moved, seed=1)
     refused = experiment.call("run", experiment.config, "--out", "run", "--in-process", "--resume", check=False)
     assert refused.returncode == 2
-    message = f"run: was started with another base than {moved}, or files of the base changed since; restore them"
-    assert message in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
+    assert f"run: was started with another base than {moved}, or files of the base changed" in refused.stderr
     for command in (["evaluate", "run"], ["verify", "run"], ["export", "run", "--out", "out"]):
         refused = experiment.call(*command, check=False)
         assert refused.returncode == 2
@@ -134,14 +130,12 @@ def test_a_base_that_changed_is_refused_on_resume(experiment: Experiment) -> Non
     assert not (experiment.folder / "out").exists()
 
 
-@pytest.mark.parametrize("privacy", ["none", "dp"])
-def test_central_training_with_and_without_dp_sgd(experiment: Experiment, privacy: str) -> None:
+def test_central_training_with_dp_sgd(experiment: Experiment) -> None:
     short = CENTRAL.replace("steps = 40", "steps = 8").replace("every = 20", "every = 8")
     experiment.config.write_text(short.replace(OF_CIFG, LORA))
-    of_privacy = ["privacy.mechanism=dp", "privacy.clip=0.1", "privacy.noise_multiplier=1.0"] if privacy == "dp" else []
-    run = trained(experiment, "run", *of_privacy)
+    run = trained(experiment, "run", "privacy.mechanism=dp", "privacy.clip=0.1", "privacy.noise_multiplier=1.0")
     assert final_state(run).round == 8
-    assert final_state(run).ledger.entries[0].noise_multiplier == float(privacy == "dp")
+    assert final_state(run).ledger.entries[0].noise_multiplier == 1
     experiment.call("verify", "run")
 
 
@@ -155,20 +149,16 @@ def test_attacks_take_the_base_as_reference(lora: Experiment, copy_of_trained: T
     assert "no such checkpoint" in refused.stderr
 
 
-def test_only_hf_runs_have_a_base_and_are_exported(experiment: Experiment, copy_of_trained: Trained) -> None:
-    copy_of_trained()
-    for command, message in (
-        (["export", "run", "--out", "out"], 'is of architecture "cifg"; only "hf" is exported'),
-        (["membership", "run", "--reference", "base"], "has no base"),
-    ):
-        refused = experiment.call(*command, check=False)
-        assert refused.returncode == 2
-        assert message in refused.stderr
-
-
 @pytest.fixture
-def of_tokens(tmp_path: Path) -> Experiment:
+def of_tokens(cut_by_tokens: Path, tmp_path: Path) -> Experiment:
     """A corpus that a tokenizer has cut, and a base with a row for each token."""
+    shutil.copytree(cut_by_tokens, tmp_path, dirs_exist_ok=True)
+    return Experiment(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def cut_by_tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tmp_path = tmp_path_factory.mktemp("tokens")
     rng = np.random.default_rng(0)
     words = ["bas", "del", "kim", "lor", "mun", "rat", "tif", "vok"]
     posts = [(f"a{number % 12}", " ".join(rng.choice(words, rng.integers(3, 25)))) for number in range(150)]
@@ -177,9 +167,9 @@ def of_tokens(tmp_path: Path) -> Experiment:
     corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", posts)], tmp_path / "corpus", how, tokenizer=tokenizer)
     saved_base(tmp_path / "base", vocab_size=tokens_of(corpus).rows)
     settings = TINY.replace(OF_CIFG, LORA.replace(f"config = {BASE}", 'path = "base"'))
-    experiment = Experiment(tmp_path)
-    experiment.config.write_text(settings.replace("cohort = 6", "cohort = 3").replace("count = 2", "count = 1"))
-    return experiment
+    text = settings.replace("cohort = 6", "cohort = 3").replace("count = 2", "count = 1")
+    Experiment(tmp_path).config.write_text(text)
+    return tmp_path
 
 
 def tokens_of(corpus: Corpus) -> TokenMap:
@@ -188,27 +178,19 @@ def tokens_of(corpus: Corpus) -> TokenMap:
 
 
 COMMANDS = (
-    "membership run --records 20 --reference base",
     "membership run --records 20 --attack gradient --attack neighbourhood",
-    "membership run --records 20 --unit user --reference base",
     "extract run --records 10 --prefix 2",
     "reveal run --records 5 --references 19",
     "quantize run --bits 8 --out rounded",
     "forgetting run out --pool",
-    "audit run",
     "canaries run --written",
-    "trace run",
     "table run rounded",
-    "plan tiny.toml --no-calibration",
     "report run out --out report.html",
 )
 
 
-@pytest.mark.parametrize("tuned", ["lora", "all weights"])
-def test_commands_measure_and_show_runs_of_a_base_with_its_tokenizer(of_tokens: Experiment, tuned: str) -> None:
+def test_commands_measure_and_show_runs_of_a_base_with_its_tokenizer(of_tokens: Experiment) -> None:
     """Lines fit a terminal of 80 characters."""
-    if tuned == "all weights":
-        edited(of_tokens.config, "[model.lora]\nrank = 4\n", "")
     settings = ["data.user_holdout=0.2", "canaries.insertions=[6]", "canaries.windows=[[0, 0.5]]"]
     edited(of_tokens.config, "p_u = [0.2]\np_e = [0.5, 1.0]\n", "")
     trained(of_tokens, "run", *settings)
@@ -226,10 +208,7 @@ def pickled(base: Path) -> None:
 
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickle": (pickled, "base: holds only pytorch_model.bin, a pickle, which could execute code; save the model as "),
-    "rows": (
-        lambda base: saved_base(base, vocab_size=40),
-        "corpus/tokens.i64: the corpus does not have the 40 tokens of the base; import it with the base's tokenizer",
-    ),
+    "rows": (lambda base: saved_base(base, vocab_size=40), "the corpus does not have the 40 tokens of the base"),
     "tokenizer": (
         lambda base: shutil.copytree(tokenizer_folders.llama_like(base.parent / "llama"), base, dirs_exist_ok=True),
         "base: its tokenizer is not that of the corpus; import the corpus with --tokenizer ",
@@ -240,7 +219,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "context": (
         lambda base: saved_base(base, vocab_size=330, n_positions=15),
-        "reads 15 tokens at most, and records of the corpus have up to 16; import the corpus with --words-per-record",
+        "reads 15 tokens at most, and records of the corpus have up to 16",
     ),
 }
 
@@ -262,8 +241,10 @@ def test_a_base_that_does_not_fit_is_refused_in_one_line(of_tokens: Experiment, 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_base_reads_a_corpus_of_its_own_tokenizer(of_tokens: Experiment, dtype: str) -> None:
-    """Perplexity is that of transformers' own loss on the tokenizer's own ids."""
+    """Perplexity is that of transformers' own loss on the tokenizer's own ids. In float32 all weights are trained."""
     tmp_path = of_tokens.folder
+    if dtype == "float32":
+        edited(of_tokens.config, "[model.lora]\nrank = 4\n", "")
     corpus = Corpus.open(tmp_path / "corpus")
     tokens = tokens_of(corpus)
     shutil.copytree(tmp_path / "tokenizer", tmp_path / "base", dirs_exist_ok=True)
@@ -291,12 +272,10 @@ def test_a_base_reads_a_corpus_of_its_own_tokenizer(of_tokens: Experiment, dtype
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("privacy", ["none", "dp"])
-def test_a_resume_after_sigkill_under_ray_is_exact(lora: Experiment, privacy: str) -> None:
-    settings = ["training.rounds=12", f"privacy.mechanism={privacy}", "local.optimizer=adam", "evaluation.every=6"]
-    if privacy == "dp":
-        settings += ["privacy.clip=0.1", "privacy.noise_multiplier=1.0"]
-    assert_same(*killed_and_whole(lora, *settings))
+def test_a_resume_after_sigkill_under_ray_is_exact(lora: Experiment) -> None:
+    private = ("privacy.mechanism=dp", "privacy.clip=0.1", "privacy.noise_multiplier=1.0")
+    of_training = ("training.rounds=12", "local.optimizer=adam", "evaluation.every=6")
+    assert_same(*killed_and_whole(lora, *of_training, *private))
 
 
 def test_a_simulation_has_the_bits_of_a_run(lora: Experiment, copy_of_trained: Trained) -> None:

@@ -41,22 +41,18 @@ def copies(run: Run) -> Met:
     return held
 
 
-@pytest.mark.parametrize("partition", ["iid", "non-iid"])
-@pytest.mark.parametrize("sampler", ["fixed-size", "poisson"])
-def test_sharers_that_the_clients_are_asked_for(
+@pytest.mark.parametrize(("partition", "sampler"), [("iid", "fixed-size"), ("non-iid", "poisson")])
+def test_sharers_that_clients_are_asked_for(
     experiment: Experiment, partition: str, sampler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(experiment.folder)
     run = create(experiment, FEDERATED, f"data.partition='{partition}'", f"training.sampler='{sampler}'")
     sharers = {(user, canary) for user, canary, _ in copies(run)}
     expected: Met = Counter()
-    state = run.latest_state()
+    state, training = run.latest_state(), run.federated.training_of(run.users, run.rounds)
     for round_ in range(ROUNDS):
-        asked = [
-            user
-            for request in run.federated.training_of(run.users, run.rounds).requests(replace(state, round=round_))
-            for user in request.users.tolist()
-        ]
+        requests = training.requests(replace(state, round=round_))
+        asked = [user for request in requests for user in request.users.tolist()]
         expected.update((round_ + 1, canary, user) for user, canary in sharers if user in asked)
     assert expected
     assert met(participation(run, ROUNDS)) == expected
@@ -72,10 +68,8 @@ def test_copies_that_batches_hold(
     """22 steps an epoch, the last of 3 records; 60 steps end in the third."""
     monkeypatch.chdir(experiment.folder)
     run = create(experiment, CENTRAL, *overrides)
-    training, ids = (
-        run.central.training_of(run.users, run.rounds),
-        {canary.tokens: canary.id for canary in run.canaries},
-    )
+    training = run.central.training_of(run.users, run.rounds)
+    ids = {canary.tokens: canary.id for canary in run.canaries}
     expected: Counter[tuple[int, str]] = Counter()
     for step in range(60):
         for words in training.chunk(step, step + 1).records:

@@ -51,9 +51,7 @@ def of_another_corpus(metadata: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_no_flipped_bit_of_the_newest_checkpoint_blocks_recovery_or_changes_the_model(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_flipped_bit_blocks_recovery_or_changes_the_model(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """The newest checkpoint of a run stays only if it holds the state that was saved; else the one before is used."""
     *_, before, newest = all_in(run.path / "checkpoints")
     aside = newest.with_name(f"{newest.name}.damaged")
@@ -79,12 +77,11 @@ def test_no_flipped_bit_of_the_newest_checkpoint_blocks_recovery_or_changes_the_
     assert survived <= len("seal") + header.count(b" ")  # without a seal all else is as it was written
 
 
-@pytest.mark.parametrize("name", [b'"corpus":"', b'"architecture', b'"ledger'])
-def test_a_run_resumes_past_a_flipped_bit_to_the_same_bits(experiment: Experiment, run: Run, name: bytes) -> None:
+def test_a_run_resumes_past_a_flipped_bit_to_the_same_bits(experiment: Experiment, run: Run) -> None:
     whole = shutil.copytree(run.path, experiment.folder / "whole")
     newest = all_in(run.path / "checkpoints")[-1]
     content = newest.read_bytes()
-    newest.write_bytes(flipped(content, content.index(name) + len(name) + 1))
+    newest.write_bytes(flipped(content, content.index(b'"ledger') + 8))
     said = experiment.call("run", experiment.config, *OPTIONS, "--resume").stderr
     assert f"{newest.name}.damaged" in " ".join(said.split())
     assert_equal_runs(run.path, whole)

@@ -13,9 +13,7 @@ from server.cluster.nodes import environment_of
 
 Damaged = Callable[[str, str], Path]
 LOCKS = {TRAINED, DRIVEN, "log.jsonl"}  # what a process that waits for the lock, or is refused with it, may write
-KINDS = pytest.mark.parametrize(
-    ("config", "length"), [(TINY, "training.rounds"), (CENTRAL, "training.steps")], ids=["federated", "central"]
-)
+FEDERATED = (TINY, "training.rounds")
 
 
 def tree(folder: Path) -> dict[Path, bytes]:
@@ -36,39 +34,29 @@ def damaged(experiment: Experiment, copy_of_trained: Trained) -> Damaged:
     return make
 
 
-@KINDS
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+@pytest.mark.parametrize(("config", "length"), [FEDERATED, (CENTRAL, "training.steps")], ids=["federated", "central"])
+def test_a_refused_resume_changes_nothing(experiment: Experiment, damaged: Damaged, config: str, length: str) -> None:
+    run = damaged(config, length)
+    before = tree(run)
+    more = ("--set", "system.checkpoint_every=1", "--set", f"{length}=6")
+    for options, message in (
         (("--address", "127.0.0.1:1"), "no Ray cluster answers there"),
         (("--in-process", "--cpus", "2"), "--in-process does not use Ray"),
         (("--in-process", "--set", "seed=5"), "seed was 0 and is now 5"),
         (("--in-process", "--begin-from", "run"), "has already started"),
-        (("--in-process", "--set", "{length}=3"), "4 rounds are trained already, and the settings have 3"),
-    ],
-    ids=["no cluster", "arguments", "settings", "begun", "shorter"],
-)
-def test_a_refused_resume_changes_nothing(
-    experiment: Experiment, damaged: Damaged, config: str, length: str, options: tuple[str, ...], message: str
-) -> None:
-    run = damaged(config, length)
-    before = tree(run)
-    more = ("--set", "system.checkpoint_every=1", "--set", f"{length}=6")
-    options = tuple(option.format(length=length) for option in options)
-    refused = experiment.call("run", "tiny.toml", "--out", "run", "--resume", *more, *options, check=False)
-    assert refused.returncode == 2, refused.stderr
-    assert message in refused.stderr
-    assert tree(run) == before
+        (("--in-process", "--set", f"{length}=3"), "4 rounds are trained already, and the settings have 3"),
+    ):
+        refused = experiment.call("run", "tiny.toml", "--out", "run", "--resume", *more, *options, check=False)
+        assert refused.returncode == 2, refused.stderr
+        assert message in refused.stderr
+        assert tree(run) == before
 
 
-@KINDS
-def test_a_resume_of_a_live_run_changes_nothing(
-    experiment: Experiment, damaged: Damaged, monkeypatch: pytest.MonkeyPatch, config: str, length: str
-) -> None:
+def test_a_resume_of_a_live_run(experiment: Experiment, damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that holds the lock is this one. Once the lock is free, the same command records its settings."""
-    run = damaged(config, length)
+    run = damaged(*FEDERATED)
     before = tree(run)
-    again = ("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", f"{length}=6")
+    again = ("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", "training.rounds=6")
     with hold_lock(Run.open(run)), monkeypatch.context() as patch:
         patch.setattr(locks, "LOCK_DEADLINE", 0.3)
         refused = experiment.call(*again, check=False)
@@ -92,11 +80,9 @@ def test_a_custom_file_of_another_name_and_the_same_content_is_not_copied_again(
     assert copy.name.startswith("one.")
 
 
-def test_nodes_that_join_know_the_run_before_and_after_its_settings_are_recorded(
-    experiment: Experiment, damaged: Damaged
-) -> None:
+def test_nodes_that_join_later_know_the_run(experiment: Experiment, damaged: Damaged) -> None:
     """A node that joins later reads config.toml as the resume has written it."""
-    run = damaged(TINY, "training.rounds")
+    run = damaged(*FEDERATED)
     corpus = experiment.folder / "corpus"
     before = environment_of(run, corpus)
     experiment.call("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", "training.rounds=6")

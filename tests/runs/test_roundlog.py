@@ -27,7 +27,7 @@ def numbers(folder: Path) -> list[int]:
     reached=st.integers(0, 25),
     twice=st.booleans(),
 )
-def test_every_round_is_there_once_whatever_was_taken_added_or_damaged(
+def test_every_round_is_there_once(
     tmp_path_factory: pytest.TempPathFactory, lines: list[int | bytes], reached: int, twice: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
@@ -78,13 +78,8 @@ def test_what_comes_again_is_dropped(tmp_path: Path) -> None:
 
 def test_training_losses_are_means_between_the_given_rounds() -> None:
     """Weighted by steps: (3 * 2 + 1 * 6) / 4 = 3 up to step 4. Federated lines count one round each."""
-    central: list[roundlog.Line] = [
-        {"round": 3, "since": 0, "loss": 2.0},
-        {"round": 4, "since": 3, "loss": 6.0},
-        {"round": 6, "since": 4, "loss": None},
-        {"round": 8, "since": 6, "loss": 1.0},
-        {"round": 9, "since": 8, "loss": 5.0},
-    ]
+    steps = ((0, 3, 2.0), (3, 4, 6.0), (4, 6, None), (6, 8, 1.0), (8, 9, 5.0))
+    central: list[roundlog.Line] = [{"since": since, "round": step, "loss": loss} for since, step, loss in steps]
     assert roundlog.mean_losses(central, [8, 4]) == {4: 3.0, 8: 1.0}
     assert roundlog.mean_losses(central, [6, 9]) == {6: 3.0, 9: (2 * 1.0 + 5.0) / 3}
     federated: list[roundlog.Line] = [{"round": round_, "loss": float(round_)} for round_ in (1, 2, 3, 4)]

@@ -5,15 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faulty import fill, small_disk
-from helpers import PRIVATE, Experiment
+from helpers import Experiment
 from tracker_files import ALL, of_mlflow, of_tensorboard, of_wandb
 from waiting import wait_until
 
@@ -25,7 +24,7 @@ from flsim.results.tables import memorization_table
 from flsim.runs import config, roundlog
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.runs.trackers import News, WeightsAndBiases
+from flsim.runs.trackers import News
 from server import central as central_server
 from server.pool.evaluations import EvaluationService
 from server.supervision import supervised
@@ -121,33 +120,6 @@ def assert_says(run: Path, kinds: Sequence[str] = ALL) -> None:
 
 
 @pytest.mark.nightly
-def test_a_private_run_in_a_real_process_is_told_to_all_three_and_quietly(experiment: Experiment) -> None:
-    from mlflow import MlflowClient
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    settings = (*PRIVATE, f"system.tracking={list(ALL)}")
-    overrides = [part for text in settings for part in ("--set", text)]
-    done = experiment.flsim("run", experiment.config, "--out", "run", *overrides)
-    run = experiment.folder / "run"
-    assert_says(run)
-    assert "train/epsilon poisson-rdp" in expected(run)
-    assert {line.partition(":")[0] for line in done.stderr.splitlines()} <= {
-        "run",
-        "4 rounds will spend",
-        "writes to run; Ray",
-    }
-    assert "tracking by" not in done.stderr
-    assert done.stdout.startswith("|Setting")
-    client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
-    about = client.get_run((run / "mlflow" / "run_id").read_text())
-    assert (about.info.status, about.data.params["training.cohort"]) == ("FINISHED", "6")
-    assert about.data.params.keys() == Run.open(run).parameters.keys()
-    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"tensors": 0}).Reload()
-    (text,) = events.Tensors("settings/text_summary")
-    assert b"| `training.cohort` | 6 |" in text.tensor_proto.string_val[0]
-
-
-@pytest.mark.nightly
 def test_a_killed_run_that_goes_on_longer_is_told_once(make: Callable[..., Run]) -> None:
     from mlflow import MlflowClient
 
@@ -193,7 +165,7 @@ def test_tensorboard_is_the_default_and_no_part_of_a_digest(experiment: Experime
         config.load(experiment.config, ["system.tracking=['comet']"])
 
 
-def test_trackers_that_fail_at_the_start_stop_nothing(
+def test_trackers_that_fail_at_the_start(
     make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make("run")
@@ -208,27 +180,10 @@ def test_trackers_that_fail_at_the_start_stop_nothing(
     assert json.loads((run.path / "run.json").read_text())["status"] == "completed"
 
 
-def test_a_tracker_that_fails_on_the_way_is_said_once_and_told_no_more(
-    make: Callable[..., Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_tensorboard_without_its_folder(
+    make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, log = make("run", ("tensorboard", "wandb")), WeightsAndBiases.log
-
-    def log_or_fail(tracker: WeightsAndBiases, values: Mapping[str, float], round_: int) -> None:
-        if round_ == 4:
-            raise OSError("no space left")
-        log(tracker, values, round_)
-
-    monkeypatch.setattr(WeightsAndBiases, "log", log_or_fail)
-    simulate(run)
-    assert capsys.readouterr().err.count("run: tracking by wandb failed, and the run continues without it: ") == 1
-    assert sorted(of_tensorboard(run.path)["train/loss"]) == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-@pytest.mark.parametrize("harm", ["a file in its place", "a full disk"])
-def test_tensorboard_whose_folder_is_gone_is_said_in_one_line(
-    make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: str
-) -> None:
-    """It writes in a thread of its own, whose errors Python would print whole."""
+    """It writes in a thread of its own, whose errors Python would print whole. Rounds go on, and it is said once."""
     run = make("run", ("tensorboard",))
     folder = run.path / "tensorboard"
 
@@ -236,14 +191,9 @@ def test_tensorboard_whose_folder_is_gone_is_said_in_one_line(
         if round_ == 2:
             wait_until(lambda: bool(list(folder.glob("events.*"))))
             folder.rename(tmp_path / "away")
-            if harm == "a full disk":
-                fill(disk)
-                folder.symlink_to(disk)
-            else:
-                folder.touch()
+            folder.touch()
 
-    with small_disk(tmp_path / "disk", megabytes=1) as disk:
-        simulate(run, after=after)
+    simulate(run, after=after)
     said = capsys.readouterr().err
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if "tensorboard" in line]
@@ -253,7 +203,7 @@ def test_tensorboard_whose_folder_is_gone_is_said_in_one_line(
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_package_that_is_missing_is_said_before_anything_is_made(
+def test_a_missing_package_is_said_at_first(
     make: Callable[..., Run], kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, kind, None)

@@ -237,22 +237,12 @@ PRIVATE = (  # every part of a state: noise, a clip that adapts, moments, ledger
 )
 
 
-def assert_refused(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
+def assert_refused(folder: Path, arguments: Sequence[str], message: str) -> None:
     """The command of these arguments is refused in one line, with exit code 2, and changes nothing in the folder."""
     before = sorted(folder.rglob("*"))
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.argv", ["flsim", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    printed = capsys.readouterr().err
-    assert (stop.value.code, printed.count("\n")) == (2, 1), printed
-    assert message in printed
+    done = Experiment(folder).call(*arguments, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert message in done.stderr
     assert sorted(folder.rglob("*")) == before
 
 

@@ -20,6 +20,8 @@ TABLES = ("table1", "table2", "table3", "table4")
 TIERS = ("smoke", "small", "paper")
 RECORDS = 1_479  # of the synthetic corpus of this smoke tier
 SECRET_SHARER = {"1": 7, "2": 35, "3": 3, "4": 20, "7": 9}  # published rows of the architectures that are here
+TINY: dict[str, Any] = {"about": "x", "corpus": {"synthetic": {"users": 10}}, "seeds": [3, 4]}
+TINY |= {"set": {"local": {"learning_rate": 0.5}}}
 MINIMAL: dict[str, Any] = {
     "title": "t",
     "question": "q",
@@ -33,13 +35,8 @@ MINIMAL: dict[str, Any] = {
         {"name": "b", "axes": {"model": [{"units": 8, "embedding": 4}, {"units": 16, "embedding": 8}]}},
     ],
     "tiers": {
-        "tiny": {
-            "about": "x",
-            "corpus": {"synthetic": {"users": 10}},
-            "seeds": [3, 4],
-            "set": {"local": {"learning_rate": 0.5}},
-            "grids": {"a": {"set": {"local": {"batch_size": 9}}, "axes": {"training.rounds": [10, 20, 30]}}},
-        },
+        "tiny": TINY
+        | {"grids": {"a": {"set": {"local": {"batch_size": 9}}, "axes": {"training.rounds": [10, 20, 30]}}}},
     },
 }
 
@@ -98,18 +95,7 @@ def test_seeds_grids_and_settings_can_be_chosen(tmp_path: Path) -> None:
         ({"grids": []}, "there must be at least one"),
         ({"grids": [{"name": "a", "axes": {}}, {"name": "a", "axes": {}}]}, "names of grids must differ"),
         ({"tiers": {"tiny": {"about": "x", "corpus": {}}}}, "either synthetic or a path"),
-        (
-            {
-                "tiers": {
-                    "tiny": {"about": "", "corpus": {"path": "c"}, "grids": {"a": {"axes": {"training.rounds": [1]}}}}
-                }
-            },
-            "has 1 values in a tier, and 3 as published",
-        ),
-        (
-            {"published": {"file": "none.csv", "table": "1", "source": "s"}},
-            "there is no such file of published numbers",
-        ),
+        ({"tiers": {"tiny": TINY | {"grids": {"a": {"axes": {"training.rounds": [1]}}}}}}, "has 1 values in a tier"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -118,26 +104,19 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+def test_what_runs_differ_in_is_no_setting_of_all(tmp_path: Path) -> None:
+    for override, message in (
         ("seed=3", "use --seeds"),
-        ("data.corpus=there", "use --corpus"),
-        ("training.rounds=7", "grids.a varies it; choose other grids with --only"),
-        ("model.units=7", "grids.b varies it"),
-    ],
-)
-def test_what_runs_differ_in_is_no_setting_of_all(tmp_path: Path, override: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        planned(tmp_path, MINIMAL, overrides=[override])
+        ("training.rounds=7", "grids.a varies it; choose other grids"),
+    ):
+        with pytest.raises(InputError, match=message):
+            planned(tmp_path, MINIMAL, overrides=[override])
 
 
 def test_a_runs_configuration_is_no_sweep_and_a_sweep_is_no_runs() -> None:
     with pytest.raises(InputError, match="not a sweep, because it has no grids"):
         load(EXPERIMENTS / "demo.toml")
-    with pytest.raises(
-        InputError, match="this file is a sweep, not the configuration of a run; train it with `flsim sweep`"
-    ):
+    with pytest.raises(InputError, match="this file is a sweep, not the configuration of a run; train it with"):
         load_config(EXPERIMENTS / "table1.toml")
 
 
@@ -145,11 +124,7 @@ def test_a_published_row_that_does_not_exist_is_an_error(tmp_path: Path) -> None
     published = {"file": "thakkar2020.csv", "table": "1", "source": "s", "columns": {"data.partition": "data"}}
     grid = {"name": "a", "axes": {"data.partition": ["iid"]}, "published": {"optimizer": "Adagrad"}}
     with pytest.raises(InputError, match="has no row with optimizer Adagrad, data iid"):
-        planned(tmp_path, MINIMAL | {"published": published, "grids": [grid], "tiers": _without_grids()})
-
-
-def _without_grids() -> dict[str, Any]:
-    return {"tiny": {key: value for key, value in MINIMAL["tiers"]["tiny"].items() if key != "grids"}}
+        planned(tmp_path, MINIMAL | {"published": published, "grids": [grid], "tiers": {"tiny": TINY}})
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -10,9 +10,10 @@ import pytest
 from helpers import assert_refused
 
 from flsim.base.errors import InputError
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.results.sweeps import FILE, read_sweep
 from flsim.runs.sweeps.definition import Planned, load, planned_runs
-from flsim.runs.sweeps.folder import SweepFolder, open_corpus, shared_settings
+from flsim.runs.sweeps.folder import SweepFolder, open_corpus, refuse_impossible_runs, shared_settings
 
 SMALL = """
 title = "t"
@@ -42,7 +43,12 @@ synthetic = { users = 12, test_users = 2, heldout_users = 0, words_per_user = 60
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> SweepFolder:
     """The sweep SMALL with the planned runs of grid sgd, as `flsim sweep` writes it; no run has begun."""
-    return small_sweep(tmp_path_factory.mktemp("written"))
+    path = tmp_path_factory.mktemp("written")
+    (path / "small.toml").write_text(SMALL)
+    made = SweepFolder(path / "out")
+    with made.hold_lock():
+        add(made, "flsim sweep small.toml --only sgd", only=["sgd"])
+    return made
 
 
 @pytest.fixture
@@ -64,17 +70,7 @@ def add(folder: SweepFolder, command: str, **options: Any) -> list[Planned]:
     return planned
 
 
-def small_sweep(path: Path, *overrides: str) -> SweepFolder:
-    (path / "small.toml").write_text(SMALL)
-    made = SweepFolder(path / "out")
-    with made.hold_lock():
-        add(made, "flsim sweep small.toml --only sgd", only=["sgd"], overrides=list(overrides))
-    return made
-
-
-def test_where_a_sweep_cannot_be_is_one_line_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_a_sweep_cannot_be_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "mine").mkdir()
@@ -84,7 +80,7 @@ def test_where_a_sweep_cannot_be_is_one_line_and_nothing_is_written(
         (["--out", "mine"], "this folder has files that do not belong to a sweep; name a new folder with --out"),
         (["--set", "data.corpus=there"], "--set data.corpus: in a sweep, use --corpus"),
     ):
-        assert_refused(tmp_path, monkeypatch, capsys, ["sweep", "small.toml", *arguments], message)
+        assert_refused(tmp_path, ["sweep", "small.toml", *arguments], message)
 
 
 def test_a_heading_names_the_grids_that_were_trained(folder: SweepFolder) -> None:
@@ -120,9 +116,7 @@ def test_runs_of_a_grid_that_is_no_more_come_last(folder: SweepFolder, tmp_path:
     assert [run.grid for run in read_sweep(folder.path).runs] == ["fedavg"] * 2 + ["sgd"] * 2
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("axes", 3), ("published", "x"), ("seed", None), ("sessions", [3]), ("versions", 1), ("runs", 3)]
-)
+@pytest.mark.parametrize(("key", "value"), [("axes", 3), ("seed", None), ("sessions", [3])])
 def test_a_damaged_description_is_named(folder: SweepFolder, key: str, value: object) -> None:
     about = json.loads((folder.path / FILE).read_text())
     (about if key in about else about["runs"][0])[key] = value
@@ -131,39 +125,17 @@ def test_a_damaged_description_is_named(folder: SweepFolder, key: str, value: ob
         read_sweep(folder.path)
 
 
-@pytest.mark.parametrize(
-    ("before", "arguments", "edit", "message"),
-    [
-        ((), ["--set", "canaries.count=3"], ("", ""), "canaries.count = 4, and this command has 3"),
-        (("canaries.count=3",), [], ("", ""), "canaries.count = 3, and this command has 4"),
-        ((), [], ("about =", "set = { canaries = { p_e = [1.0] } }\nabout ="), "canaries.p_e = [0.5], and this"),
-    ],
-)
-def test_runs_with_other_settings_are_not_added(
-    before: tuple[str, ...],
-    arguments: list[str],
-    edit: tuple[str, str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    small_sweep(tmp_path, *before)
-    (tmp_path / "small.toml").write_text(SMALL.replace(*edit))
-    capsys.readouterr()  # the making of the corpus
-    command = ["sweep", "small.toml", "--out", "out", "--only", "fedavg", *arguments]
-    assert_refused(tmp_path, monkeypatch, capsys, command, f"out: its runs have {message}")
-
-
-def test_another_corpus_is_not_added(
-    folder: SweepFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_with_other_settings_or_another_corpus_are_not_added(folder: SweepFolder, tmp_path: Path) -> None:
     tier = load(tmp_path / "small.toml").tiers["smoke"]
     open_corpus(tier, tmp_path / "other" / "corpus", tmp_path / "other", seed=1)
-    capsys.readouterr()  # the making of the corpus
-    command = ["sweep", "small.toml", "--out", "out", "--only", "fedavg", "--corpus", "other/corpus"]
-    message = "its runs were trained on another corpus than that of this command"
-    assert_refused(tmp_path, monkeypatch, capsys, command, message)
+    command = ["sweep", "small.toml", "--out", "out", "--only", "fedavg"]
+    for arguments, edit, message in (
+        (["--set", "canaries.count=3"], ("", ""), "canaries.count = 4, and this command has 3"),
+        ([], ("about =", "set = { canaries = { p_e = [1.0] } }\nabout ="), "canaries.p_e = [0.5], and this"),
+        (["--corpus", "other/corpus"], ("", ""), "its runs were trained on another corpus than that of this command"),
+    ):
+        (tmp_path / "small.toml").write_text(SMALL.replace(*edit))
+        assert_refused(tmp_path, [*command, *arguments], message)
 
 
 def test_length_machines_seeds_and_grids_can_be_added_with_a_command_each(folder: SweepFolder) -> None:
@@ -189,3 +161,63 @@ def test_a_folder_of_an_older_version_takes_runs_as_before(folder: SweepFolder) 
     first, second = read_sweep(folder.path).commands
     assert first[0] == "flsim sweep small.toml --only sgd"
     assert second == ("flsim sweep --only fedavg", [run.name for run in planned])
+
+
+SWEEP = """
+title = "t"
+[base]
+canaries = { p_u = [0.1], p_e = [0.5], count = 4 }
+[[grids]]
+name = "fedavg"
+axes = { "data.partition" = ["iid", "non-iid"] }
+set = { training = { rounds = 1, cohort = 4 } }
+[tiers.smoke.corpus]
+synthetic = { users = 12, test_users = 2, heldout_users = 0, words_per_user = 60, vocabulary_size = 600 }
+[tiers.smoke.set]
+"""
+TUNE = """
+sweep = "sweep.toml"
+seeds = [7]
+[tiers.smoke.grids.fedavg]
+"local.learning_rate" = { low = 0.1, high = 10.0 }
+"""
+REFERENCES = "evaluation.references=99999999999999"
+COHORT = "training.cohort=13"
+IMPOSSIBLE = {
+    REFERENCES: "fedavg-iid-seed0: evaluation.references = 99,999,999,999,999 needs",
+    "model.embedding=1000000000": "set a smaller model.embedding or model.units",
+    "canaries.count=1000": "1,000 canaries would replace about 7,200 records, and the training users have 144",
+    COHORT: "fedavg-iid-seed0: cohort must be between 1 and the 12 users, found 13",
+}
+
+
+@pytest.mark.parametrize(("setting", "message"), IMPOSSIBLE.items())
+def test_a_sweep_is_refused_before_its_corpus_is_made(tmp_path: Path, setting: str, message: str) -> None:
+    """12 users of 60 words have at most 12 records of 5 words each, and half of a tenth of those a canary."""
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    assert_refused(tmp_path, ["sweep", "sweep.toml", "--set", setting], message)
+
+
+def test_a_sweep_over_a_corpus_is_refused_before_it_has_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    sizes = SyntheticHParams(users=12, test_users=2, heldout_users=0, words_per_user=60, vocabulary_size=600)
+    make_synthetic(tmp_path / "mine", sizes, 0)
+    for setting in (REFERENCES, COHORT):
+        arguments = ("sweep.toml", "--corpus", "mine", "--set", setting)
+        assert_refused(tmp_path, ["sweep", *arguments], IMPOSSIBLE[setting])
+        assert_refused(tmp_path, ["plan", "--no-calibration", *arguments], IMPOSSIBLE[setting])
+
+
+def test_a_search_is_refused_before_its_corpus_is_made(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP + REFERENCES)
+    (tmp_path / "tune.toml").write_text(TUNE)
+    assert_refused(tmp_path, ["tune", "tune.toml"], "evaluation.references = 99,999")
+
+
+def test_the_memory_of_this_machine_does_not_bound_runs_on_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    definition = load(tmp_path / "sweep.toml")
+    tier = definition.tiers["smoke"]
+    planned = planned_runs(definition, tier, tmp_path / "corpus", str(tmp_path / "sweep.toml"), overrides=[REFERENCES])
+    assert tier.corpus.synthetic
+    refuse_impossible_runs(planned, tier.corpus.synthetic, is_trained_here=False)

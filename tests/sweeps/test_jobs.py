@@ -50,32 +50,26 @@ def test_a_run_holds_what_its_processes_take(
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "needs", "remedy"),
     [
-        (federated(shards=9), "run a needs 9 CPUs and 0 GPUs, but no Ray node has these resources; lower the settings"),
+        (federated(shards=9), "9 CPUs and 0 GPUs", "lower the settings"),
         (
             federated(shards=1, gpus_per_client=0.4, gpus_for_evaluation=0.1),
-            "run a needs 1 CPUs and 0.5 GPUs, but no Ray node has these resources; lower the settings, or "
-            "train on CPUs: --set system.gpus_per_client=0",
+            "1 CPUs and 0.5 GPUs",
+            "--set system.gpus_per_client=0",
         ),
         (
             central(device="cuda", gpus=0.3, gpus_for_evaluation=0.1),
-            "run a needs 1 CPUs and 0.4 GPUs, but no Ray node has these resources; lower the settings, or "
-            "train on CPUs: --set system.device=cpu --set system.gpus=0",
+            "1 CPUs and 0.4 GPUs",
+            "--set system.device=cpu --set system.gpus=0",
         ),
     ],
 )
-def test_what_no_machine_has_is_refused_and_says_what_to_set(config: Config, message: str) -> None:
-    with pytest.raises(InputError) as refused:
+def test_what_no_machine_has_is_refused_and_says_what_to_set(config: Config, needs: str, remedy: str) -> None:
+    with pytest.raises(InputError, match=f"^run a needs {needs}, but no Ray node has .*{remedy}$"):
         refuse_what_does_not_fit("a", config, [CPU_NODE])
-    assert str(refused.value) == message
-
-
-def test_what_to_set_trains_on_cpus() -> None:
-    """Both do, in place of a tier's shares of a GPU."""
-    for config in (federated(shards=1, gpus_per_client=0), central(device="cpu", gpus=0)):
-        refuse_what_does_not_fit("a", config, [CPU_NODE])
-        assert share(config, [CPU_NODE]) == (1, 0)
+    for on_cpus in (federated(shards=1, gpus_per_client=0), central(device="cpu", gpus=0)):
+        refuse_what_does_not_fit("a", on_cpus, [CPU_NODE])
 
 
 @pytest.mark.slow
