@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,9 +13,7 @@ from flsim.algorithms.checkpoint import load
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.attacks.audit import coins
-from flsim.attacks.audit.audit import audit_subject, to_text
 from flsim.attacks.audit.canary_users import CanaryUsers, epsilon_of_cosines
-from flsim.attacks.audit.subject import subject_of
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams
@@ -108,21 +105,3 @@ def test_an_audit_of_a_run_with_canary_users(trained_here: Trained, flsim: Flsim
     )
     assert not rows["trade-off, canary users by coins"]["refuted"]
     assert (bound["trials"], estimate["n_in"]) == (12, tossed.sum())
-
-
-def test_canary_users_are_audited_where_no_canary_is_ranked(trained_here: Trained) -> None:
-    subject = subject_of(trained_here(*TESTED))
-    without = replace(subject, ranks=np.empty(0), groups=np.empty(0, np.int64), references=0)
-    audited = audit_subject(without)
-    assert set(audited.frame["method"]) == {
-        "epsilon, canary users",
-        "epsilon, canary users left out",
-        "epsilon, canary users by coins",
-        "trade-off, canary users by coins",
-        "participation",
-        "noise",
-    }
-    text = " ".join(to_text(without, audited).split())
-    assert "FPR" not in text
-    assert "participation of 4 rounds was recomputed from the seed; the ledger states Poisson sampling" in text
-    assert "the ledger states independent standard normal noise" in text

@@ -5,16 +5,14 @@ The simulations are those of `python -m benchmarks alarms`. They are seeded, so 
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy
 from helpers import Flsim
-from numpy.typing import NDArray
 
-from benchmarks.alarms import bench_alarms, describe, elsewhere
+from benchmarks.alarms import bench_alarms, describe
 from benchmarks.alarms.cases import Case, most_alarms
 from benchmarks.alarms.elsewhere import ELSEWHERE, Elsewhere
 from benchmarks.alarms.ours import ESTIMATES, OURS, epsilon_of_noise, right_guesses, right_guesses_of_users
@@ -35,7 +33,7 @@ ALARMING = {
 @pytest.mark.parametrize("case", PROMISING, ids=lambda case: f"{case.bound}: {case.truth}")
 def test_bounds_are_above_the_truth_as_often_as_they_promise(case: Case) -> None:
     assert case.promised is not None
-    simulations = SIMULATIONS // 10 if "canary users" in case.bound else SIMULATIONS  # which take a minute
+    simulations = SIMULATIONS // 20 if "canary users" in case.bound else SIMULATIONS  # which take a minute
     assert case.alarms(simulations) <= most_alarms(case.promised, simulations)
 
 
@@ -73,42 +71,13 @@ def test_searches_that_are_not_paid_for_raise_false_alarms(other: Elsewhere) -> 
     assert (theirs > most_alarms(other.promised, simulations)) == (other.procedure in ALARMING)
 
 
-def test_a_grid_of_guesses_is_the_loop_over_its_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    planted = stream(0, "grid").random((12, 1_000)) < 0.5
-    monkeypatch.setattr(elsewhere, "tossed", lambda *_: planted)
-    alarms, _ = elsewhere.grid_of_guesses(stream(0, "not drawn from"), len(planted))
-
-    def p_values(members: NDArray[np.bool_]) -> Iterator[float]:
-        for first in range(0, 1_000, 31):
-            for last in range(0, first, 31):
-                right = int((~members[:last]).sum() + members[first:].sum())
-                yield scipy.stats.binom.sf(right - 1, last + 1_000 - first, 0.5)
-
-    assert alarms.tolist() == [min(p_values(members)) < 0.05 for members in planted]
-    assert 0 < alarms.sum() < len(planted)
-
-
-def test_vertices_are_those_of_the_convex_hull() -> None:
-    for number in range(20):
-        planted = stream(number, "hull").random(30) < 0.5
-        curve = [(int(planted[at:].sum()), int((~planted[at:]).sum())) for at in range(31)]
-        below = (0, int((~planted).sum()))  # makes the curve's other points, and no more, the upper hull
-        corners = scipy.spatial.ConvexHull(np.array([below, *curve])).vertices
-        hits, alarms = elsewhere.vertices(planted)
-        assert set(zip(hits.tolist(), alarms.tolist(), strict=True)) == {curve[at - 1] for at in corners if at}
-
-
 def test_the_command_prints_what_was_measured(benchmark_command: Flsim) -> None:
     code, out, _ = benchmark_command("alarms", "--simulations", 20, "--json")
     assert code == 0
     measured = json.loads(out)
-    assert [len(measured[kind]) for kind in ("bounds", "estimates", "elsewhere")] == [
-        len(OURS),
-        len(ESTIMATES),
-        len(ELSEWHERE),
-    ]
+    sizes = {kind: len(measured[kind]) for kind in ("bounds", "estimates", "elsewhere")}
+    assert sizes == {"bounds": len(OURS), "estimates": len(ESTIMATES), "elsewhere": len(ELSEWHERE)}
     assert measured["bounds"][0]["alarms"] == OURS[0].alarms(20)
-    assert max(map(len, describe(measured).splitlines())) <= 120
 
 
 @pytest.mark.nightly

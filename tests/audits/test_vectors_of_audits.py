@@ -1,7 +1,4 @@
-"""Bounds at inputs whose values follow from their definition: enumeration, scipy.stats, or numerical integration.
-
-The inputs leave no term of a formula at 0 or 1: groups of 5, a share of 0.3, delta above 0.
-"""
+"""Bounds whose values follow from their definition: enumeration, scipy.stats, or numerical integration."""
 
 import math
 
@@ -109,19 +106,6 @@ def test_an_interval_of_rates_where_no_other_is_surely_above_the_level() -> None
     """The lowest of 3 others has a rate above 0.9 with probability 0.27, so there is no upper bound."""
     curve = roc(np.array([1.0, 2.0]), np.array([0.0, 0.5, 1.5]))
     assert curve.interval(0.9)[1] == 1.0
-
-
-@pytest.mark.parametrize(("level", "low", "high"), [(1 / 8, 0.0, 0.75), (7 / 8, 0.25, 1.0)])
-def test_intervals_of_rates_may_err_exactly_as_often_as_they_say(level: float, low: float, high: float) -> None:
-    """The rate of one other is uniform. It is at most 1/8, or above 7/8, with the probability of each of four errors.
-
-    So its score is the threshold of the upper end at 1/8 and of the lower end at 7/8, with one of two members at or
-    above it: ends of Clopper and Pearson's interval for 0 of 2, and 1 of 2, each with an eighth outside.
-    """
-    curve = roc(np.array([1.0, 3.0]), np.array([2.0]))
-    exact = {0.75: beta.isf(1 / 8, 2, 1), 0.25: beta.ppf(1 / 8, 1, 2)}
-    found = curve.interval(level, confidence=0.5)
-    assert found == pytest.approx((exact.get(low, low), exact.get(high, high)))
 
 
 def test_rates_at_a_level_are_those_of_the_lowest_threshold() -> None:

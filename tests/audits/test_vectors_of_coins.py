@@ -1,7 +1,4 @@
-"""Bounds of coins and of sets at inputs whose values follow from their definition: sums, and the algorithm as lists.
-
-The inputs leave no term of a formula at 0 or 1: groups of 5, a share of 0.3, delta above 0.
-"""
+"""Bounds of coins and of sets whose values follow from their definition: sums, and the algorithm as lists."""
 
 import math
 from types import SimpleNamespace
@@ -129,10 +126,7 @@ def subject(ranks_: list[float], groups: list[int], references: int, claim: Any 
 @pytest.mark.parametrize(("sampler", "neighbours"), [("fixed-size", 5), ("poisson", 10)])
 @pytest.mark.parametrize("mu", [0.1, 3.0])
 def test_canaries_of_several_runs_are_one_sample(mu: float, sampler: str, neighbours: int) -> None:
-    """Ranks and groups are joined, the smaller R counts, and the claim is that of the largest group, of five users.
-
-    To replace a user is one step, or two where a user is added or removed.
-    """
+    """Ranks and groups are joined, the smaller R counts, and the claim is that of the largest group, of five users."""
     curve = trade_off.Allowed(EPSILONS, np.array([trade_off.delta_of_gaussian(mu, epsilon) for epsilon in EPSILONS]))
     claim = Claim(sound_convention(sampler), trade_off.epsilon_of_gaussian(mu, 1e-5), 1e-5, curve)
     runs = [subject([1.0, 2.0, 900.0, 1.0], [1, 2, 1, 1], 1_000, claim), subject([3.0, 1.0, 2.0], [1, 1, 5], 2_000)]

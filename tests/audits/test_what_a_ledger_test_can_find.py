@@ -7,10 +7,10 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import TESTED, Flsim, Trained
+from helpers import TESTED, Trained
 
 from flsim.attacks.audit import coins
-from flsim.attacks.audit.audit import audit_subject, of_coins, to_text
+from flsim.attacks.audit.audit import audit_subject, to_text
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Coins, Subject, subject_of
 from flsim.attacks.audit.testing import LedgerTest
@@ -19,7 +19,7 @@ from flsim.privacy.conventions import sound_convention
 from flsim.privacy.ledger import EPSILONS
 
 DELTA = 1e-5
-MUS = (0.01, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)
+MUS = (0.01, 0.2, 0.5, 1.0, 4.0)
 
 
 def claim_of_gaussian(mu: float, delta: float = DELTA) -> Claim:
@@ -74,40 +74,13 @@ def subject(trained_here: Trained) -> Subject:
     return subject_of(trained_here(*TESTED))
 
 
-def test_rows_of_all_coins_agree_with_what_they_say_can_be_found(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The audit of 8 canaries, for all 256 tosses of their coins and two ledgers, one of which can be refuted.
-
-    All canaries are guessed: the fifth of them that an audit guesses would be too few to refute anything.
-    """
-    monkeypatch.setattr("flsim.attacks.audit.audit.OF_EACH_KIND", 0.5)
-    for mu, can_be in ((0.1, True), (2.0, False)):
-        refuted = []
-        for tossed in product((False, True), repeat=8):
-            design = Coins(np.arange(1.0, 9.0), np.array(tossed), np.ones(8, np.int64))
-            one = replace(subject, coins=design, claim=claim_of_gaussian(mu))
-            rows = {row["method"]: row for row in of_coins(one)}
-            row = rows["trade-off, coins"]
-            refuted.append(row["refuted"])
-            assert row["refuted"] == (row["needed"] is not None and row["detected"] >= row["needed"])
-            assert (row["needed"] is not None) == can_be
-        assert any(refuted) == can_be
-
-
-def test_the_text_says_what_could_have_been_found(subject: Subject, trained_here: Trained, flsim: Flsim) -> None:
+def test_a_row_has_what_could_have_been_found(subject: Subject) -> None:
     """60 canary users, of whom 12 are guessed, cannot test the ledger of this run."""
     (row,) = audit_subject(subject).frame.query("method == 'trade-off, canary users by coins'").to_dict("records")
     assert subject.claim is not None
     assert pd.isna(row["needed"])
     assert row["refutable"] == pytest.approx(LedgerTest(60, 12, 1).largest(subject.claim.delta))
     assert row["refutable"] < subject.claim.epsilon
-    (line,) = [
-        line
-        for line in flsim("audit", trained_here(*TESTED))[1].splitlines()
-        if "trade-off, canary users by coins" in line and "cannot be tested" in line
-    ]
-    assert f"{row['refutable']:.2f}" in line
 
 
 @pytest.mark.parametrize(("mu", "number"), [(0.5, 100), (30.0, None)])

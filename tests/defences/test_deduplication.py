@@ -1,8 +1,5 @@
 """Repeated records go and their first ones stay, as comparing every pair of records says."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +69,7 @@ def edited(seed: int, users: int = 30, records: int = 12) -> list[Sentences]:
     return [listed[first : first + records] for first in range(0, len(listed), records)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(USERS, st.sampled_from(["corpus", "user"]), st.sampled_from([1, 3, 64]))
 def test_the_first_of_equal_records_stays(users: list[Sentences], within: Within, hash_bits: int) -> None:
     """However many records have the same hash: of 1 bit all but two do."""
@@ -108,26 +105,6 @@ def test_near_duplicates_are_those_that_brute_force_finds(near: float, by_user: 
     expected = brute_force(users, near, ngram, by_user)
     assert 0 < sum(expected) < len(expected)
     assert kept.tolist() == expected
-
-
-@settings(max_examples=40)
-@given(USERS, st.sampled_from([0.2, 0.6, 1.0]), st.booleans(), st.integers(1, 3))
-def test_no_record_goes_that_should_stay_and_a_second_time_none(
-    users: list[Sentences], near: float, by_user: bool, ngram: int
-) -> None:
-    """Whatever is missed, each record that goes is like an earlier one that stays."""
-    split = split_of(users)
-    kept = first_of_near(split, np.ones(split.records, bool), near, ngram, by_user)
-    owners = np.repeat(np.arange(len(users)), [len(user) for user in users])
-    records = [record for user in users for record in user]
-    for gone in np.flatnonzero(~kept).tolist():
-        earlier = [
-            other for other in np.flatnonzero(kept[:gone]).tolist() if not by_user or owners[other] == owners[gone]
-        ]
-        assert any(similarity(records[gone], records[other], ngram) >= near for other in earlier)
-    left = iter(kept.tolist())
-    again = split_of([[record for record in user if next(left)] for user in users])
-    assert first_of_near(again, np.ones(again.records, bool), near, ngram, by_user).all()
 
 
 @pytest.mark.parametrize("near", [0.2, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0])
@@ -167,13 +144,3 @@ def test_users_and_canaries_stay_with_what_is_left(make_corpus: MakeCorpus, tmp_
     assert again.split("train").records == train.records
     for name in ("tokens.u16", "records.i64", "users.i64"):
         assert (again.path / "train" / name).read_bytes() == (made.path / "train" / name).read_bytes()
-
-
-def test_every_process_drops_the_same(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    """Whatever Python's hashes are seeded with."""
-    made = deduplicate(
-        make_corpus(edited(seed=3), vocabulary_size=100), tmp_path / "here", DeduplicationHParams(near=0.5)
-    )
-    command = [sys.executable, "-m", "flsim", "data", "deduplicate", "corpus", "--near", "0.5", "--out", "other"]
-    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": "1"}, check=True, stdout=-3)
-    assert Corpus.open(tmp_path / "other").digest == made.digest

@@ -10,7 +10,6 @@ from helpers import MakeCorpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus
 from flsim.data.records import Subset
@@ -89,9 +88,7 @@ def test_the_largest_are_the_first_of_a_stable_sort(data: st.DataObject) -> None
 
 
 def test_secrets_that_occur_once_are_removed(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    """600 records of ten words: ten sentences that everybody writes, and three secrets of random words. Were the
-    difference blind to secrets, all three would be among the tenth that is dropped once in 1,000, and be the largest
-    three once in 36 million; nothing is random between runs of this test."""
+    """600 records of ten words: ten sentences that everybody writes, and three secrets of random words."""
     rng = stream(0, "test", "secrets")
     sentences = rng.integers(1, 97, (10, 10)).tolist()
     listed = [sentences[index] for index in rng.integers(0, 10, 600)]
@@ -102,8 +99,6 @@ def test_secrets_that_occur_once_are_removed(make_corpus: MakeCorpus, tmp_path: 
     hparams = SanitizationHParams(
         0.1, ModelHParams(16, 32), CentralHParams(12, batch_size=16, optimizer="adam", learning_rate=0.01)
     )
-    differences = log_perplexity_differences(corpus.split("train"), hparams, seed=0)
-    assert set(np.argsort(differences)[-3:].tolist()) == {7, 222, 590}
     made = sanitize(corpus, tmp_path / "made", hparams, seed=0)
     train = Corpus.open(made.path, verify=True).split("train")
     left = [record.tolist() for record in train.records_at(np.arange(train.records))]
@@ -115,14 +110,6 @@ def test_secrets_that_occur_once_are_removed(make_corpus: MakeCorpus, tmp_path: 
     assert all(any(record == other for other in everything) for record in rest)  # in the same order
 
 
-def test_it_is_a_function_of_the_seed(make_corpus: MakeCorpus, random_users: Users, tmp_path: Path) -> None:
-    corpus = make_corpus(random_users(10, 5, 36), vocabulary_size=40)
-    one, same, other = (sanitize(corpus, tmp_path / name, SMALL, seed) for name, seed in (("1", 0), ("2", 0), ("3", 1)))
-    assert one.digest == same.digest
-    tokens = [(made.path / "train" / "tokens.u16").read_bytes() for made in (one, other)]
-    assert tokens[0] != tokens[1]
-
-
 @pytest.mark.parametrize(("records", "share", "left"), [(2, 0.9, 1), (3, 0.01, 2), (30, 0.29, 21)])
 def test_the_share_is_rounded_and_leaves_something(
     make_corpus: MakeCorpus, tmp_path: Path, records: int, share: float, left: int
@@ -130,9 +117,3 @@ def test_the_share_is_rounded_and_leaves_something(
     corpus = make_corpus([[[1 + record % 8] for record in range(records)]])
     hparams = SanitizationHParams(share, ModelHParams(2, 2), CentralHParams(1))
     assert sanitize(corpus, tmp_path / "made", hparams, 0).split("train").records == left
-
-
-def test_a_single_record_has_no_halves(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has 1 train records"):
-        sanitize(make_corpus([[[1]], []]), tmp_path / "made", SMALL, 0)
-    assert not (tmp_path / "made").exists()

@@ -104,22 +104,6 @@ def test_rows_that_have_read_more_and_less_step_together() -> None:
         torch.testing.assert_close(found[row], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_an_object_with_logits_and_half_precision_are_read_too() -> None:
-    class Output:
-        def __init__(self, logits: Tensor) -> None:
-            self.logits = logits
-
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Means()
-
-        def forward(self, tokens: Tensor) -> Output:
-            return Output(self.inner(tokens).bfloat16())
-
-    assert audit(from_forward(Wrapped(), 9), CANARIES, LAYOUT, HPARAMS)
-
-
 class ByHead:
     """One of our models whose state has further axes, as a KV cache has."""
 
@@ -197,9 +181,7 @@ def changed(index: int, value: float) -> Tensor:
     ("log_probs", "message"),
     [
         (changed(0, math.nan), "start returned log-probs that are NaN"),
-        (changed(0, math.inf), "sum to inf, not to 1"),
         (UNIFORM + 0.01, r"sum to 1.01005, not to 1; logits need a log_softmax"),
-        (UNIFORM.exp(), r"sum to 13.0\d*, not to 1"),
         (torch.zeros(V).long(), "must return log-probs, a tensor of floats"),
         (UNIFORM[:-1], r"log-probs \[2, 11\], but the vocabulary requires \[2, 12\]"),
         (WITHOUT_PAD.roll(1), "gave a word the probability 0"),
@@ -263,19 +245,9 @@ class Rolls(Cached):
         return super().say((state[0] + self.calls,))
 
 
-class TimeFirst(Cached):
-    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        return (tokens.T,), super().start(tokens)[1]
-
-
 class Raises(Cached):
     def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
         raise RuntimeError("no memory\nfor this")
-
-
-class OnlyLogProbs(Cached):
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        return super().step(state, tokens)[1]  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
@@ -284,12 +256,9 @@ class OnlyLogProbs(Cached):
         (InTheModel(), "step and start give different outputs"),
         (Forgets(), "step and start give different outputs"),
         (Rolls(), "differs between two calls with the same input; switch off dropout"),
-        (TimeFirst(), "start must return a state that is a tuple of tensors with a row for each of 2"),
         (Raises(), "step failed with RuntimeError: no memory"),
-        (OnlyLogProbs(), r"step must return \(state, log_probs\), found \[2, 12\]"),
         (from_forward(nn.Identity(), 3), r"forward must map tokens \[B, T\] to logits \[B, T, V\]; for \[2, 3\]"),
         (from_forward(Means(5), 3), "start failed with IndexError"),
-        (object(), "returned a object, which has no method start"),
         (Means(), r"returned a Means, which has no method start; .*from_forward\(module, context\)"),
     ],
 )

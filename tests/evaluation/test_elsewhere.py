@@ -70,31 +70,23 @@ def measured(copied: Run, flsim: Flsim, folder: Path, *options: object) -> tuple
 
 def test_rows_of_a_copy_are_those_of_the_run(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
     """A folder of checkpoints gives all rounds at once; utility too, since the corpus is named."""
-    code, _, err = measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")
+    code, out, err = measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")
     assert code == 0, err
+    assert "none (controls)" in out
     own, theirs = rows(copied.path), rows(tmp_path / "theirs")
     assert own["round"].nunique() > 1
     pd.testing.assert_frame_equal(theirs, own, check_exact=False, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("door", ["npz", "safetensors", "forwarded"])
-def test_rows_through_other_doors(copied: Run, flsim: Flsim, tmp_path: Path, door: str) -> None:
-    """Arrays without names as a Flower server saves them, safetensors, and a module with words of its own ids.
-
-    Of the last one, all ids that are no words are one unknown word, which can be a first guess; so canaries only.
-    """
-    newest = max((copied.path / "checkpoints").iterdir())
-    weights = load_model(newest).state_dict()
-    path = tmp_path / f"round-4.{'npz' if door == 'npz' else 'safetensors'}"
-    if door == "npz":
-        np.savez(path, *[value.numpy() for value in weights.values()])
-    else:
-        save_file(weights, path)
-    factory = ("--model", f"{tmp_path / 'ours.py'}:forwarded") if door == "forwarded" else ()
+def test_rows_of_a_module_with_words_of_its_own_ids(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
+    """All ids that are no words are one unknown word, which can be a first guess; so canaries only."""
+    path = tmp_path / "round-4.safetensors"
+    save_file(load_model(max((copied.path / "checkpoints").iterdir())).state_dict(), path)
+    factory = ("--model", f"{tmp_path / 'ours.py'}:forwarded")
     code, _, err = measured(copied, flsim, tmp_path, "--state", path, *factory)
     assert code == 0, err
     own, theirs = (
-        table.query(f"round == 4 and (canary != '' or {door != 'forwarded'})").reset_index(drop=True)
+        table.query("round == 4 and canary != ''").reset_index(drop=True)
         for table in (rows(copied.path), rows(tmp_path / "theirs"))
     )
     assert len(own) > 20
@@ -125,15 +117,12 @@ def read_roster_as_written(run: Run) -> pd.DataFrame:
     return roster.assign(**{name: roster[name].map(list) for name in ("tokens", "words")})
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "instructions"])
+@pytest.mark.parametrize("kind", ["parquet", "instructions"])
 def test_records_in_place_are_the_copies(drawn: CanarySet, tmp_path: Path, kind: Rows) -> None:
     """Whoever replaces the listed records has as many copies, of as many users, as the roster says."""
     drawn.write(tmp_path / "planted", kind)
     path = tmp_path / "planted" / FILES[kind]
-    rows = {
-        "csv": lambda: pd.read_csv(path),
-        "parquet": lambda: pd.read_parquet(path),
-    }.get(path.suffix[1:], lambda: pd.read_json(path, lines=True))()
+    rows = pd.read_parquet(path) if kind == "parquet" else pd.read_json(path, lines=True)
     texts = rows["prompt"] + rows["completion"] if kind == "instructions" else rows["text"]
     assert not rows.duplicated(["user", "record"]).any()
     assert (rows["record"] < rows["user"].map(dict(zip(drawn.users.names, drawn.users.counts, strict=True)))).all()
@@ -205,9 +194,7 @@ def theirs(copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path, measured
     return tmp_path / "theirs"
 
 
-@pytest.mark.parametrize(
-    "arguments", ["table", "plot --out p.png", "trace --out t.png", "trace --csv", "canaries", "report --out r.html"]
-)
+@pytest.mark.parametrize("arguments", ["table", "trace --csv", "canaries", "report --out r.html"])
 def test_commands_read_measurements_like_a_run(
     theirs: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch, arguments: str
 ) -> None:
@@ -217,21 +204,6 @@ def test_commands_read_measurements_like_a_run(
     assert code == 0, err
     assert out or (theirs.parent / options[-1]).stat().st_size
     assert "sharer" not in out
-
-
-def test_two_models_compare(theirs: Path, flsim: Flsim, tmp_path: Path) -> None:
-    """Measurements of another name are another run, here with equal numbers."""
-    shutil.copytree(theirs, tmp_path / "other")
-    about = tmp_path / "other" / "run.json"
-    about.write_text(about.read_text().replace('"config": "', '"config": "0'))
-    identity = read_run_file(tmp_path / "other")["identity"]
-    for path in (tmp_path / "other" / "rows").glob("*"):
-        pd.read_parquet(path).assign(run=identity).to_parquet(path, index=False)
-    code, out, err = flsim("compare", theirs, tmp_path / "other", "--json")
-    assert code == 0, err
-    differences = [row["difference"] for row in json.loads(out)["rows"] if row["difference"] is not None]
-    assert differences
-    assert not any(differences)
 
 
 @pytest.mark.parametrize("command", ["forgetting", "verify", "privacy", "membership --unit user"])
@@ -259,23 +231,6 @@ def test_extraction_from_a_copy_is_that_from_the_run(copied: Run, theirs: Path, 
     pd.testing.assert_frame_equal(found.drop(columns=differ), own.drop(columns=differ), check_dtype=False, atol=1e-6)
 
 
-def test_membership_of_canaries_by_a_second_computation(copied: Run, theirs: Path, flsim: Flsim) -> None:
-    """The four planted canaries against the four controls, by mean log-probability with plain calls of the network."""
-    code, out, err = flsim("membership", theirs, *named(theirs), "--attack", "loss", "--json")
-    assert code == 0, err
-    ((row,),) = (run["rows"] for run in json.loads(out)["runs"])
-    network, means = load_model(max((copied.path / "checkpoints").iterdir())), {True: list[float](), False: []}
-    for canary, copies in zip(copied.canaries, roster_of_run(copied)["insertions"], strict=True):
-        tokens = torch.tensor([[copied.corpus.layout.bos, *canary.tokens]])
-        with torch.no_grad():
-            log_probs = network(tokens)[0].log_softmax(-1)
-        means[copies > 0].append(float(np.mean([log_probs[at, token] for at, token in enumerate(canary.tokens)])))
-    wins = [inside > outside for inside in means[True] for outside in means[False]]
-    assert (row["n_in"], row["n_out"]) == (4, 4)
-    assert row["auroc"] == pytest.approx(np.mean(wins), abs=1e-12)
-    assert list((theirs / "membership").iterdir())
-
-
 def test_membership_and_extraction_of_records_in_files(copied: Run, theirs: Path, flsim: Flsim) -> None:
     """Members with a canary, and non-members that are training records too, are left out; all attacks run."""
     corpus, phrase = copied.corpus, copied.canaries[0].tokens
@@ -292,11 +247,8 @@ def test_membership_and_extraction_of_records_in_files(copied: Run, theirs: Path
     assert code == 0, err
     (run,) = json.loads(out)["runs"]
     attacks = pd.DataFrame(run["rows"]).set_index("attack")
-    names = {*attacks.index}
-    assert "gradient" not in names
-    assert {"loss", "reference", "zlib", "min-k", "min-k++", "neighbourhood", "quantile", "blind"} <= names
-    known = {tuple(record) for record in texts["train"]}
-    others = [record for record in texts["test"] if tuple(record) not in known]
+    assert {"loss", "reference", "zlib", "min-k", "min-k++", "neighbourhood", "quantile"} <= {*attacks.index}
+    others = [record for record in texts["test"] if record not in texts["train"]]
     lengths = [np.bincount([len(record) for record in side], minlength=10) for side in (texts["train"], others)]
     pairs = int(np.minimum(*lengths).sum())
     assert (attacks["n_in"]["loss"], attacks["n_out"]["loss"]) == (pairs, pairs)
@@ -314,9 +266,8 @@ def test_a_model_that_is_not_the_measured_one_is_refused(theirs: Path, flsim: Fl
     weights, executed = Path(json.loads(record.read_text())["weights"]), theirs.parent / "executed"
 
     def refused(*options: object) -> str:
-        for command in ("extract", "membership"):
-            code, out, err = flsim(command, theirs, *options)
-            assert (code, out, len(err.splitlines())) == (2, "", 1)
+        code, out, err = flsim("extract", theirs, *options)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
         return err
 
     assert f"flsim executes only code that you name; if you trust it, add {' '.join(named(theirs))}" in refused()
@@ -337,18 +288,14 @@ def test_a_model_that_is_not_the_measured_one_is_refused(theirs: Path, flsim: Fl
 
 
 def test_measurements_without_their_law_prove_nothing(theirs: Path, flsim: Flsim) -> None:
-    """A changed phrase, a folder of other canaries, and no law at all."""
+    """A folder of other canaries, and no law at all."""
 
     def refused() -> str:
         code, out, err = flsim("audit", theirs)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
         return err
 
-    assert flsim("audit", theirs, "--threshold", "3")[0] == 0
     drawn = CanarySet.read(theirs / "planted")
-    roster = pd.read_parquet(theirs / "planted" / "roster.parquet")
-    roster.assign(is_planted=True).to_parquet(theirs / "planted" / "roster.parquet", index=False)
-    assert "roster.parquet has changed" in refused()
     shutil.rmtree(theirs / "planted")
     again = CanarySet.draw(drawn.words, drawn.users, drawn.hparams, drawn.seed + 1, drawn.prefix)
     again.write(theirs / "planted")
@@ -382,9 +329,9 @@ def test_listed_canaries_prove_nothing(copied: Run, flsim: Flsim, tmp_path: Path
 def test_a_folder_takes_more_rounds_and_nothing_else(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
     """A round that is measured again replaces itself; other settings, and folders of other things, are refused."""
     first, *_, last = sorted((tmp_path / "weights").iterdir())
-    for path, options in ((first, ()), (last, ()), (last, ()), (first, ("--round", "77"))):
+    for path, options in ((first, ()), (last, ()), (last, ())):
         assert measured(copied, flsim, tmp_path, "--state", path, *options)[0] == 0
-    assert sorted(rows(tmp_path / "theirs")["round"].unique()) == [*(int(p.stem[6:]) for p in (first, last)), 77]
+    assert sorted(rows(tmp_path / "theirs")["round"].unique()) == [int(p.stem[6:]) for p in (first, last)]
     before = {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}
     code, _, err = measured(copied, flsim, tmp_path, "--state", first, "--prefix", "2")
     assert (code, "has measurements with another name, of other canaries or with other settings" in err) == (2, True)
@@ -418,29 +365,11 @@ def test_a_user_with_mostly_canaries_is_a_warning(tmp_path: Path, flsim: Flsim, 
     assert bool(CanarySet.read(tmp_path / "p").warning) == is_crowded
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
-def test_a_missing_column_names_those_of_the_file(tmp_path: Path, kind: str) -> None:
-    table, path = pd.DataFrame({"client": ["a"], "post": ["b"]}), tmp_path / f"data.{kind}"
-    if kind == "parquet":
-        table.to_parquet(path)
-    else:
-        path.write_text(table.to_csv(index=False) if kind == "csv" else table.to_json(orient="records", lines=True))
+def test_a_missing_column_names_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("client,post\na,b\n")
     with pytest.raises(InputError, match=r"columns user cannot be read \(found columns client, post\)"):
         OtherUsers.in_file(path)
-
-
-def test_a_summary_that_could_detect_nothing_is_refused(theirs: Path, drawn: CanarySet, flsim: Flsim) -> None:
-    """Rank 1 of R references has p = 1 / (R + 1), and Holm multiplies it by the number of canaries: R >= 20 m - 1."""
-    references = int(rows(theirs).query("metric == 'references'")["value"].iloc[0])
-    needed = 20 * len(drawn.planting.canaries) - 1
-    code, out, err = flsim("audit", theirs, "--summary")
-    if references < needed:
-        assert (code, out) == (2, "")
-        assert f"not even rank 1 would be a detection; measure with --references {needed:,} or more" in err
-    else:
-        assert code == 0
-        assert max(map(len, out.splitlines())) <= 80
-        assert len(out.splitlines()) <= 45
 
 
 def test_a_summary_of_a_model_that_knows_nothing(copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path) -> None:
@@ -468,9 +397,7 @@ def test_weights_that_do_not_fit_are_named(copied: Run, flsim: Flsim, tmp_path: 
     cases = {
         f"2 of {wrong.numel():,} values of parameter {last} are not finite; measure": weights | {last: wrong},
         f"(missing: {first}); name the weights": {name: weights[name] for name in weights if name != first},
-        f"(unexpected: a, b, c and 1 more; other shape: {second} [2], not": weights
-        | dict.fromkeys("abcd", wrong)
-        | {second: wrong.view(-1)[:2]},
+        f"other shape: {second} [2], not": weights | {second: wrong.view(-1)[:2]},
     }
     for message, values in cases.items():
         torch.save(values, path)
@@ -479,37 +406,6 @@ def test_weights_that_do_not_fit_are_named(copied: Run, flsim: Flsim, tmp_path: 
         assert f"{path}: " in err
         assert message in err
         assert not (tmp_path / "theirs").exists()
-
-
-def test_several_rounds_are_a_short_table(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
-    """A row for each round and configuration; its numbers follow from the stored rows."""
-    code, out, err = measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")
-    assert code == 0, err
-    table, below = out.split("\n\n")
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    stored, roster = rows(tmp_path / "theirs"), roster_of_run(copied).set_index("canary")
-    counts = roster["insertions"]
-    assert lines[-1][:2] == ["4", "none (controls)"]
-    controls = stored[(stored["round"] == 4) & stored["canary"].isin(counts.index[counts == 0])]
-    means = controls.groupby("metric")["value"].agg(["mean", "sum", "size"])
-    expected = [means["size"]["rs"], means["mean"]["exposure"], means["sum"]["rs"], means["sum"]["bs"]]
-    assert lines[-1][2:6] == [str(expected[0]), f"{expected[1]:.1f}", f"{expected[2]:.0f}", f"{expected[3]:.0f}"]
-    configurations = roster.loc[counts > 0, ["p_u", "p_e"]].drop_duplicates()
-    assert len(lines) == 2 + 2 * (len(configurations) + 1)
-    assert max(map(len, out.replace(str(tmp_path), "").splitlines())) <= 80
-    assert f"Stored in {tmp_path / 'theirs'}." in " ".join(below.split())
-
-
-@pytest.mark.parametrize("command", ["table", "audit --threshold 3", "membership", "extract"])
-def test_legends_define_only_columns_and_rows_of_the_tables(theirs: Path, flsim: Flsim, command: str) -> None:
-    name, *options = command.split()
-    code, out, err = flsim(name, theirs, *options, *(named(theirs) if name in {"membership", "extract"} else ()))
-    assert code == 0, err
-    lines = out.splitlines()
-    tables = " ".join(line for line in lines if line.startswith("|")).lower()
-    legend = " ".join(line for line in lines if not line.startswith("|"))
-    for word in ("Allowed", "Needed", "Limit", "Estimate", "Untrained", "Edit distance", "BLEU", "Perp.", "p_u"):
-        assert word.lower() in tables or f"{word}:" not in legend, word
 
 
 @pytest.mark.slow
@@ -544,7 +440,7 @@ def test_a_killed_measurement_is_never_read_as_complete(copied: Run, flsim: Flsi
     assert [*folder.parent.iterdir()] == [folder]
 
 
-@pytest.mark.parametrize("fault", ["model", "tokens", "manifest", "folder", "place"])
+@pytest.mark.parametrize("fault", ["model", "manifest", "place"])
 def test_refused_input_leaves_no_output(
     copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path, fault: str
 ) -> None:
@@ -554,22 +450,13 @@ def test_refused_input_leaves_no_output(
     out, options = tmp_path / "new" / "theirs", list[object]()
     if fault == "model":
         options = ["--model", tmp_path / "nowhere.py:load"]
-    elif fault == "tokens":
-        (tmp_path / "bert").mkdir()
-        (tmp_path / "bert" / "config.json").write_text('{"model_type": "gpt2"}')
-        options = ["--model", tmp_path / "bert"]
     elif fault == "manifest":
         path = tmp_path / "planted" / "canaries.json"
         path.write_text(path.read_text().replace('"seed"', '"seeds"'))
     else:
-        out = tmp_path / "weights" if fault == "folder" else tmp_path / "file" / "theirs"
+        out = tmp_path / "file" / "theirs"
     before = folder_bytes(tmp_path), sorted(tmp_path.rglob("*"))
-    weights = [] if fault == "tokens" else ["--state", tmp_path / "weights"]
-    if fault == "tokens":
-        where = ("--canaries", tmp_path / "planted", "--out", out)
-        code, printed, err = flsim("evaluate", *options, *where)
-    else:
-        options += ["--canaries", tmp_path / "planted", "--out", out]
-        code, printed, err = measured(copied, flsim, tmp_path, *weights, *options)
+    options += ["--state", tmp_path / "weights", "--canaries", tmp_path / "planted", "--out", out]
+    code, printed, err = measured(copied, flsim, tmp_path, *options)
     assert (code, printed, len(err.splitlines())) == (2, "", 1), err
     assert (folder_bytes(tmp_path), sorted(tmp_path.rglob("*"))) == before

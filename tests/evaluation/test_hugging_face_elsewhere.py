@@ -51,21 +51,16 @@ def by_transformers(model: torch.nn.Module, text: str, base: Path) -> float:
     return -sum(float(log_probs[place, id_]) for place, id_ in list(enumerate(ids))[1:])
 
 
-@pytest.mark.parametrize("kind", ["base", "adapter", "checkpoints"])
-def test_canaries_by_the_tokenizer_of_a_model(base: Path, tmp_path: Path, flsim: Flsim, kind: str) -> None:
+def test_canaries_by_the_tokenizer_of_a_model(base: Path, tmp_path: Path, flsim: Flsim) -> None:
+    """A folder with the checkpoints of a complete model and of an adapter."""
     planted, out = tmp_path / "planted", tmp_path / "theirs"
     code, _, err = flsim("data", "canaries", "--tokenizer", base, *DRAW, "--out", planted, "--format", "instructions")
     assert code == 0, err
-    model, loaded = base, {0: AutoModelForCausalLM.from_pretrained(base)}
-    if kind == "adapter":
-        model = with_adapter(base, tmp_path / "adapter", 1)
-        loaded = {0: PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), model)}
-    if kind == "checkpoints":
-        model = tmp_path / "checkpoints"
-        with_adapter(base, model / "checkpoint-10", 1)
-        shutil.copytree(base, model / "checkpoint-2")
-        tuned = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), model / "checkpoint-10")
-        loaded = {2: loaded[0], 10: tuned}
+    model = tmp_path / "checkpoints"
+    with_adapter(base, model / "checkpoint-10", 1)
+    shutil.copytree(base, model / "checkpoint-2")
+    whole, other = (AutoModelForCausalLM.from_pretrained(base) for _ in range(2))
+    loaded = {2: whole, 10: PeftModel.from_pretrained(other, model / "checkpoint-10")}
     code, _, err = flsim("evaluate", "--model", model, "--canaries", planted, "--out", out, "--references", "50")
     assert code == 0, err
     drawn = CanarySet.read(planted)
@@ -104,23 +99,14 @@ def test_attacks_load_an_adapter_again(base: Path, tmp_path: Path, flsim: Flsim)
     assert (code, "has no model of transformers or peft; name the folder of a model" in err) == (2, True)
 
 
-@pytest.mark.parametrize("merge", [False, True])
-def test_rows_of_an_exported_run_are_those_of_the_run(
-    trained_here: Trained, tmp_path: Path, flsim: Flsim, merge: bool
-) -> None:
-    """Adapters with their base, and complete models: a folder of both checkpoints, with rows of utility."""
+def test_rows_of_an_exported_run_are_those_of_the_run(trained_here: Trained, tmp_path: Path, flsim: Flsim) -> None:
+    """A folder of two checkpoints, an adapter with its base and a complete model, with rows of utility."""
     config = '{ model_type = "gpt2", n_layer = 1, n_head = 2, n_embd = 8, n_positions = 24 }'
     sizes = ('model.architecture="hf"', "model.embedding=96", "model.units=670", f"model.config={config}")
     run = Run.open(trained_here(*sizes, "model.lora={ rank = 2 }", "evaluation.also=[]"))
-    for number in ("2", "4"):
-        options = (
-            "--round",
-            number,
-            "--out",
-            tmp_path / "weights" / f"round-{number}",
-            *(["--merge"] if merge else []),
-        )
-        code, _, err = flsim("export", run.path, *options)
+    for number, options in (("2", []), ("4", ["--merge"])):
+        where = ("--round", number, "--out", tmp_path / "weights" / f"round-{number}")
+        code, _, err = flsim("export", run.path, *where, *options)
         assert code == 0, err
     listed = [{"id": canary.id, "tokens": list(canary.tokens), "copies": 1} for canary in run.canaries]
     (tmp_path / "canaries.json").write_text(json.dumps(listed))
@@ -133,21 +119,14 @@ def test_rows_of_an_exported_run_are_those_of_the_run(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            "words",
-            "canaries have words, but the model has tokens; draw canaries with flsim data canaries --tokenizer",
-        ),
         ("pickle", "holds only pytorch_model.bin, a pickle, which could execute code"),
         ("base", "is not a folder; write the folder of the base there"),
         ("part", "peft refuses the adapter (Found missing adapter keys while loading the checkpoint"),
     ],
 )
 def test_folders_that_cannot_be_measured(base: Path, tmp_path: Path, flsim: Flsim, change: str, message: str) -> None:
-    words, model = ("--tokenizer", base), shutil.copytree(base, tmp_path / "model")
-    if change == "words":
-        (tmp_path / "words.txt").write_text("".join(f"w{index}\n" for index in range(30)))
-        words = ("--vocabulary", tmp_path / "words.txt")
-    elif change == "pickle":
+    model = shutil.copytree(base, tmp_path / "model")
+    if change == "pickle":
         (model / "model.safetensors").rename(model / "pytorch_model.bin")
     elif change == "part":
         adapter = with_adapter(base, model, 0) / "adapter_model.safetensors"
@@ -157,6 +136,6 @@ def test_folders_that_cannot_be_measured(base: Path, tmp_path: Path, flsim: Flsi
         with_adapter(base, model, 0)
         about = json.loads((model / "adapter_config.json").read_text())
         (model / "adapter_config.json").write_text(json.dumps(about | {"base_model_name_or_path": "somebody/gone"}))
-    assert flsim("data", "canaries", *words, *DRAW, "--out", tmp_path / "planted")[0] == 0
+    assert flsim("data", "canaries", "--tokenizer", base, *DRAW, "--out", tmp_path / "planted")[0] == 0
     code, _, err = flsim("evaluate", "--model", model, "--canaries", tmp_path / "planted", "--references", "50")
     assert (code, message in " ".join(err.split())) == (2, True), err

@@ -88,14 +88,6 @@ def test_the_path_and_samples(
     assert found["generation_hits"] == pytest.approx(4_000 * share, abs=5 * deviation)
 
 
-def test_a_limit_leaves_open_what_was_not_proven(model: CIFGLanguageModel, canaries: list[Canary]) -> None:
-    hparams = EvaluationHParams(references=10, also=("path",), nodes=1)
-    found = dict(measure_canaries(model, canaries, LAYOUT, hparams, SEED, torch.device("cpu")))
-    assert "path" not in found["c1"]
-    assert found["c1"]["path_nodes"] == 1
-    assert found["c0"]["path"] == 0  # something likelier was found, whatever else there is
-
-
 def test_contexts_are_ranks_of_whole_records(
     model: CIFGLanguageModel, measured: dict[str, dict[str, float]], canaries: list[Canary]
 ) -> None:
@@ -110,14 +102,6 @@ def test_contexts_are_ranks_of_whole_records(
     assert measured["c0"]["exposure prefix=1 suffix=0"] == measured["c0"]["exposure"]
 
 
-def test_the_extrapolation_says_how_good_its_fit_is(measured: dict[str, dict[str, float]]) -> None:
-    for found in measured.values():
-        low, bits, high = (found[f"extrapolated_exposure{end}"] for end in ("_low", "", "_high"))
-        assert low <= bits <= high
-        assert 0 < found["extrapolation_p"] <= 1
-        assert found["extrapolation_references"] == COUNT
-
-
 @pytest.mark.parametrize(
     ("references", "used"), [(400, 400), (20_000, 20_000), (100_000, 100_000), (100_001, 50_001), (2_000_000, 100_000)]
 )
@@ -128,15 +112,10 @@ def test_a_fit_takes_all_references_up_to_a_bound(references: int, used: int) ->
     assert int(taken[-1]) > references - 2 - references / used
 
 
-@pytest.mark.parametrize("references", [3, 400])
-def test_decisions_are_those_of_ranks(model: CIFGLanguageModel, canaries: list[Canary], references: int) -> None:
+def test_decisions_are_those_of_ranks(model: CIFGLanguageModel, canaries: list[Canary]) -> None:
+    hparams = [EvaluationHParams(COUNT, decide=decide) for decide in (False, True)]
     ranked, decided = (
-        dict(
-            measure_canaries(
-                model, canaries, LAYOUT, EvaluationHParams(references, decide=decide), SEED, torch.device("cpu")
-            )
-        )
-        for decide in (False, True)
+        dict(measure_canaries(model, canaries, LAYOUT, one, SEED, torch.device("cpu"))) for one in hparams
     )
     for canary in canaries:
         kept = {name: value for name, value in ranked[canary.id].items() if name not in ("rank", "exposure")}

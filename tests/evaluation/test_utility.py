@@ -1,4 +1,4 @@
-"""Utility against a loop over records, one at a time, and the laws of its sums."""
+"""Utility against a loop over records, one at a time."""
 
 import math
 
@@ -49,7 +49,7 @@ def naive(model: CIFGLanguageModel, users: list[list[list[int]]]) -> Utility:
     return Utility(loss, tokens, correct_tokens, words, correct_words)
 
 
-@settings(max_examples=20, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(seed=st.integers(0, 10**6), pool=st.sampled_from([1, 40, 10**6]), logits=st.sampled_from([1, 200, 10**6]))
 def test_equals_a_loop_over_records(seed: int, pool: int, logits: int) -> None:
     """Whatever is batched with what: empty records, full ones, OOV, users without records."""
@@ -89,17 +89,6 @@ def test_long_records_are_not_padded_to_by_short_ones(monkeypatch: pytest.Monkey
     assert max(part.inputs.size for part in batches) <= 60
     assert sum(int((part.targets == LAYOUT.pad).sum()) for part in batches) <= 32
     assert sum(int((part.targets != LAYOUT.pad).sum()) for part in batches) == 2 * (100 * 2 + 6)
-
-
-SUMS = st.builds(Utility, st.integers(0, 2**40).map(float), *[st.integers(0, 2**40)] * 4)
-
-
-@given(SUMS, SUMS, SUMS)
-def test_merging_is_a_commutative_monoid(a: Utility, b: Utility, c: Utility) -> None:
-    """Exactly so for whole nats, whose sums do not round."""
-    assert a.merge(Utility()) == a == Utility().merge(a)
-    assert a.merge(b) == b.merge(a)
-    assert a.merge(b).merge(c) == a.merge(b.merge(c))
 
 
 def test_nothing_measured_is_not_a_number() -> None:

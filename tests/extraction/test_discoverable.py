@@ -1,4 +1,4 @@
-"""Discoverable extraction: p_z against an actual sampler and the definition, least numbers of samples, greedy text."""
+"""Discoverable extraction: p_z against its definition, ties, and greedy text."""
 
 import math
 from itertools import product
@@ -11,35 +11,22 @@ from hypothesis import strategies as st
 from membership.before_model import LAYOUT as WIDE
 from membership.before_model import untrained
 from memorization.oracle import LAYOUT, Oracle, random_model
-from scipy import stats
 
 from flsim.attacks.extraction.discoverable import Scheme, discover, next_words
 from flsim.base.errors import Diverged
 from flsim.data.records import Records
 from flsim.measures.memorization.beam_search import beam_search
-from flsim.measures.memorization.generation import generate
 from flsim.measures.memorization.template import Template
 from flsim.models.language_model import TrainableModel
 
-V, SAMPLES, TAIL = LAYOUT.vocabulary_size, 20_000, 1e-6
 PREFIX = (2, 4)
-SUFFIXES = list(product(range(V), repeat=2))
+SUFFIXES = list(product(range(LAYOUT.vocabulary_size), repeat=2))
 SCHEMES = [Scheme(top_k=0), Scheme(top_k=3), Scheme(1.7, 5), Scheme(0.6, 0, 0.8), Scheme(1.3, 6, 0.5), Scheme(top_k=1)]
 
 
 def log_probs_of_suffixes(model: TrainableModel, scheme: Scheme) -> dict[tuple[int, ...], float]:
     strings = Records.from_lists([[*PREFIX, *suffix] for suffix in SUFFIXES])
     return dict(zip(SUFFIXES, discover(model, strings, len(PREFIX), scheme, LAYOUT)[1].tolist(), strict=True))
-
-
-def test_a_sampler_draws_suffixes_as_often_as_p_z_says() -> None:
-    """Each count is within the two quantiles of its binomial law; 64 suffixes, so one in 8,000 such tests fails."""
-    model = random_model(0, 1.5)
-    prefix = torch.tensor([LAYOUT.bos, *PREFIX])
-    drawn = generate(model, prefix, Template.tokens(LAYOUT, 2), SAMPLES, np.random.default_rng(0)).tolist()
-    for suffix, log_prob in log_probs_of_suffixes(model, SCHEMES[0]).items():
-        law = stats.binom(SAMPLES, math.exp(log_prob))
-        assert law.ppf(TAIL) <= drawn.count(list(suffix)) <= law.isf(TAIL), suffix
 
 
 def kept_by(costs: np.ndarray, scheme: Scheme) -> dict[int, float]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from populations import split_of
 
@@ -31,6 +31,7 @@ def counted(population: list[list[Phrase]], string: Phrase) -> tuple[int, int]:
     return sum(hits), sum(hit > 0 for hit in hits)
 
 
+@settings(max_examples=40)
 @given(users, st.lists(st.lists(words, min_size=1, max_size=5), min_size=1, max_size=8), st.integers(1, 5))
 def test_counts_are_those_of_a_search(population: list[list[Phrase]], strings: list[Phrase], piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

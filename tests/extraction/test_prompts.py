@@ -76,20 +76,13 @@ def test_edit_distances_of_texts_of_two_lengths() -> None:
     [
         ("abcde", "abcde", 1.0),
         ("abcdx", "abcde", 0.66874),
-        ("xbcde", "abcde", 0.66874),
-        ("abcxefghij", "abcdefghij", 0.658037),
-        ("abcdefghix", "abcdefghij", 0.880112),
         ("abcdefghixklmnopqrst", "abcdefghijklmnopqrst", 0.857893),
         ("aaabb", "aabbb", 0.66874),
-        ("abc", "abc", 1.0),
         ("axc", "abc", 0.0),
-        ("b", "a", 0.0),
         ("abcde", "abcdefg", 0.67032),
         ("abcdefg", "abcde", 0.614788),
     ],
 )
 def test_bleu_is_that_of_sacrebleu(written: str, wanted: str, score: float) -> None:
-    """sacrebleu 2.6.0: sentence_bleu(" ".join(written), [" ".join(wanted)], smooth_method="none", tokenize="none",
-    use_effective_order=True). Of four words and more, sentence_bleu of nltk 3.10.4 gives the same.
-    """
+    """sacrebleu 2.6.0: sentence_bleu(..., smooth_method="none", tokenize="none", use_effective_order=True)."""
     assert bleu([*map(ord, written)], [*map(ord, wanted)]) == pytest.approx(score, abs=1e-6)

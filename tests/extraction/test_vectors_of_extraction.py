@@ -1,8 +1,6 @@
 """Extraction at inputs whose values follow from their definition."""
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -85,6 +83,12 @@ def test_rates_of_attacks_stand_beside_controls() -> None:
     assert found[found["attack"] == "near-verbatim"]["rate"].tolist() == [1]
 
 
+def test_without_controls_there_is_no_excess() -> None:
+    row = rates.rates_of(table().query("is_trained")).iloc[0]
+    assert (row["rate"], row["control_strings"]) == (2 / 3, 0)
+    assert row[["control_rate", "control_low", "excess", "excess_low", "excess_high"]].isna().all()
+
+
 def test_similar_suffixes_are_counted_on_request() -> None:
     """Suffixes of 1, 2, 4, 4 and 4 words: at most two edits, of which one word must be right, and BLEU above 0.75."""
     near = table().assign(
@@ -114,27 +118,6 @@ def test_means_over_seeds_are_in_the_order_of_the_settings() -> None:
     assert found[["setting", "seeds"]].to_numpy().tolist() == [["b", 2], ["c", 1], ["a", 1]]
 
 
-def test_an_extraction_from_python_has_the_settings_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each argument under its name; the defaults are those of Carlini et al. (2021), section 4: the 40 likeliest."""
-    asked: list[extract.ExtractionHParams] = []
-
-    def run(paths: tuple[str, ...], one: Callable[[Path], object]) -> dict[Path, tuple[pd.DataFrame, ...]]:
-        one(Path(*paths))
-        return {Path(*paths): (pd.DataFrame({"a": [1]}),) * 3}
-
-    monkeypatch.setattr(extract, "extract_run", lambda path, hparams: asked.append(hparams))
-    monkeypatch.setattr(extract, "over_runs", run)
-    monkeypatch.setattr(extract, "named_apart", lambda paths: {path: {"setting": "s"} for path in paths})
-    assert extract.extract("run").scheme == Scheme(1.0, 40, 1.0)
-    extract.extract("run", prefixes=[2], suffix=3, records=4, temperature=0.5, top_k=6, top_p=0.7, edits=1, round=8)
-    extract.extract("run", epoch=0.5)
-    assert asked == [
-        extract.ExtractionHParams((), 5, 1_000, Scheme(1.0, 40, 1.0)),
-        extract.ExtractionHParams((2,), 3, 4, Scheme(0.5, 6, 0.7), 1, 8),
-        extract.ExtractionHParams(epoch=0.5),
-    ]
-
-
 @pytest.mark.parametrize("sizes", [(1, 3), (3, 1)])
 def test_one_word_prompts_are_tried_up_to_the_longest_suffix(sizes: tuple[int, ...]) -> None:
     """A string of each group ends in what greedy decoding writes after a word; other strings end in other words."""
@@ -150,22 +133,3 @@ def test_one_word_prompts_are_tried_up_to_the_longest_suffix(sizes: tuple[int, .
     found = [*extract._measured(attacked, Scheme())]
     assert [one["is_elicited"].tolist() for one in found] == [[True, False]] * 2
     assert [one["words"].tolist() for one in found] == [[1 + sizes[0]] * 2, [2 + sizes[1]] * 2]
-
-
-def test_rows_are_in_the_order_of_the_strings() -> None:
-    strings = [table().assign(kind=kind, prefix=prefix) for kind, prefix in (("b", 10), ("a", 5), ("a", 3))]
-    for rows in (rates.rates_of, rates.eidetic_of):
-        found = rows(pd.concat(strings, ignore_index=True))
-        keys = found[["kind", "prefix"]].drop_duplicates()
-        assert keys.to_numpy().tolist() == [["b", 10], ["a", 5], ["a", 3]]
-        assert found["kind"].tolist() == sorted(found["kind"], reverse=True)
-
-
-def test_the_json_of_an_extraction_has_its_scheme_and_all_tables() -> None:
-    about = {"setting": "s", "series": "s", "kind": "record", "prefix": 1, "attack": "greedy", "n": np.nan, "p": np.nan}
-    row = pd.DataFrame([about | {"rate": 0.3, "control_rate": 0.1, "excess": 0.2}])
-    found = extract.Extraction(frame=row, strings=row[:0], eidetic=row, scheme=Scheme(0.5, 6, 0.7)).to_json()
-    assert found["scheme"] == {"temperature": 0.5, "top_k": 6, "top_p": 0.7}
-    assert {name: len(rows) for name, rows in found.items() if name != "scheme"} == {
-        **{"rates": 1, "eidetic": 1, "strings": 0, "over_seeds": 1}
-    }

@@ -63,29 +63,19 @@ def test_json_is_what_pandas_makes_of_rows(arms: tuple[Path, Path], flsim: Flsim
     assert at_8["score_out"].to_dict() == pytest.approx((clean - end)[at_8.index].to_dict())
 
 
-def test_arm_out_is_its_own_clean_model_at_the_windows_end(arms: tuple[Path, Path]) -> None:
-    observed = api.measure_forgetting(*arms).observations
-    assert (observed["nats_in"] != observed["nats_out"]).any()
-    at_end = observed[observed["round"] == 4]
-    assert (at_end["score_out"] == 0).all()
-
-
 def test_text_csv_and_figure(arms: tuple[Path, Path], flsim: Flsim, tmp_path: Path) -> None:
     figure = tmp_path / "forgetting.png"
     code, out, _ = flsim("forgetting", *arms, "--out", figure)
     assert code == 0
     assert figure.stat().st_size > 10_000
-    assert max(map(len, out.splitlines())) <= 80
     assert "rounds 1-4, 1/10, 50%" in out
     code, out, _ = flsim("forgetting", *arms, "--csv")
     table = pd.read_csv(io.StringIO(out))
     assert len(table) == len(api.measure_forgetting(*arms).success)
 
 
-def test_a_report_of_windowed_runs_has_a_section(
-    arms: tuple[Path, Path], trained_here: Trained, flsim: Flsim, tmp_path: Path
-) -> None:
-    """With the same times as the command, and a figure; runs without windows have none."""
+def test_a_report_of_windowed_runs_has_a_section(arms: tuple[Path, Path], flsim: Flsim, tmp_path: Path) -> None:
+    """With the same times as the command, and a figure."""
     page = tmp_path / "report.html"
     assert flsim("report", *arms, "--out", page)[0] == 0
     (section,) = re.findall(r'<section aria-labelledby="forgetting".*?</section>', page.read_text(), re.DOTALL)
@@ -96,14 +86,6 @@ def test_a_report_of_windowed_runs_has_a_section(
     assert html.unescape(cells[7]) == time_text(about["median_time"], about["median_is_censored"])
     assert "rounds since last use" in section
     assert section.count("<figure") == 2  # exposure, and what training added
-    assert flsim("report", trained_here(), "--out", page)[0] == 0
-    assert 'id="forgetting"' not in page.read_text()
-
-
-def test_a_run_without_windows_counts_from_its_last_use(trained_here: Trained) -> None:
-    measured = api.measure_forgetting(trained_here())
-    assert measured.times["first_round"].isna().all()
-    assert (measured.success["k"] <= 4).all()
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, float("nan")])

@@ -93,13 +93,12 @@ def test_a_run_without_evaluations_has_no_rows() -> None:
     assert observations(replace(run("in"), rows=frame([])), None, USES).empty
 
 
-@pytest.mark.parametrize("sources", [["random", "heldout"], ["random", "random"]])
-def test_runs_are_measured_together(sources: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of two runs has text of held-out users, and one has no arm OUT: both are said."""
+def test_runs_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two runs has text of held-out users, and no arm OUT: notes state both."""
     paths = [Path("a"), Path("b")]
     runs: list[Any] = [
         SimpleNamespace(path=path, config=SimpleNamespace(canaries=SimpleNamespace(source=source)))
-        for path, source in zip(paths, sources, strict=True)
+        for path, source in zip(paths, ["random", "heldout"], strict=True)
     ]
     arms = [measure.Arms(runs[0], run("in"), run("out")), measure.Arms(runs[1], run("in"), None)]
     monkeypatch.setattr(measure, "expanded", list)
@@ -110,14 +109,8 @@ def test_runs_are_measured_together(sources: list[str], monkeypatch: pytest.Monk
     assert found.observations["run"].unique().tolist() == ["a", "b"]
     assert set(found.times["alpha"]) == {0.7}
     assert found.observations["hardness"].dropna().unique().tolist() == ["hard"]  # each window has one canary
-    assert found.times["copies"].notna().all()
-    assert found.notes[0] == "a note"
-    assert ["of in are missing" in note for note in found.notes].count(True) == 1
-    assert any("Text of held-out users" in note for note in found.notes) == ("heldout" in sources)
-    pooled = measure.measure_forgetting(*paths, pool=True)
-    assert set(pooled.times["alpha"]) == {0.6}
-    assert pooled.times["copies"].isna().all()
-    assert pooled.observations["hardness"].isna().all()
+    for words in ("a note", "of in are missing", "Text of held-out users"):
+        assert [words in note for note in found.notes].count(True) == 1
 
 
 @pytest.mark.parametrize(("at", "seen", "time"), [(1, 4, 0), (2, 5, 5)])
@@ -158,10 +151,6 @@ def test_a_run_stands_beside_its_twin_of_arm_out(monkeypatch: pytest.MonkeyPatch
         (runs[Path("b")], "b", "a"),
         (runs[Path("c")], "c", None),
     ]
-    assert [note.split(",")[0] for note in notes] == [
-        "Run e diverged and is excluded.",
-        "Run f was not evaluated yet and is excluded.",
-        "Run d is of arm OUT",
-    ]
+    assert [note[:5] for note in notes] == ["Run e", "Run f", "Run d"]
     with pytest.raises(InputError, match=r"no evaluated run with canaries\.arm"):
         measure.arms_of([Path("a"), Path("e")])

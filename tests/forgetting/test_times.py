@@ -1,4 +1,4 @@
-"""Forgetting times against a known truth, their censoring, and the log-rank test against a published example."""
+"""Forgetting times against a known truth, and their censoring."""
 
 import math
 
@@ -15,10 +15,9 @@ from flsim.attacks.forgetting.times import (
     grid,
     p_after_window,
 )
-from flsim.base.statistics import log_rank_p
 
 DISTANCE, DECAY, ALPHA = 3.0, 20.0, 0.6
-DRAWS, CANARIES = 400, 600
+DRAWS, CANARIES = 200, 600
 KS = grid(200)
 
 
@@ -61,11 +60,8 @@ def test_most_times_are_the_next_k_of_the_grid(claims: list[tuple[int | None, li
 
 
 def test_a_bound_near_the_truth_is_too_low_in_five_percent() -> None:
-    """The worst case is a single k with independent arms, and an accuracy hardly above alpha.
-
-    A claim about the threshold that half of the canaries chose is wrong in at most 5% of draws. In the second case the
-    best threshold of all has an accuracy of exactly 0.6, and 0.6 is claimed in at most 7% of draws.
-    """
+    """A single k with independent arms. A claim about the threshold that half of the canaries chose is wrong in at most
+    5% of draws. If the best threshold has an accuracy of 0.6, at most 7% of draws claim 0.6."""
     canaries, draws = 80, 2_000
     rng, chooses = np.random.default_rng(1), np.arange(canaries) % 2 == 0
     wrong, claimed = 0, 0
@@ -107,44 +103,3 @@ def test_p_values_after_the_window() -> None:
     observed["last_use"] = observed["canary"].map({"a": 3, "b": 20, "d": 20}).astype("Int64")
     p = p_after_window(observed)
     assert p.to_dict("index") == {("r", "a"): {0: 0.02, 10: 0.03}, ("r", "b"): {0: 0.02, 10: 0.03}}
-
-
-def times(ended: list[int], censored: list[int]) -> list[CanaryTime]:
-    flags = [False] * len(ended) + [True] * len(censored)
-    return [CanaryTime(time, flag) for time, flag in zip([*ended, *censored], flags, strict=True)]
-
-
-ASTROCYTOMA = times([6, 13, 21, 30, 37, 38, 49, 50, 63, 79, 86, 98, 202, 219], [31, 47, 80, 82, 82, 149])
-GLIOBLASTOMA = times(
-    [
-        *(10, 10, 12, 13, 14, 15, 16, 17, 18, 20, 24, 24, 25, 28),
-        *(30, 33, 35, 37, 40, 40, 46, 48, 76, 81, 82, 91, 112, 181),
-    ],
-    [34, 40, 70],
-)
-
-
-def observed_less_expected(one: list[CanaryTime], other: list[CanaryTime]) -> float:
-    """Return the log-rank statistic as Bland and Altman compute it: event by event."""
-    total = 0.0
-    for at in {time.rounds for time in [*one, *other] if not time.is_censored}:
-        events = [sum(time.rounds == at and not time.is_censored for time in group) for group in (one, other)]
-        at_risk = [sum(time.rounds >= at for time in group) for group in (one, other)]
-        total += events[0] - sum(events) * at_risk[0] / sum(at_risk)
-    return total
-
-
-def test_log_rank_of_the_published_example() -> None:
-    """Bland and Altman, "The logrank test" (2004): survival with two tumours; scipy's documentation has the data.
-
-    The normal approximation has p = 0.00618. Exchanges of patients are drawn here by hand, and the statistic by events.
-    """
-    everybody, least = ASTROCYTOMA + GLIOBLASTOMA, abs(observed_less_expected(ASTROCYTOMA, GLIOBLASTOMA))
-    rng, draws, extreme = np.random.default_rng(2), 2_000, 0
-    for _ in range(draws):
-        order = rng.permutation(len(everybody)).tolist()
-        one, other = ([everybody[place] for place in part] for part in (order[:20], order[20:]))
-        extreme += abs(observed_less_expected(one, other)) >= least - 1e-9
-    p = log_rank_p(ASTROCYTOMA, GLIOBLASTOMA)
-    assert abs(p - extreme / draws) <= 4 * math.sqrt(p * (1 - p) / draws)
-    assert p == pytest.approx(0.00618, abs=0.003)

@@ -1,5 +1,7 @@
 """The model's answers that attacks are made of: batches against single records, and fast paths against slow ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,42 +11,26 @@ from flsim.attacks.membership import candidates
 from flsim.attacks.membership.built_in import BLIND, BUILT_IN
 from flsim.attacks.membership.candidates import gradient_norms, log_probabilities, moments
 from flsim.data.records import Records
-from flsim.models.language_model import TrainableModel, loss_sum
+from flsim.models.language_model import loss_sum
 
 ARCHITECTURES = ("cifg", "transformer")
 
 
-class Fixed(TrainableModel):
-    """The words 1, 2 and 3 with probabilities .5, .25 and .25, and no others."""
-
-    label = "fixed"
-
-    def __init__(self) -> None:
-        super().__init__(LAYOUT.vocabulary_size, None)  # type: ignore[arg-type]
-        logits = torch.full((LAYOUT.vocabulary_size,), -1e4)
-        logits[1:4] = torch.log(torch.tensor([0.5, 0.25, 0.25]))
-        self.logits = torch.nn.Parameter(logits)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.logits.expand(*tokens.shape, -1)
-
-
-def test_moments_of_three_words() -> None:
-    """mu = -1.5 ln 2 and sigma = ln 2 / 2, at each of the twelve positions, as no end follows so long a record."""
-    means, deviations = moments(Fixed(), Records.from_lists([[1, 2, 3] * 4]), LAYOUT)
-    np.testing.assert_allclose(means, np.full((1, 12), -1.0397207708), rtol=1e-6)
-    np.testing.assert_allclose(deviations, np.full((1, 12), 0.3465735903), rtol=1e-6)
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_log_probabilities_are_those_of_reading_word_by_word(architecture: str) -> None:
+    """With the mean and the deviation of the log-probability of a word that the model draws there."""
     model, records = untrained(architecture), drawn(20)
-    computed = log_probabilities(model, records, LAYOUT)
-    for record, values in zip(records, computed, strict=True):
+    computed = log_probabilities(model, records, LAYOUT), *moments(model, records, LAYOUT)
+    for record, values, means, deviations in zip(records, *computed, strict=True):
         tokens = record.tolist() + [LAYOUT.eos] * LAYOUT.ends_with_eos(len(record))
         state, log_probs = model.start(torch.tensor([[LAYOUT.bos]]))
         for place, token in enumerate(tokens):
             assert values[place] == pytest.approx(float(log_probs[0, token]), abs=1e-5)
+            mean = float(log_probs.exp() @ log_probs.T)
+            assert means[place] == pytest.approx(mean, abs=1e-5)
+            assert deviations[place] == pytest.approx(
+                float(log_probs.exp() @ (log_probs - mean).T ** 2) ** 0.5, abs=1e-4
+            )
             state, log_probs = model.step(state, torch.tensor([token]))
         assert (values[len(tokens) :] == 0).all()
 
@@ -70,17 +56,7 @@ def test_small_batches_give_the_scores_of_one_batch(name: str, monkeypatch: pyte
     np.testing.assert_allclose(BUILT_IN[name].score(before_two(model, records)), whole, rtol=1e-4, atol=1e-6)
     every = before_two(model, records)
     for index, record in enumerate(records):
-        one = candidates.Candidates(
-            model,
-            Records.from_lists([record.tolist()]),
-            [every.keys[index]],
-            every.vocabulary,
-            every.unigram,
-            0,
-            LAYOUT,
-            every.reference,
-            every.context,
-        )
+        one = replace(every, records=Records.from_lists([record.tolist()]), keys=[every.keys[index]])
         np.testing.assert_allclose(BUILT_IN[name].score(one)[0], whole[index], rtol=1e-4, atol=1e-6)
 
 
@@ -91,13 +67,8 @@ def test_the_blind_control_reads_no_model() -> None:
     assert one[:, 0].tolist() == [len(record) for record in records]
 
 
-ARRAYS = ("words", "lengths", "log_probs", "unigram_log_probs", "reference_log_probs", "unigram", "tokens")
-
-
-@pytest.mark.parametrize("name", ARRAYS)
-def test_attacks_share_arrays_that_none_of_them_can_change(name: str) -> None:
+def test_attacks_share_arrays_that_none_of_them_can_change() -> None:
     shared = before(untrained(), drawn(5))
-    with pytest.raises(ValueError, match="read-only"):
-        getattr(shared, name)[:] = 0
-    with pytest.raises(ValueError, match="read-only"):
-        getattr(shared, name).sort()
+    for name in ("words", "lengths", "log_probs", "unigram_log_probs", "reference_log_probs", "unigram", "tokens"):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(shared, name)[:] = 0

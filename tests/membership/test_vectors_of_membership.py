@@ -5,12 +5,10 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy
 import torch
@@ -18,15 +16,12 @@ from membership.before_model import LAYOUT, before, before_two, drawn, untrained
 from scipy.stats import norm
 
 from flsim.attacks.audit.trade_off import Allowed
-from flsim.attacks.membership import candidates, lira, rmia, scores, shadows, users
-from flsim.attacks.membership.attacked import Attacked, AttackHParams
+from flsim.attacks.membership import candidates, lira, rmia, scores, shadows
 from flsim.attacks.membership.built_in import BUILT_IN
 from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.users import FreshRecords, _allows, user_statistics
-from flsim.attacks.result import Result
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.base.statistics import RESAMPLES
 from flsim.data.authors import author_of
 from flsim.data.records import Records
 from flsim.data.withheld import held_out
@@ -346,8 +341,9 @@ def test_neighbours_are_drawn_from_the_other_words() -> None:
             assert neighbour == [*text[:place], word, *text[place + 1 :]]
 
 
-def test_success_has_the_interval_of_resampled_runs() -> None:
+def test_success_has_the_interval_of_resampled_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Percentiles of the area over the runs that a stream of this name draws, pairs of a run and a target pooled."""
+    monkeypatch.setattr(shadows, "RESAMPLES", 100)
     rng = np.random.default_rng(4)
     is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
     made = shadows.Shadows("user", tuple("abcdefg"), rng.normal(size=(5, 7)) + is_in, is_in, rng.normal(size=(5, 4)))
@@ -364,7 +360,7 @@ def test_success_has_the_interval_of_resampled_runs() -> None:
         wins = [(member > other) + (member == other) / 2 for member in members for other in others]
         return float(np.mean(wins))
 
-    drawn_runs = stream(3, "shadow bootstrap", "loss").integers(5, size=(RESAMPLES, 5))
+    drawn_runs = stream(3, "shadow bootstrap", "loss").integers(5, size=(100, 5))
     low, high = np.quantile([area(runs.tolist()) for runs in drawn_runs], [0.025, 0.975])
     assert found["auroc"] == pytest.approx(area(range(5)))
     assert (found["auroc_low"], found["auroc_high"]) == pytest.approx((low, high))
@@ -372,8 +368,9 @@ def test_success_has_the_interval_of_resampled_runs() -> None:
     assert found["n_out"] == sum(len(others) for _, others in pairs)
 
 
-def test_success_leaves_out_targets_that_all_other_runs_read_or_none() -> None:
+def test_success_leaves_out_targets_that_all_other_runs_read_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target without a score changes nothing, be it a member of the run or not."""
+    monkeypatch.setattr(shadows, "RESAMPLES", 100)
     rng = np.random.default_rng(4)
     is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
     phi, population = rng.normal(size=(5, 9)), rng.normal(size=(5, 4))
@@ -394,40 +391,6 @@ def test_unigrams_are_of_words_and_a_final_eos() -> None:
     assert every.unigram_log_probs[0].tolist() == [*of_words.tolist(), *[0.0] * 9]
     assert every.unigram_log_probs[1].tolist() == [math.log(first + 2)] * 12
     assert every.lengths.tolist() == [3, 12]
-
-
-def test_rows_of_users_have_the_area_of_the_untrained_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three users took part and two did not; the two others are one author."""
-    records, owners, is_member = drawn(12), np.arange(12) % 5, np.array([True, True, True, False, False])
-    names = ("ann", "bob", "cid", "dan", "dan")
-    side = FreshRecords(records, owners, tuple(map(str, range(5))), names, is_member, is_member / 3)
-    both = before(untrained(seed=1), records), before(untrained(seed=2), records)
-    run = SimpleNamespace(config=SimpleNamespace(seed=7, unit="user"))
-    attacked: Any = SimpleNamespace(
-        run=run,
-        claim=None,
-        state=SimpleNamespace(round=2),
-        before_both=lambda records, keys: both,
-        stored=lambda rows, notes: Result(frame=pd.DataFrame(rows), notes=tuple(notes)),
-    )
-    monkeypatch.setattr(Attacked, "open", lambda *arguments: attacked)
-    monkeypatch.setattr(users, "fresh_records", lambda *arguments: side)
-    found = users.attack_users(Path("run"), AttackHParams()).frame.set_index("unit")
-    for name, model in zip(("auroc", "untrained_auroc"), both, strict=True):
-        ratios = (model.log_probs - model.unigram_log_probs).sum(1)
-        means = [ratios[owners == user].mean() for user in range(5)]
-        expected = np.mean([means[member] > means[other] for member in range(3) for other in (3, 4)])
-        assert found.loc["user", name] == pytest.approx(expected)
-        means = [*means[:3], ratios[owners >= 3].mean()]
-        assert found.loc["author", name] == pytest.approx(np.mean([means[member] > means[3] for member in range(3)]))
-
-
-def test_rates_of_shadow_models_are_those_of_members_at_a_level_of_others() -> None:
-    """Two of five others are 4.5 and 3, and of members 5, 4 and 2 are above 1. No level is below one other."""
-    members, others = np.array([5.0, 4.0, 2.0, 0.0]), np.array([4.5, 3.0, 1.0, 0.5, -1.0])
-    assert shadows._rate(0.4)(members, others) == 3 / 4
-    assert shadows._rate(0.2)(members, others) == 2 / 4
-    assert math.isnan(shadows._rate(0.19)(members, others))
 
 
 def test_neighbours_have_words_although_a_sum_of_probabilities_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:

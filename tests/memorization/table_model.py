@@ -14,10 +14,7 @@ Phrase = tuple[int, ...]
 
 
 class TableModel:
-    """Costs of the next token: a row of a table of multiples of 1/4, which one depends on all tokens before.
-
-    They are no logarithms of probabilities that sum to one, which no search relies on. Some may be 0.
-    """
+    """Costs of the next token: a row of a table of multiples of 1/4, which depends on all tokens before."""
 
     def __init__(self, seed: int, most: int) -> None:
         self.table = torch.from_numpy(np.random.default_rng(seed).integers(0, most + 1, (CELLS, VOCABULARY)) / 4)

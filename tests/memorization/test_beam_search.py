@@ -1,13 +1,13 @@
-"""Beam search against enumeration, and against a naive beam."""
+"""Beam search against enumeration, and against a naive beam, on exact tables."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from memorization.oracle import LAYOUT, Oracle, random_model
+from memorization.oracle import LAYOUT, random_model
 from memorization.table_model import VOCABULARY, Phrase, TableModel
 
 from flsim.measures.memorization import score
@@ -15,23 +15,6 @@ from flsim.measures.memorization.beam_search import beam_search, beam_searches
 from flsim.measures.memorization.template import Template
 
 BOS = (LAYOUT.bos,)
-
-
-@settings(max_examples=30, derandomize=True)
-@given(
-    seed=st.integers(0, 10**6),
-    scale=st.sampled_from([0.1, 1.0, 3.0]),
-    prefix=st.lists(st.integers(1, 4), max_size=2),
-    length=st.integers(1, 5),
-    width=st.integers(1, 9),
-)
-def test_equals_a_naive_beam(seed: int, scale: float, prefix: list[int], length: int, width: int) -> None:
-    model, p = random_model(seed, scale), (*BOS, *prefix)
-    phrases, scores, closest = Oracle(model).beam(p, length, width)
-    assume(closest > 1e-9)
-    tokens, found = beam_search(model, torch.tensor(p), Template.words(LAYOUT, length), width)
-    assert [tuple(row) for row in tokens.tolist()] == phrases
-    np.testing.assert_allclose(found, scores, rtol=1e-9, atol=1e-12)
 
 
 def test_special_tokens_are_never_put_in_but_their_probability_counts() -> None:
@@ -53,7 +36,7 @@ def naive(model: TableModel, prefix: Phrase, template: Template, width: int) -> 
     return [(model.score(prefix, beam), beam) for beam in beams]
 
 
-@settings(max_examples=80, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     most=st.sampled_from([0, 1, 4, 40]),

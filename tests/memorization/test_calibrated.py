@@ -23,7 +23,7 @@ def rank_of(
     return calibrated_rank(model, p, s, r, own, mean_scores(without, p, r))
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0]),
@@ -50,11 +50,3 @@ def test_equals_the_definition(
     assert 1 + (others <= own - slack).sum() <= found.rank <= 1 + (others <= own + slack).sum()
     assert found.rank >= 1 + among.count(canary)
     assert found.references == len(among)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_model_that_learned_nothing_ties_everywhere(dtype: torch.dtype) -> None:
-    """It is the model without the canaries: all differences are rounding."""
-    model = random_model(4, dtype=dtype)
-    for canary in PHRASES[::25]:
-        assert rank_of(model, [model, model], BOS, canary, PHRASES).rank == 257

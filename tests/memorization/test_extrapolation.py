@@ -5,26 +5,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from memorization.spaces import layout_of, space_model, space_scores
 from scipy import stats
 from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.measures.memorization.extrapolation import (
-    _binned,
-    _numbers,
     extrapolate,
     fit,
 )
-from flsim.measures.memorization.template import Template
 
 
 def by_maximum_likelihood(scores: list[float], references: Tensor) -> list[float]:
-    """`compute_exposure_extrapolation` of tensorflow-privacy 0.9 (privacy_tests/secret_sharer/exposures.py):
-
-    -log2 of scipy's skew-normal cdf at scipy's fit.
-    """
+    """`compute_exposure_extrapolation` of tensorflow-privacy 0.9, privacy_tests/secret_sharer/exposures.py."""
     fitted = stats.skewnorm.fit(references.numpy())
     return [float(-np.log2(stats.skewnorm.cdf(score, *fitted))) for score in scores]
 
@@ -54,27 +47,6 @@ def test_a_large_sample_is_fitted_in_bins() -> None:
     binned = extrapolate({}, references, 0).fitted
     at = np.array([40 - 4 * 6.0, 40 - 6.0])
     np.testing.assert_allclose(binned.log_cdf(at) / math.log(2), exact.log_cdf(at) / math.log(2), atol=1e-3)
-
-
-def test_more_references_bring_exposures_nearer_to_their_limit_on_an_enumerated_space() -> None:
-    """All of 20^4 continuations: their exact ranks, and fits to 500 and to 20,000 of their scores, thirty of each.
-
-    At 2 and 4 bits, where scores are nearly skew-normal, fits are right within their sampling error of 1 / sqrt(n); the
-    error of the assumption, which no number of references takes away, is below a tenth of a bit there.
-    """
-    layout = layout_of(20)
-    model, space = space_model(20, 0, 0.6), Template.words(layout, 4)
-    scores = space_scores(model, torch.tensor([layout.bos, 1]), space).numpy()
-    ordered = np.sort(scores)
-    exact = np.array([2.0, 4.0])
-    at = ordered[(len(ordered) * 2**-exact).astype(int)]
-    rng, errors = stream(0, "fits of a space"), {}
-    for size in (500, 20_000):
-        samples = [torch.from_numpy(rng.choice(scores, size)) for _ in range(8)]
-        bits = [fit(*_binned(_numbers(sample))).log_cdf(at) / -math.log(2) for sample in samples]
-        errors[size] = np.array(bits) - exact
-    assert errors[20_000].std(axis=0).max() < errors[500].std(axis=0).min() / 2
-    assert abs(errors[20_000].mean(axis=0)).max() < 0.1
 
 
 @pytest.mark.nightly

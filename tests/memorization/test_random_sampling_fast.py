@@ -10,7 +10,7 @@ from torch import Tensor
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization import score
-from flsim.measures.memorization.random_sampling import TIE, RandomSampler, references
+from flsim.measures.memorization.random_sampling import TIE, references
 from flsim.measures.memorization.score import log_perplexity
 from flsim.models import cifg
 from flsim.models.cifg import CIFGLanguageModel
@@ -53,7 +53,7 @@ def lively(model: CIFGLanguageModel, layout: Layout, seed: int, scale: float) ->
     return model
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.0, 1.0, 5.0, 20.0]),
@@ -91,47 +91,14 @@ def test_equals_the_plain_path(
                 assert decide(model, p, canary, r) == decide(Plain(model), p, canary, r) == (found == 1)
 
 
-@pytest.fixture(scope="module")
-def full_size() -> Counting:
-    return lively(Counting(10_000, ModelHParams()), Layout(10_000), seed=1, scale=5.0)  # type: ignore[return-value]
-
-
-@pytest.mark.slow
-def test_the_full_model_against_straightforward_scoring(full_size: Counting) -> None:
-    """20,000 references; ranks from 1 to the last; the likely ones cost a fraction of the unlikely ones' states."""
-    layout = Layout(10_000)
-    prefix, among = torch.tensor([layout.bos, 4_321]), references(0, 20_000, 4, layout)
-    scores = log_perplexity(full_size, prefix, among)
-    order = scores.argsort()
-    best = full_size.start(prefix[None])[1][0].argmax()
-    likely = torch.stack([best, *among[order[0], 1:]])
-    assert float(scores.std()) > 1
-    work = {}
-    for place in (0, 20, 3_000, 19_999):
-        canary, own = among[order[place]], scores[order[place]]
-        full_size.stepped = []
-        found = RandomSampler(full_size, among).rank(prefix, canary)
-        work[place] = sum(full_size.stepped)
-        assert found.log_perplexity == pytest.approx(float(own), rel=1e-5)
-        least, most = ((scores <= own + slack).sum() for slack in (-1e-4, 1e-4))
-        assert 1 + least <= found.rank <= 1 + most
-        assert most - least <= 20
-        full_size.stepped = []
-        assert not decide(full_size, prefix, canary, among)
-        assert place == 0 or sum(full_size.stepped) <= 3 * 2**9
-    assert work[0] < work[20] < work[3_000] < work[19_999]
-    memorized = rank(full_size, prefix, likely, among) == 1
-    assert memorized == bool((scores > log_perplexity(full_size, prefix, likely[None])).all())
-    assert decide(full_size, prefix, likely, among) == memorized
-
-
-def test_pieces_bound_what_is_held_at_once(full_size: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout, states = Layout(10_000), 100
+def test_pieces_bound_what_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, states, model = Layout(1_000), 100, Counting(1_000, ModelHParams(12, 16))
+    lively(model, layout, seed=1, scale=5.0)
     prefix, among = torch.tensor([layout.bos]), references(0, 1_000, 3, layout)
     canary = among[500]
-    whole = rank(full_size, prefix, canary, among)
-    full_size.stepped = []
-    monkeypatch.setattr(score, "CPU_FLOATS", states * full_size.projection.shape[0])
-    monkeypatch.setattr(cifg, "CPU_GATES", 30 * full_size.gate_bias.numel())
-    assert rank(full_size, prefix, canary, among) == whole
-    assert max(full_size.stepped) == states
+    whole = rank(model, prefix, canary, among)
+    model.stepped = []
+    monkeypatch.setattr(score, "CPU_FLOATS", states * model.projection.shape[0])
+    monkeypatch.setattr(cifg, "CPU_GATES", 30 * model.gate_bias.numel())
+    assert rank(model, prefix, canary, among) == whole
+    assert max(model.stepped) == states

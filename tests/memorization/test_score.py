@@ -43,11 +43,7 @@ def test_a_model_in_float32_is_summed_in_float64() -> None:
     [
         (140, 1.0, 2**28),  # 12.9 GB in a step, and no more however large the GPU is
         (140, 0.05, 2**27),  # 7.0 GB: 6.4 of them
-        (24, 1.0, 2**28),
-        (8, 1.0, 2**27),
-        (8, 0.125, 2**24),
         (8, 6e-9, 1),  # 48 bytes
-        (8, 0.0, 0),
     ],
 )
 def test_pieces_on_a_gpu_fit_the_share_of_its_memory(
@@ -63,7 +59,7 @@ def test_pieces_on_a_gpu_fit_the_share_of_its_memory(
     assert score.floats_at_once(torch.device("cpu")) == 2**22
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     prefix=st.lists(st.integers(0, 7), max_size=4),

@@ -1,19 +1,16 @@
-"""Shortest paths against enumeration: on exact tables, ties included, and on the model."""
+"""Shortest paths against enumeration on exact tables, ties included."""
 
 import math
-from itertools import product
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from memorization.oracle import LAYOUT, Oracle, random_model
-from memorization.table_model import CELLS, VOCABULARY, TableModel
+from memorization.oracle import LAYOUT, random_model
+from memorization.table_model import VOCABULARY, TableModel
 
 from flsim.measures.memorization import score
 from flsim.measures.memorization import shortest_path as module
-from flsim.measures.memorization.beam_search import beam_searches
 from flsim.measures.memorization.shortest_path import shortest_path
 from flsim.measures.memorization.template import Template
 
@@ -26,7 +23,7 @@ templates = st.lists(
 prefixes = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     most=st.sampled_from([0, 1, 4, 40]),
@@ -49,7 +46,7 @@ def test_the_best_is_that_of_enumeration_whatever_the_batch(
     assert found.bound == found.score
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     most=st.sampled_from([1, 4, 40]),
@@ -88,25 +85,6 @@ def test_limits_do_leave_searches_unfinished(monkeypatch: pytest.MonkeyPatch) ->
         assert any(found.bound > 0 for found in outcomes if not found.complete)
 
 
-@settings(max_examples=30, derandomize=True)
-@given(
-    seed=st.integers(0, 10**6),
-    scale=st.sampled_from([0.1, 1.0, 3.0, 10.0]),
-    prefix=st.lists(st.integers(0, 7), max_size=3),
-    template=templates,
-)
-def test_equals_enumeration_by_the_equations(seed: int, scale: float, prefix: list[int], template: Template) -> None:
-    model, p = random_model(seed, scale), (LAYOUT.bos, *prefix)
-    phrases = list(product(*template.allowed))
-    scores = Oracle(model).scores(p, phrases)
-    order = np.argsort(scores, kind="stable")
-    found = shortest_path(model, torch.tensor(p), template)
-    assert found.complete
-    assert found.score == pytest.approx(scores.min(), rel=1e-9, abs=1e-9)
-    assume(np.diff(scores[order][:2]).min(initial=1.0) > 1e-8)
-    assert found.tokens == phrases[order[0]]
-
-
 def test_a_likely_canary_is_extracted_after_few_nodes() -> None:
     """At most exp(P) beginnings of each length are as likely as the answer, and batches at most double that."""
     template, nodes = Template.words(LAYOUT, 6), []
@@ -117,19 +95,3 @@ def test_a_likely_canary_is_extracted_after_few_nodes() -> None:
         nodes.append(found.nodes)
     assert min(nodes) == 6  # one evaluation for each word
     assert sum(nodes) / len(nodes) < 4**6 / 50
-
-
-def test_beam_search_misses_what_the_shortest_path_finds() -> None:
-    """A trap: five beams are ahead after one token, at 0, and end at 8; the one that is behind, at 4, ends there."""
-    model, first = (
-        TableModel(0, 0),
-        [0, 1, 2, 3, 4, 6],
-    )  # token 0 leads to row 1, token 5 back to it
-    model.table[:] = 8
-    model.table[1], model.table[1, 3] = 0, 4
-    model.table[(3 * 1 + 5 * 3 + 1) % CELLS] = 0
-    prefix, template = torch.tensor([0]), Template.from_positions([first, TOKENS])
-    assert beam_searches(model, prefix[None], template, 5)[1].tolist() == [[8] * 5]
-    found = shortest_path(model, prefix, template)
-    assert (found.tokens, found.score) == ((3, 0), 4)
-    assert found.complete

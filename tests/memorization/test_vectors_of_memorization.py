@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy
 import torch
 from memorization.table_model import TableModel
-from scipy.stats import gamma, norm, skewnorm
+from scipy.stats import gamma, skewnorm
 
 from flsim.base.rng import stream
 from flsim.measures.memorization import (
     beam_search,
-    calibrated,
     enumeration,
     extrapolation,
     importance_sampling,
@@ -34,17 +32,6 @@ def test_binned_samples_keep_their_counts_and_places() -> None:
     assert (counts @ centers) / 20_000 == pytest.approx(sample.mean(), rel=1e-6)
 
 
-def test_extrapolated_bits_are_the_tail_of_the_fit() -> None:
-    sample = torch.from_numpy(skewnorm.rvs(3, 50, 4, size=500, random_state=stream(1, "vectors")))
-    found = extrapolation.extrapolate({"a": 48.0}, sample, 0)
-    fitted = found.fitted
-    cdf = skewnorm.cdf(48.0, fitted.alpha, fitted.location, fitted.scale)
-    assert found.exposures["a"].bits == pytest.approx(-math.log2(cdf), rel=1e-5)
-    assert found.exposures["a"].low < found.exposures["a"].bits < found.exposures["a"].high
-    assert 0.05 < found.p_value <= 1  # the sample is of a skew-normal law
-    assert (round(found.p_value * 101) / 101) == pytest.approx(found.p_value)
-
-
 def test_intervals_of_extrapolation_are_percentiles_of_refits(monkeypatch: pytest.MonkeyPatch) -> None:
     bits_of_refits = np.random.default_rng(0).normal(9, 1, (100, 1))
     monkeypatch.setattr(extrapolation, "_bootstrap", lambda *arguments: (0.25, bits_of_refits))
@@ -53,25 +40,6 @@ def test_intervals_of_extrapolation_are_percentiles_of_refits(monkeypatch: pytes
     low, high = np.quantile(bits_of_refits, [0.025, 0.975])
     assert (found.exposures["a"].low, found.exposures["a"].high) == pytest.approx((low, high))
     assert found.p_value == 0.25
-
-
-@pytest.mark.parametrize("alpha", [-3.0, 0.0, 0.7, 20.0])
-def test_skew_normal_densities_are_scipys(alpha: float) -> None:
-    found, x = extrapolation.SkewNormal(alpha, 30, 5), np.array([15.0, 22.0, 30.0, 31.0, 44.0])
-    np.testing.assert_allclose(found.log_density(x), skewnorm.logpdf(x, alpha, 30, 5), rtol=1e-9)
-    np.testing.assert_allclose(found.cdf(x), skewnorm.cdf(x, alpha, 30, 5), atol=1e-9)
-
-
-@pytest.mark.parametrize("skew", [0.05, 0.5, -0.9])
-def test_distributions_of_moments_have_them(skew: float) -> None:
-    found = extrapolation._of_moments(skew)
-    moments = skewnorm.stats(found.alpha, found.location, found.scale, moments="mvs")
-    assert [float(moment) for moment in moments] == pytest.approx([0, 1, skew], abs=1e-9)
-
-
-def test_mills_ratios_are_of_density_and_distribution() -> None:
-    x = np.array([-20.0, -1.5, 0.0, 2.0])
-    np.testing.assert_allclose(extrapolation._mills(x), np.exp(norm.logpdf(x) - norm.logcdf(x)), rtol=1e-9)
 
 
 @pytest.mark.parametrize("alpha", [-4.0, 2.0])
@@ -225,49 +193,6 @@ def test_defaults_are_those_of_the_pages() -> None:
     assert (importance_sampling.KEPT, importance_sampling.LEAST, extrapolation.FEWEST) == (0.2, 0.01, 20)
 
 
-def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
-    """In float64 by numpy: exp(mu.d) (1 + d'Sd phi(-+m)) times the cloud's sum at the center, beside summed words."""
-    rng, loose = stream(5, "vectors"), 1e-4
-    weight, bias = rng.normal(size=(12, 3)), rng.normal(size=12)
-    near, far = (
-        rng.normal(size=3) + 0.1 * rng.normal(size=(4, 3)),
-        rng.normal(size=(6, 3)) * [[0.5], [1], [2], [5], [20], [60]],
-    )
-    center = near.mean(0)
-    likely = scipy.special.softmax(near @ weight.T + bias, axis=1).mean(0)
-    mean = likely @ weight
-    summed = {*np.argsort(-likely)[:3].tolist(), int(np.linalg.norm(weight - mean, axis=1).argmax())}
-    rest = [word for word in range(12) if word not in summed]
-    at_center = (weight @ center + bias)[rest]
-    share = scipy.special.softmax(at_center)
-    mu = share @ weight[rest]
-    around = weight[rest] - mu
-    covariance, radius = (around.T * share) @ around, np.linalg.norm(around, axis=1).max()
-    tensors = [torch.from_numpy(part) for part in (weight, bias, near, likely)]
-    found = random_sampling.OutputBounds(tensors[0], tensors[1], tensors[2], tensors[3], summed=4)
-    assert found.summed.tolist() == sorted(summed)
-    lows, highs = found.log_sum_exp(torch.from_numpy(far))
-    for output, low, high in zip(far, lows.tolist(), highs.tolist(), strict=True):
-        away = output - center
-        most, variance = radius * np.linalg.norm(away) * (1 + loose), away @ covariance @ away
-        base = scipy.special.logsumexp(at_center) + mu @ away
-        own = scipy.special.logsumexp([weight[word] @ output + bias[word] for word in summed])
-        below = base + math.log1p(variance * (1 - loose) * (math.exp(-most) - 1 + most) / most**2)
-        above = base + most
-        if most <= 50:
-            above = base + math.log1p(variance * (1 + loose) * (math.exp(most) - 1 - most) / most**2)
-        assert (low, high) == pytest.approx((np.logaddexp(own, below), np.logaddexp(own, above)), rel=1e-9)
-    rows, words = torch.tensor([0, 5, 2]), torch.tensor([3, 0, 11])
-    logits = found.logits_at_most(torch.from_numpy(far), rows, words).tolist()
-    for row, word, logit in zip(rows.tolist(), words.tolist(), logits, strict=True):
-        away = far[row] - center
-        distance = np.linalg.norm(away) * np.linalg.norm(weight[word] - mu) * (1 + loose)
-        assert logit == pytest.approx((weight @ center + bias)[word] + distance + mu @ away, rel=1e-9)
-    size = np.linalg.norm(far, axis=1) * np.linalg.norm(weight, axis=1).max() + np.abs(bias).max()
-    units = found.rounding(torch.from_numpy(far)) * 2.0**52
-    assert units.tolist() == pytest.approx((64 * size + 2 * 4).tolist(), rel=1e-9)  # 12 has four binary digits
-
-
 def test_refits_center_on_the_fit() -> None:
     """Of a million values the bins' width of 0.012 standard deviations must not move the refits."""
     fitted = extrapolation.SkewNormal(2.0, 50.0, 4.0)
@@ -306,11 +231,6 @@ def test_shares_without_a_pilot_are_a_tenth_of_uniform_samples_and_the_model(mon
     template = Template(((1, 2, 4), (0, 3, 5, 6)))
     importance_sampling.space_exposures(TableModel(3, 6), torch.tensor([7]), torch.tensor([[1, 3]]), template, 9, 0)
     assert shares == [{0.0: 0.1, 1.0: 0.9}]
-
-
-def test_calibrated_exposures_are_of_the_rank_among_references() -> None:
-    assert calibrated.Calibrated(-1.5, 4, 1_023).exposure == 8
-    assert calibrated.Calibrated(-1.5, 1_024, 1_023).exposure == 0
 
 
 def test_a_search_that_reads_nothing_has_the_answer_of_five_beams() -> None:

@@ -1,13 +1,12 @@
 """Ranks and ties where the costs of references are exact, and the memory that references take."""
 
-import math
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from memorization.oracle import LAYOUT, Oracle, all_phrases, decide, random_model, rank
+from memorization.oracle import LAYOUT, all_phrases, random_model
 from memorization.table_model import TableModel
 
 from flsim.measures.memorization import random_sampling
@@ -39,28 +38,6 @@ def test_references_at_their_bound_count() -> None:
         bounds_ = torch.full_like(scores, bound)
         found = count_at_most(model, state, log_probs, continuations, bounds_)
         assert found == int((scores <= bound).sum())
-
-
-@pytest.mark.parametrize("rows", [1, 3, 1_000])
-@pytest.mark.parametrize("wide", [0.0, math.inf])
-def test_ranks_by_bounds_are_those_of_the_equations(rows: int, wide: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All 64 continuations of three words, whose tree is walked a few nodes at a time or in whole.
-
-    What bounds leave open is scored in full, but for copies of the canary.
-    """
-    monkeypatch.setattr(random_sampling, "rows_at_once", lambda values: rows)
-    monkeypatch.setattr(random_sampling, "SUMMED", 3)
-    monkeypatch.setattr(random_sampling, "WIDE", wide)
-    model, prefix, phrases = random_model(7), torch.tensor([LAYOUT.bos]), all_phrases(3)
-    scores, among = Oracle(model).scores((LAYOUT.bos,), phrases), torch.tensor(phrases)
-    for own in (0, 13, 40, 63):
-        assert rank(model, prefix, among[own], among) == 1 + (scores <= scores[own] + 1e-9).sum()
-        canary = random_sampling._Canary(random_sampling.RandomSampler(model, among), prefix, among[own])
-        assert canary.score_open([among[:9], among[9:]]) == (scores <= scores[own] + 1e-9).sum()
-        assert canary.score_open([among[own].expand(2, -1)]) == 2
-        others = among[torch.arange(64) != own]
-        is_best = bool(scores[own] == scores.min())
-        assert decide(model, prefix, among[own], others) == is_best
 
 
 def test_references_are_sifted_where_the_model_tells_its_logits() -> None:

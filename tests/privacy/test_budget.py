@@ -1,6 +1,5 @@
 """A run ends before the round that would exceed privacy.max_epsilon, and a resume does not pass it either."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,18 +51,6 @@ def test_a_run_ends_within_its_budget_says_so_and_a_resume_trains_no_further(exp
     shorter = load_config(experiment.config, (*NOISY, f"privacy.max_epsilon={spent(1)}", "training.rounds=9"))
     with pytest.raises(InputError, match="2 rounds are trained already, and the settings have 1"):
         Run.reopen(shorter, run.path)
-
-
-@pytest.mark.slow
-def test_a_command_says_where_it_ends(experiment: Experiment) -> None:
-    overrides = (*NOISY, f"privacy.max_epsilon={spent(2)}", "training.rounds=3", "system.shards=1")
-    settings = [argument for one in overrides for argument in ("--set", one)]
-    first = experiment.flsim("run", experiment.config, "--out", "run", *settings)
-    again = experiment.flsim("run", experiment.config, "--out", "run", *settings, "--resume")
-    for ended in (first, again):
-        assert "training ends after round 2 of 3, because round 3 would exceed this epsilon" in ended.stderr
-    about = json.loads((experiment.folder / "run" / "run.json").read_text())
-    assert (about["status"], about["round"], about["rounds"]) == ("completed", 2, 2)
 
 
 def test_a_simulation_ends_there_too(experiment: Experiment, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Correlated noise: coefficients and costs against enumeration and peers, streams against dense solves."""
+"""Correlated noise: sensitivities against enumeration, costs against peers, streams against dense solves."""
 
 import itertools
 import json
@@ -89,25 +89,13 @@ def test_sensitivity_of_the_square_root(rounds: int, times: int, separation: int
     assert by_enumeration(dense, replace(participation, times=min(times, rounds))) == pytest.approx(found, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("rounds", "loss"), [(100, 2.5314), (784, 3.1875), (1_000, 3.265), (2_000, 3.4857), (7_840, 3.9205), (10**5, 4.731)]
-)
+@pytest.mark.parametrize(("rounds", "loss"), [(100, 2.5314), (7_840, 3.9205)])
 def test_losses_of_the_square_root(rounds: int, loss: float) -> None:
     """Fichtenberger, Henzinger and Upadhyay (2023): the error and the squared sensitivity are both sum c_i^2."""
     coefficients, inverse = square_root_coefficients(rounds), inverse_square_root_coefficients(rounds)
     assert math.sqrt(error_of(inverse)) * np.linalg.norm(coefficients) == pytest.approx(loss, abs=1e-3)
     assert np.square(coefficients).sum() == pytest.approx(loss, abs=1e-3)
     assert inverse[:5].tolist() == [1, -1 / 2, -1 / 8, -1 / 16, -5 / 128]  # jax_privacy's test of BISR
-
-
-def test_a_buffered_toeplitz_of_google() -> None:
-    """google-deepmind/jax_privacy, tests/matrix_factorization/buffered_toeplitz_test.py, 10^5 rounds."""
-    coefficients, inverse = blt_coefficients(
-        np.array([0.0122853238, 0.1878393665]), np.array([0.9999528892, 0.9857068667]), 10**5
-    )
-    sensitivity = sensitivity_of_toeplitz(coefficients, ONCE)
-    assert (sensitivity**2, error_of(inverse)) == pytest.approx((4.1668, 6.7331), abs=1e-4)
-    assert math.sqrt(error_of(inverse)) * sensitivity == pytest.approx(5.2967, abs=1e-4)
 
 
 @pytest.mark.parametrize(("rounds", "bands", "loss"), [(100, 4, 5.32476445103614), (200, 16, 4.302031853793786)])
@@ -172,23 +160,6 @@ def test_a_stream_is_a_dense_solve(name: str) -> None:
     np.testing.assert_allclose(drawn(name, rounds), np.linalg.solve(noisy.matrix(rounds), independent), atol=1e-10)
     assert (np.triu(noisy.matrix(rounds), 1) == 0).all()
     assert (np.diag(noisy.matrix(rounds)) == 1).all()
-
-
-@pytest.mark.parametrize("name", [name for name in PROCESSES if '"bands": 1' not in name])
-def test_the_covariance_of_noise_is_that_of_the_matrix_and_not_of_its_transpose(name: str) -> None:
-    """40,000 values of 6 rounds: covariances deviate from (C^T C)^-1 by less than 5 of their standard deviations, and
-    from (C C^T)^-1, which a transposed factor would give, by more than 10."""
-    rounds, values = 6, 40_000
-    sample = drawn(name, rounds, seed=1, shapes={"a": torch.Size([values])})
-    found, matrix = sample @ sample.T / values, process(name).matrix(rounds)
-
-    def deviation(of: Floats) -> float:
-        expected = np.linalg.inv(of.T @ of)
-        spread = np.sqrt((np.outer(np.diag(expected), np.diag(expected)) + expected**2) / values)
-        return float((abs(found - expected) / spread).max())
-
-    assert deviation(matrix) < 5
-    assert deviation(matrix.T) > 10
 
 
 @pytest.mark.parametrize(("multiplier", "expected"), [(1.0, 5.3493), (5.0, 0.9318), (7 / 3, 2.1073)])
@@ -264,9 +235,7 @@ def test_a_name_holds_all_that_the_noise_depends_on() -> None:
     ("settings", "message"),
     [
         ({"noise": "banded"}, 'noise "banded" has bands, found none'),
-        ({"noise": "banded", "noise_options": {"bands": 0}}, "bands must be at least 1, found 0"),
         ({"noise": "banded", "noise_options": {"bands": 2, "rounds": 9}}, "has bands, found bands, rounds"),
-        ({"noise": "tree", "noise_options": {"bands": 2}}, 'noise "tree" has none, found bands'),
         ({"noise": "blt", "noise_options": {"buffers": 1.5}}, "buffers must be an integer, found 1.5"),
         ({"noise": "tree", "target_quantile": 0.5}, "an adaptive clip needs independent noise"),
     ],
@@ -303,18 +272,13 @@ def test_the_identity_matrix_is_dp_fedavg_bit_for_bit(experiment: Experiment) ->
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("banded", {"bands": 4}), ("blt", {"buffers": 2}), ("tree", {}), ("banded-inverse", {"bands": 3})],
+    [("banded", "{bands = 4}"), ("blt", "{buffers = 2}"), ("tree", "{}"), ("banded-inverse", "{bands = 3}")],
 )
-def test_a_run_resumes_to_the_same_bits(experiment: Experiment, name: str, options: dict[str, int]) -> None:
+def test_a_run_resumes_to_the_same_bits(experiment: Experiment, name: str, options: str) -> None:
     overrides = (
-        "training.rounds=7",
-        "training.sampler=min-separation",
-        "training.sampler_options={separation = 4}",
-        "privacy.mechanism=dp",
-        "privacy.clip=0.5",
-        "privacy.noise_multiplier=1.0",
-        f"privacy.noise={name}",
-        f"privacy.noise_options={{{', '.join(f'{key} = {value}' for key, value in options.items())}}}",
+        *("training.rounds=7", "training.sampler=min-separation", "training.sampler_options={separation = 4}"),
+        *("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=1.0", f"privacy.noise={name}"),
+        f"privacy.noise_options={options}",
     )
     run = Run.create(load_config(experiment.config, overrides), experiment.folder / "run")
     whole = list(run.training().states(run.training().first_state(), 7))

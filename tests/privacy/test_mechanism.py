@@ -1,4 +1,4 @@
-"""The mechanism against its laws: sensitivity, the noise's distribution, and the clip's fixed point."""
+"""The mechanism against its laws: sensitivity, the noise's distribution, and refused settings."""
 
 import math
 from dataclasses import replace
@@ -111,34 +111,6 @@ def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
     assert abs(counts[1] - counts[2]) in (0.0, 1.0)
 
 
-def follow(hparams: PrivacyHParams, rounds: int, cohort: int = 1_000) -> list[float]:
-    """The clip over rounds where the users' norms are 0.01, 0.02, ..., 10: the quantile gamma is 10 gamma."""
-    norms = np.arange(1, cohort + 1) * 10 / cohort
-    clips = [0.1]
-    for round_ in range(rounds):
-        within = int((norms <= clips[-1]).sum())
-        clips.append(next_clip(clips[-1], within, cohort, hparams, cohort, 0, round_))
-    return clips
-
-
-@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
-def test_the_clip_converges_to_the_quantile(quantile: float) -> None:
-    """Near C = 10 gamma a deviation of log C shrinks by 1 - eta gamma a round; the steps of the norms leave 0.01."""
-    clips = follow(PrivacyHParams("clip", clip=0.1, target_quantile=quantile), rounds=400)
-    assert clips[-1] == pytest.approx(10 * quantile, abs=0.02)
-    assert clips[1] == pytest.approx(0.1 * math.exp(-0.2 * (0.01 - quantile)), rel=1e-12)  # ten of 1,000 are within 0.1
-
-
-def test_with_noise_the_clip_stays_near_the_quantile() -> None:
-    """log C is autoregressive of factor 0.9 with innovations of deviation 0.2 x 50 / 1,000 = 0.01, so of deviation
-    0.01 / sqrt(1 - 0.81) = 0.023, and the mean over 2,000 rounds of deviation 0.01 / 0.1 / sqrt(2,000) = 0.0022. Six
-    and five deviations: false alarms below one in a million."""
-    logs = np.log(follow(ADAPTIVE, rounds=2_100)[100:]) - math.log(5)
-    assert np.abs(logs).max() < 6 * 0.023
-    assert abs(logs.mean()) < 5 * 0.0022 + 0.001  # and the curvature of the logarithm, 0.023^2 or so
-    assert logs.std() == pytest.approx(0.023, rel=0.25)
-
-
 def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
     """b = 1/2 without noise; with gamma = 1/2 the clip stays, and a fixed one stays always."""
     assert next_clip(0.3, 0, 0, PrivacyHParams("clip", clip=0.3, target_quantile=0.5), 10, 0, 0) == 0.3
@@ -150,14 +122,8 @@ def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"mechanism": "dp", "clip": 0.2, "noise_multiplier": -1.0},
-            "noise_multiplier must be finite and at least 0, found -1",
-        ),
-        (
-            {"mechanism": "dp", "clip": 0.2, "noise_multiplier": math.nan},
-            "noise_multiplier must be a finite number",
-        ),
+        ({"mechanism": "dp", "clip": 0.2, "noise_multiplier": -1.0}, "must be finite and at least 0, found -1"),
+        ({"mechanism": "dp", "clip": 0.2, "noise_multiplier": math.nan}, "must be a finite number"),
         ({"mechanism": "dp", "clip": 0.2}, '"dp" needs noise_multiplier above 0, found 0; without noise, use "clip"'),
         ({"mechanism": "dp", "noise_multiplier": 1.0}, '"dp" needs a clip; set privacy.clip'),
         ({"mechanism": "clip"}, '"clip" needs a clip'),
@@ -165,7 +131,6 @@ def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
         ({"mechanism": "clip", "clip": 0.2, "noise_multiplier": 1.0}, '"clip" adds no noise; remove noise_multiplier'),
         ({"mechanism": "clip", "clip": 0.2, "target_quantile": 0.5, "count_noise": 1.0}, '"clip" adds no noise'),
         ({"clip": 0.2}, 'mechanism "none" does not clip updates; remove clip'),
-        ({"target_quantile": 0.5}, 'mechanism "none" does not clip updates'),
         ({"noise_multiplier": 1.0}, 'mechanism "none" adds no noise'),
         (
             {"mechanism": "dp", "clip": 0.2, "noise_multiplier": 1.0, "count_noise": 2.0},

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
-from helpers import Experiment, assert_same, killed_and_whole
+from helpers import Experiment
 
 import flsim
 from flsim.algorithms.checkpoint import digest_of
@@ -29,7 +29,6 @@ from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.central import CentralTraining
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.state import State
-from server.verify import verify
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
 OWN, SETTINGS = (DOCUMENT.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "toml"))
@@ -136,8 +135,6 @@ def test_what_is_stated_is_accounted_and_shown(experiment: Experiment, own: Path
     training = run.training()
     *_, state = training.states(training.first_state(), 3)
     saved = run.save(state)
-    unevaluated = experiment.call("privacy", "run", check=False)
-    assert (unevaluated.returncode, unevaluated.stderr.count("\n")) == (2, 1)
     evaluate_checkpoint(run.path, saved)
     (convention,) = (of for of in CONVENTIONS if of.name == "replace-one-rdp")
     expected = epsilon_of(SelfComposedDpEvent(GaussianDpEvent(0.5), 3), run.delta, convention)
@@ -148,11 +145,7 @@ def test_what_is_stated_is_accounted_and_shown(experiment: Experiment, own: Path
     assert [(line["convention"], line["sampler"]) for line in lines] == [("own-replace-one-rdp", "Turns")]
     assert lines[0]["epsilon"] == expected
     plan = ("--users", "24", "--cohort", "6", "--rounds", "3", "--delta", "0.004", "--sampler", f"{own}:Turns")
-    printed = experiment.call("privacy", *plan, "--noise-multiplier", "2").stdout
-    assert "Turns" in printed
-    assert "poisson" not in printed
-    refused = experiment.call("trace", "run", check=False)
-    assert refused.returncode == 2
+    assert "Turns" in experiment.call("privacy", *plan, "--noise-multiplier", "2").stdout
     (copy,) = (run.path / "code").iterdir()
     copy.write_text(OWN + "# another version\n")
     refused = experiment.call("privacy", "run", check=False)
@@ -197,45 +190,18 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
     ("old", "new", "message"),
     [
         ("return mechanism", "return type(mechanism).no", r"my_privacy\.py:\d+: AttributeError: .*'no'"),
-        (
-            "np.sort(order[places])",
-            "order[places]",
-            "round 1 did not draw a cohort of 5 to 5 users; return distinct numbers",
-        ),
-        ("np.sort(order[places])", "np.sort(order[places]) + 24", "round 1 did not draw a cohort of 5 to 5 users"),
+        ("np.sort(order[places])", "order[places]", "round 1 did not draw a cohort of 5 to 5 users; return distinct"),
         ("draw(self, seed, round_, population)", "draw(self, seed)", r"it needs draw\(seed, round_, population\)"),
-        ("def draw", "def drew", r"abstract method '?draw'?; it needs draw\("),
         ("class Turns(Sampler)", "class Turns", r"is not a subclass of flsim\.privacy\.sampling\.Sampler; derive it"),
-        (EVENT, "    nothing = None", rf"^{FOLDER}/my_privacy\.py:Turns: "),
         ("return mechanism", "return 3", rf"^{FOLDER}/my_privacy\.py:Turns: event returned 3; return an event of"),
         (STATED, "return 3", rf"^{FOLDER}/my_privacy\.py:TakenBack: event returned 3; return an event of"),
         (STATED, "return None", rf"^{FOLDER}/my_privacy\.py:TakenBack: this noise has no privacy event"),
-        (
-            'stream(seed, "turns")',
-            UNSEEDED,
-            rf"^{FOLDER}/my_privacy\.py:Turns: the cohort differs between two calls for round 1",
-        ),
-        (
-            "fresh = self.fresh(round_)",
-            RANDOM,
-            rf"^{FOLDER}/my_privacy\.py:TakenBack: the noise differs between two calls",
-        ),
-        (
-            "return {name: fresh[name] -",
-            "return {name: math.nan * fresh[name] -",
-            "TakenBack: 'noise' has values that",
-        ),
-        (
-            '{"before": fresh}',
-            '{"before": {name: x / 0 for name, x in fresh.items()}}',
-            "'before' has values that are",
-        ),
+        ('stream(seed, "turns")', UNSEEDED, "Turns: the cohort differs between two calls for round 1"),
+        ("fresh = self.fresh(round_)", RANDOM, "TakenBack: the noise differs between two calls"),
+        ("return {name: fresh[name] -", "return {name: math.nan * fresh[name] -", "'noise' has values that"),
         (STATED, "return Unknown()", "dp_accounting's rdp refuses"),
         ('{"before": fresh}', "{}", r"a round changes the slots \['before'\] into \[\]; keep the same slots"),
         ('{"before": fresh}', '{"before": {}}', "'before' must hold tensors with the names and shapes"),
-        ('return {"before": {name', 'return {"be/fore": {name', "'be/fore' must hold tensors"),
-        ("next(self, state, round_)", "next(self, state)", r"it needs next\(state, round_\)"),
-        ("class TakenBack(Noise)", "class TakenBack", r"is not a subclass of flsim\.privacy\.noise\.Noise; derive it"),
     ],
 )
 def test_what_is_wrong_is_known_before_training(
@@ -254,7 +220,6 @@ def test_what_is_wrong_is_known_before_training(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("fresh = self.fresh(round_)", "fresh = self.fresh(round_ // (2 - round_))", "ZeroDivisionError"),
         ("places = np", "population //= 2 - round_; places = np", "ZeroDivisionError"),
         ("fresh[name] -", "fresh[name] / (2 - round_) -", "'noise' has values that are not finite"),
     ],
@@ -275,10 +240,7 @@ def test_what_does_not_go_together_is_refused(experiment: Experiment, own: Path)
     process, users = f"{own}:TakenBack", planted(experiment)
     with pytest.raises(InputError, match=r'"clip" adds no noise; remove privacy\.noise'):
         PrivacyHParams("clip", clip=0.5, noise=process)
-    with pytest.raises(InputError, match="an adaptive clip needs independent noise"):
-        PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0, target_quantile=0.5, noise=process)
-    with pytest.raises(InputError, match=r"noise must be one of independent, .*, found 'pink'"):
-        PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0, noise="pink")
+
     with pytest.raises(InputError, match=r"privacy\.noise is for users' updates"):
         CentralTraining(users.users, CentralHParams(), 0, privacy=algorithm(own).privacy, model=MODEL)
     own.write_text(OWN.replace(EVENT, ""))
@@ -297,20 +259,3 @@ def test_sizes_may_differ_where_the_sampler_says_so(experiment: Experiment, own:
     assert isinstance(training, FederatedTraining)
     assert [len(training.cohort(round_)) for round_ in range(6)] == [5, 4, 3, 2, 1, 0]
     assert training.cohort(0).dtype == np.int64
-
-
-@pytest.mark.nightly  # that both resume from a checkpoint is tested above without Ray
-def test_a_killed_run_resumes_to_the_same_bits_and_is_verified(experiment: Experiment, own: Path) -> None:
-    """On Ray; another version of the file is refused."""
-    settings = (*OVERRIDES, "training.rounds=12", "evaluation.every=12", "system.checkpoint_every=2")
-    options = tuple(part for text in settings for part in ("--set", text))
-    killed, whole = killed_and_whole(experiment, *settings)
-    assert_same(killed, whole)
-    assert verify(Run.open(whole), 12).differs is None
-    own.write_text(OWN + "# another version\n")
-    done = experiment.call("run", experiment.config, "--out", "killed", *options, "--resume", check=False)
-    assert done.returncode == 2
-    assert "was started with another version of" in done.stderr
-    table = experiment.call("table", "whole").stdout
-    assert "DP-FedAvg, S=0.5, z=2, TakenBack, b_u=6, Turns" in table
-    assert "own-replace-one-rdp" in table

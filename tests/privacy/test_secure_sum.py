@@ -36,14 +36,6 @@ def test_noise_has_the_probabilities_of_skellam() -> None:
     assert not np.array_equal(noise, process.integers(0.5, 1)["a"].numpy())
 
 
-def test_the_noise_of_five_users_is_one_noise_of_the_summed_variance() -> None:
-    values = np.arange(-60, 61)
-    one = total = pmf(values, 4.0 / 5)
-    for _ in range(4):
-        total = np.convolve(total, one, "same")
-    np.testing.assert_allclose(total, pmf(values, 4.0), atol=1e-14)
-
-
 def test_rounding_has_the_probabilities_of_independent_coins_within_the_norm() -> None:
     """(1.2, 0.3) becomes (2, 1) with probability 0.2 x 0.3, but its norm exceeds 2, so the other three share it."""
     update = {"a": torch.tensor([0.6], dtype=torch.float64), "b": torch.tensor([[0.15]], dtype=torch.float64)}
@@ -152,13 +144,8 @@ def test_shards_change_no_bit_and_the_ledger_composes_the_rounds_of_a_user(exper
 
 def test_a_run_logs_the_wraps_of_its_rounds(experiment: Experiment, flsim: Flsim) -> None:
     settings = (
-        "training.rounds=2",
-        "training.sampler=round-robin",
-        "privacy.mechanism=dp",
-        "privacy.clip=0.5",
-        "privacy.noise_multiplier=2.0",
-        "privacy.noise=skellam",
-        "privacy.noise_options={steps=60, bits=8}",
+        *("training.rounds=2", "training.sampler=round-robin", "privacy.mechanism=dp", "privacy.clip=0.5"),
+        *("privacy.noise_multiplier=2.0", "privacy.noise=skellam", "privacy.noise_options={steps=60, bits=8}"),
     )
     options = [part for setting in settings for part in ("--set", setting)]
     code, _, err = flsim("run", experiment.config, "--out", experiment.folder / "run", "--in-process", *options)

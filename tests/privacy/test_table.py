@@ -1,15 +1,19 @@
-"""The table of conventions: narrow, complete, and honest about what is missing."""
+"""The table of conventions, what is stated of a run's privacy, and calibration, which inverts epsilon."""
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
-from flsim.privacy.conventions import CONVENTIONS, PAPER, REFUSED, conventions_of
-from flsim.privacy.ledger import Entry, Ledger, epsilon
-from flsim.privacy.table import Line, calibrated, report, to_text
+from flsim.privacy.conventions import CONVENTIONS, PAPER, conventions_of
+from flsim.privacy.ledger import Entry, Ledger, epsilon, note, sentence, spent
+from flsim.privacy.table import TOLERANCE, Line, calibrate, calibrated, report, to_text
 
+BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 FIXED, POISSON = Entry("fixed-size", 1_000, 10, 1.0, 20), Entry("poisson", 1_000, 10, 1.0, 20)
 
 
@@ -64,23 +68,76 @@ def test_noise_is_shown_instead_of_epsilon() -> None:
     assert row.split()[-1] == "1.235*"  # four digits, rounded up: epsilon is reached
 
 
-@pytest.mark.parametrize("value", [None, 1e-9, 99_999.5, math.inf])
-def test_the_table_fits_a_terminal_and_marks_the_paper(value: float | None) -> None:
-    """The table of `flsim privacy` for both usual samplers, and that of every other sampler."""
-    others = {one.sampler for one in (*CONVENTIONS, *REFUSED)} - {"fixed-size", "poisson"}
-    for sampler in others:
-        of_other = to_text([Line(convention, value) for convention in conventions_of(sampler)])
-        assert max(map(len, of_other.splitlines())) <= 80
-    of_both = (*conventions_of("fixed-size"), *conventions_of("poisson"))
-    text = to_text([Line(convention, value) for convention in of_both])
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.isascii()
-    marked = [row for row in text.splitlines()[1 : 1 + len(of_both)] if row.endswith("*")]
-    assert len(marked) == 1
-    assert "mironov-proposition-3" in marked[0]
-    assert "\n* the paper's own" in text
-
-
 def test_an_empty_ledger_is_refused() -> None:
     with pytest.raises(InputError, match="no round is completed"):
         report(Ledger.zero(), 1e-4)
+
+
+def ledger_of(sampler: str) -> Ledger:
+    return Ledger((Entry(sampler, 316, 32, 2.0, 13),))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "names"), [("fixed-size", ["paper", "replace-one-rdp"]), ("poisson", ["poisson-rdp"])]
+)
+def test_the_sampler_that_ran_decides_the_conventions(sampler: str, names: list[str]) -> None:
+    found = spent(ledger_of(sampler), sampler, 1e-3)
+    assert list(found) == names
+    assert all(value == epsilon(ledger_of(sampler), 1e-3, BY_NAME[name]) for name, value in found.items())
+    with pytest.raises(InputError, match="choose a convention for that sampler"):
+        spent(ledger_of(sampler), "poisson" if sampler == "fixed-size" else "fixed-size", 1e-3)
+
+
+def test_the_sentence_says_what_each_number_means() -> None:
+    text = sentence({"paper": 5.6234, "replace-one-rdp": 28.53}, "fixed-size", 1e-7)
+    for part in ("user-level", "delta 1e-07", "epsilon 5.62", "paper: replace-one", "epsilon 28.5", "sensitivity 2S"):
+        assert part in text
+    assert "record-level" in sentence({"poisson-rdp": 3.151}, "poisson", 1e-7, "record")
+    assert note({"poisson-rdp": 3.151}, "record") == "record-level epsilon 3.15 (poisson-rdp)"
+    assert note({"paper": 5.6234, "replace-one-rdp": 28.53}) == "epsilon 5.62 (paper), epsilon 28.5 (replace-one-rdp)"
+
+
+CHECKED = (
+    *("paper", "poisson-rdp"),
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("poisson-pld", "poisson-prv-opacus")),
+)
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_the_noise_is_enough_and_hardly_more(name: str) -> None:
+    convention, target = BY_NAME[name], 3.0
+    planned = Entry(convention.sampler, 10_000, 100, 0.0, 300)
+    noise = calibrate(planned, target, 1e-6, convention)
+
+    def cost(multiplier: float) -> float:
+        return epsilon(Ledger((replace(planned, noise_multiplier=multiplier),)), 1e-6, convention)
+
+    assert cost(noise) <= target < cost(noise / (1 + TOLERANCE))
+
+
+@settings(max_examples=4)
+@given(noise=st.floats(0.6, 20), rounds=st.integers(1, 10_000), guess=st.floats(0.05, 50))
+def test_calibration_inverts_epsilon_from_any_guess(noise: float, rounds: int, guess: float) -> None:
+    convention = BY_NAME["poisson-rdp"]
+    planned = Entry("poisson", 10_000, 100, noise, rounds)
+    target = epsilon(Ledger((planned,)), 1e-6, convention)
+    assert calibrate(planned, target, 1e-6, convention, guess) == pytest.approx(noise, rel=2 * TOLERANCE)
+
+
+def test_an_epsilon_below_what_the_conversion_can_say_is_refused() -> None:
+    """Mironov's Proposition 3 adds log(1 / delta) / (order - 1): at orders to 1,024 and delta 1e-7 at least 0.0157."""
+    with pytest.raises(InputError, match=r'"paper": no noise multiplier gives epsilon 0\.01'):
+        calibrate(Entry("fixed-size", 100, 100, 0.0, 1), 0.01, 1e-7, PAPER)
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
+def test_the_target_is_positive_and_finite(target: float) -> None:
+    with pytest.raises(InputError, match="epsilon must be finite and at least 1e-06"):
+        calibrate(Entry("fixed-size", 100, 10, 0.0, 1), target, 1e-7, PAPER)
+
+
+def test_the_table_marks_the_papers_convention() -> None:
+    text = to_text([Line(one, 1.0) for one in (*conventions_of("fixed-size"), *conventions_of("poisson"))])
+    (marked,) = (row for row in text.splitlines() if row.endswith("*"))
+    assert "mironov-proposition-3" in marked
+    assert max(map(len, text.splitlines())) <= 80

@@ -1,7 +1,6 @@
 """`flsim reveal` of real runs: its sums are those of training, its rows follow from its targets; refusals."""
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from training_oracle import train_cohort
 import flsim as api
 from flsim.algorithms import checkpoint
 from flsim.algorithms.rounds import FederatedTraining
-from flsim.attacks.reveal.reveal import RevealHParams, _means, _Round
+from flsim.attacks.reveal.reveal import RevealHParams, _Round
 from flsim.attacks.reveal.sums import CLIPPED, NOISED, PLAIN, flattened, requests_of_users, sum_of_user, sums_by_size
 from flsim.base.statistics import auroc, share_interval
 from flsim.models.architectures import build
@@ -30,7 +29,7 @@ def state_after(run: Run, round_: int) -> State:
     return run.load(run.path / "checkpoints" / checkpoint.checkpoint_name(round_))
 
 
-@pytest.mark.parametrize("overrides", [(), CLIP, DP, ("model.architecture='transformer'", *DP)])
+@pytest.mark.parametrize("overrides", [(), ("model.architecture='transformer'", *DP)])
 def test_the_sum_over_all_users_moves_the_model_as_training_did(
     trained_here: Trained, overrides: tuple[str, ...]
 ) -> None:
@@ -46,7 +45,7 @@ def test_the_sum_over_all_users_moves_the_model_as_training_did(
     before, after = state.params, state_after(attacked.run, 3).params
     moved = flattened({name: after[name].double() - before[name].double() for name in before})
     torch.testing.assert_close(view.vector / divisor, moved, rtol=1e-3, atol=1e-6)
-    assert view.key["view"] == (NOISED if overrides[-2:] == DP[-2:] else CLIPPED if overrides else PLAIN)
+    assert view.key["view"] == (NOISED if overrides else PLAIN)
 
 
 def test_a_user_trains_as_in_the_reference_engine(trained_here: Trained) -> None:
@@ -135,27 +134,20 @@ def test_a_private_run_with_every_part_of_a_state(trained_here: Trained) -> None
     assert noised["noise_multiplier"].unique() == pytest.approx((0.8**-2 - 4.0**-2) ** -0.5)
 
 
-@pytest.mark.parametrize("has_adapters", [False, True])
-def test_hugging_face_models(experiment: Experiment, has_adapters: bool) -> None:
+def test_adapters_of_a_hugging_face_model(experiment: Experiment) -> None:
     settings = [f"model.config.{name}={json.dumps(value)}" for name, value in GPT2.items()]
-    lora = ["model.lora.rank=2"] if has_adapters else []
     config = experiment.config.read_text().replace("embedding = 8\nunits = 12", 'architecture = "hf"')
     experiment.config.write_text(config)
-    run = train_here(
-        experiment, [*settings, *lora, "model.config.n_positions=20", "training.rounds=2", "local.max_records=3"]
-    )
-    revealed = api.reveal(run, records=3, references=19)
-    assert ("words" in set(revealed.frame["subject"])) != has_adapters
-    assert {"record", "canary"} <= set(revealed.frame["subject"])
-    assert any("Words cannot be read" in note for note in revealed.notes) == has_adapters
+    changes = ("model.lora.rank=2", "model.config.n_positions=20", "training.rounds=2", "local.max_records=3")
+    revealed = api.reveal(train_here(experiment, [*settings, *changes]), records=3, references=19)
+    assert set(revealed.frame["subject"]) == {"record", "canary"}
+    assert any("Words cannot be read" in note for note in revealed.notes)
 
 
 def test_one_line_names_the_rounds_that_have_a_checkpoint(experiment: Experiment, flsim: Flsim) -> None:
     run = train_here(experiment, ["system.checkpoint_every=4", "evaluation.every=2"])
-    flsim("table", run)  # which reads what was printed before
-    code, out, error = flsim("reveal", run, "--round", 2)
-    assert (code, out) == (2, "")
-    assert error.count("\n") == 1
+    code, _, error = flsim("reveal", run, "--round", 2)
+    assert code == 2
     assert error.endswith("rounds that can be attacked: 1, 3\n")
     assert flsim("reveal", run, "--round", 5)[0] == 2
     assert api.reveal(run, records=1, references=1).frame["round"].unique() == [3]
@@ -167,10 +159,3 @@ def test_refusals(trained_here: Trained, flsim: Flsim) -> None:
     assert "has no clip" in error
     with pytest.raises(api.InputError, match="noise must be 0, or between"):
         api.reveal("run", noise=[1e-300])
-
-
-@pytest.mark.parametrize(("sums", "has_interval"), [(2, False), (3, True)])
-def test_few_sums_have_no_interval(sums: int, has_interval: bool) -> None:
-    row = _means(pd.DataFrame({"auroc": [0.6, 0.8, 0.7][:sums]}))
-    assert row["auroc"] == pytest.approx(0.7)
-    assert [math.isfinite(row[end]) for end in ("auroc_low", "auroc_high")] == [has_interval] * 2

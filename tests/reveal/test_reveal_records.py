@@ -1,6 +1,4 @@
-"""Records in sums: alignments by autograd, p-values by enumeration, and the false alarms of records outside."""
-
-from itertools import permutations
+"""Records in sums: alignments by autograd, candidates, and the false alarms of records outside."""
 
 import numpy as np
 import pytest
@@ -54,21 +52,8 @@ def test_the_record_of_a_sum_of_one_step_has_the_smallest_p_value() -> None:
     assert p_values(ranks_among(scores[:1], scores[1:]), 3).tolist() == [1 / 4]
 
 
-@pytest.mark.parametrize("scores", [[4.0, 3.0, 2.0, 1.0, 0.0], [2.0, 2.0, 1.0, 1.0, 1.0], [0.0] * 5])
-def test_p_values_are_exact_by_enumeration(scores: list[float]) -> None:
-    """Over all orders of a candidate and K references, P(p <= a) <= a, with equality at k / (K + 1) without ties."""
-    found = np.array(
-        [p_values(ranks_among(np.array(order[:1]), np.array(order[1:])), 4)[0] for order in permutations(scores)]
-    )
-    for rank in range(1, 6):
-        share = float((found <= rank / 5 + 1e-12).mean())
-        assert share <= rank / 5 + 1e-12
-        if len(set(scores)) == 5:
-            assert share == pytest.approx(rank / 5)
-
-
 def test_records_outside_the_cohort_raise_false_alarms_at_the_level(trained_here: Trained) -> None:
-    """200 draws of one candidate and 19 references: each p-value k / 20 is equally likely."""
+    """100 draws of one candidate and 9 references: each p-value k / 10 is equally likely."""
     run = Run.open(trained_here())
     users, state = run.users, run.training().first_state()
     cohort = np.arange(6)
@@ -76,12 +61,12 @@ def test_records_outside_the_cohort_raise_false_alarms_at_the_level(trained_here
     total = train_cohort(model, users, cohort.tolist(), LocalHParams(learning_rate=0.3), 0, 0)
     sums = {(6, 0): np.arange(users.user_offsets[6])}
     ranks = []
-    for draw in range(200):
-        one = record_candidates(users, cohort, sums, 1, 19, np.random.default_rng(draw))
+    for draw in range(100):
+        one = record_candidates(users, cohort, sums, 1, 9, np.random.default_rng(draw))
         scores = alignments(model, one.texts, users.layout, flattened(total.delta)[:, None])[:, 0]
         (outside,) = one.outside[6, 0].tolist()
         ranks.append(int(ranks_among(scores[[outside]], scores[len(one.names) :])[0]))
-    assert scipy.stats.chisquare(np.bincount(ranks, minlength=21)[1:]).pvalue > 0.01
+    assert scipy.stats.chisquare(np.bincount(ranks, minlength=11)[1:]).pvalue > 0.01
 
 
 def test_candidates_are_records_of_the_sum_and_of_users_outside_the_cohort(trained_here: Trained) -> None:

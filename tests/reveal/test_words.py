@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from populations import InMemory
+from scipy.stats import spearmanr
 from tiny_bases import GPT2, LLAMA
 from training_oracle import train_cohort
 
@@ -26,12 +27,9 @@ NOTHING = torch.zeros(VOCABULARY, dtype=torch.float64)
 
 
 def model_of(architecture: str, **settings: object) -> TrainableModel:
-    sizes = (
-        {}
-        if architecture == "hf"
-        else {"embedding": 8, "units": 12, "heads": 2 if architecture == "transformer" else 4}
-    )
-    return build(VOCABULARY, ModelHParams(architecture=architecture, **sizes, **settings)).initialize(0)  # type: ignore[arg-type]
+    sizes = {"embedding": 8, "units": 12, "heads": 2 if architecture == "transformer" else 4}
+    settings |= {} if architecture == "hf" else sizes
+    return build(VOCABULARY, ModelHParams(architecture=architecture, **settings)).initialize(0)  # type: ignore[arg-type]
 
 
 def update_of(model: TrainableModel, user: int, **hparams: object) -> Params:
@@ -127,17 +125,10 @@ def test_measures_are_their_definitions() -> None:
             for other in set(inside) - present
         ]
         assert found["auroc"] == pytest.approx(np.mean(pairs) if pairs else math.nan, nan_ok=True)
-        assert found["precision"] == pytest.approx(
-            len(guessed & present) / len(guessed) if guessed else math.nan, nan_ok=True
-        )
-        assert found["recall"] == pytest.approx(
-            len(guessed & present) / len(present) if present else math.nan, nan_ok=True
-        )
-        ranks = [
-            [float(sum(row < value) + sum(row == value) / 2) for value in row] for row in (scores[among], counts[among])
-        ]
-        spread = np.ptp(ranks[0]) * np.ptp(ranks[1])
-        expected = np.corrcoef(np.array(ranks))[0, 1] if spread else math.nan
+        for name, group in (("precision", guessed), ("recall", present)):
+            assert found[name] == pytest.approx(len(guessed & present) / len(group) if group else math.nan, nan_ok=True)
+        spread = np.ptp(scores[among]) * np.ptp(counts[among])
+        expected = spearmanr(scores[among], counts[among]).statistic if spread else math.nan
         assert found["spearman"] == pytest.approx(expected, nan_ok=True)
 
 

@@ -1,0 +1,47 @@
+"""Models with values that are not finite, which no search measures."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from memorization.oracle import LAYOUT, all_phrases, decide, random_model, rank
+
+from flsim.base.errors import Diverged
+from flsim.base.rng import stream
+from flsim.measures.memorization.beam_search import beam_search
+from flsim.measures.memorization.calibrated import calibrated_rank, mean_scores
+from flsim.measures.memorization.enumeration import enumerate_space
+from flsim.measures.memorization.generation import generate
+from flsim.measures.memorization.importance_sampling import space_exposures
+from flsim.measures.memorization.score import log_perplexity
+from flsim.measures.memorization.shortest_path import shortest_path
+from flsim.measures.memorization.template import Template
+from flsim.models.cifg import CIFGLanguageModel
+
+BOS, CANARY, AMONG = torch.tensor([LAYOUT.bos]), torch.tensor((1, 2, 3, 4)), torch.tensor(all_phrases(4))
+PHRASES = Template.words(LAYOUT, 4)
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda model: log_perplexity(model, BOS, AMONG),
+        lambda model: rank(model, BOS, CANARY, AMONG),
+        lambda model: decide(model, BOS, CANARY, AMONG),
+        lambda model: calibrated_rank(model, BOS, CANARY, AMONG, 1.0, mean_scores([random_model(1)], BOS, AMONG)),
+        lambda model: beam_search(model, BOS, PHRASES, 5),
+        lambda model: shortest_path(model, BOS, PHRASES),
+        lambda model: enumerate_space(model, BOS, CANARY, PHRASES),
+        lambda model: generate(model, BOS, PHRASES, 5, stream(0, "none")),
+        lambda model: space_exposures(model, BOS, CANARY[None], PHRASES, 1_000, 0),
+    ],
+)
+def test_a_model_with_nan_measures_nothing(measure: Callable[[CIFGLanguageModel], object]) -> None:
+    """NaN compares false with everything, so a naive rank would be 1."""
+    for parameter in ("output_bias", "embedding", "gate_bias"):
+        model = random_model(0)
+        with torch.no_grad():
+            model.get_parameter(parameter).view(-1)[-1] = math.nan
+        with pytest.raises(Diverged, match="not finite"):
+            measure(model)
