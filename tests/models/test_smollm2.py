@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import TINY, Experiment, final_params, rows
+from helpers import Experiment, final_params, rows
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -45,11 +45,35 @@ def test_a_pretrained_model_is_fine_tuned_and_measured(base: Path, tmp_path: Pat
         "data", "import", "posts.jsonl", "--user-column", "author", "--words-per-user", "40",
         "--words-per-record", "24", "--test", "0.1", "--tokenizer", "smollm2", "--out", "corpus",
     )  # fmt: skip
-    model = 'architecture = "hf"\npath = "smollm2"\nlora = { rank = 4, targets = ["q_proj", "v_proj"] }\n'
-    experiment.config.write_text(TINY.replace("embedding = 8\nunits = 12\n", model))
-    settings = ("training.rounds=1", "training.cohort=2", "local.learning_rate=0.01", "local.optimizer='adam'")
-    evaluation = ("evaluation.every=1", "evaluation.references=20", "evaluation.also=[]")
-    experiment.run("run", *settings, *evaluation, options=["--in-process"])
+    experiment.config.write_text(
+        """
+[data]
+corpus = "corpus"
+[canaries]
+insertions = [2]
+count = 2
+[model]
+architecture = "hf"
+path = "smollm2"
+[model.lora]
+rank = 4
+targets = ["q_proj", "v_proj"]
+[training]
+rounds = 1
+cohort = 2
+[local]
+batch_size = 4
+learning_rate = 0.01
+optimizer = "adam"
+[evaluation]
+every = 1
+references = 20
+also = []
+[system]
+shards = 1
+"""
+    )
+    experiment.call("run", experiment.config, "--out", "run", "--in-process")
     assert all(bool(value.any()) for name, value in final_params(tmp_path / "run").items() if "lora_B" in name)
     tokenizer, network = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
