@@ -62,11 +62,7 @@ def test_a_file_is_executed_once_for_its_content(tmp_path: Path, capfd: pytest.C
     [
         ("", "three", "thing must be one of one, two, found 'three'; name custom code as path/to/file.py:NAME"),
         ("", "{folder}/no.py:Thing", "{folder}/no.py: no such file"),
-        (
-            "Other = 1",
-            "{folder}/mine.py:Thing",
-            "{folder}/mine.py: the file does not define Thing; correct the name of the thing",
-        ),
+        ("Other = 1", "{folder}/mine.py:Thing", "{folder}/mine.py: the file does not define Thing"),
         ("a = 1\nb = = 2\n", "{folder}/mine.py:Thing", "{folder}/mine.py:2: invalid syntax"),
         ("import json\njson.loads('{{')", "{folder}/mine.py:Thing", "{folder}/mine.py:2: JSONDecodeError: "),
         ("raise SystemExit(0)", "{folder}/mine.py:Thing", "{folder}/mine.py:1: SystemExit: 0"),
@@ -148,18 +144,14 @@ def test_copies_are_checked_by_their_names(tmp_path: Path) -> None:
     custom_code.refuse_changed_copies(copied)
     custom_code.refuse_other_settings(copied, settings, run)
     file.write_text("A = B = 2\n")
-    message = (
-        f"{run}: this run was started with another version of {file}, which is {copy}; resume with this version, or"
-    )
+    message = f"{run}: this run was started with another version of {file}, which is {copy}; resume with this version"
     with pytest.raises(InputError, match=re.escape(message)):
         custom_code.refuse_other_settings(copied, settings, run)
     file.write_text("A = B = 1\n")
     with pytest.raises(InputError, match=re.escape(": thing was 'mine")):
         custom_code.refuse_other_settings(copied, Outer("two", inner=copied.inner), run)
     copy.write_text("A = B = 3\n")
-    with pytest.raises(
-        InputError, match=re.escape(f"{copy}: the file changed after the run was started; restore the file")
-    ):
+    with pytest.raises(InputError, match=re.escape(f"{copy}: the file changed after the run was started; restore")):
         custom_code.refuse_changed_copies(copied)
     copy.unlink()
     with pytest.raises(InputError, match=re.escape(f"{copy}: cannot be read (No such file or directory)")):

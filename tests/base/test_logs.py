@@ -3,7 +3,6 @@
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -67,22 +66,6 @@ def test_folders_that_overlap_get_all_of_it_each_under_its_name_and_then_nothing
         ("outer", event) for event in ("one", "two", "three")
     ]
     assert [(line["run"], line["event"]) for line in lines(inner)] == [("inner", "two")]
-
-
-def test_lines_of_several_threads_are_whole(tmp_path: Path) -> None:
-    def work(thread: int) -> None:
-        for number in range(100):
-            log.info("x" * 1000, extra={"thread_": thread, "number": number})
-
-    with logging_to(tmp_path):
-        threads = [Thread(target=work, args=(index,)) for index in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert {(line["thread_"], line["number"]) for line in lines(tmp_path)} == {
-        (a, b) for a in range(4) for b in range(100)
-    }
 
 
 def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,9 @@ import pytest
 from dumps import alive, children
 from waiting import wait_until
 
+from flsim.base import machine
 from flsim.base.errors import InputError
+from flsim.base.machine import Memory, machine_memory, refuse_beyond_memory
 from flsim.base.pool import Pool, Report, Task, WorkerDied
 
 
@@ -58,24 +60,23 @@ def task(function: Any, *arguments: Any) -> Task:
     return Task(f"{function.__name__} {arguments}", function, arguments)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_results_and_reports_come_back(workers: int) -> None:
+def test_results_and_reports_come_back_and_no_worker_outlives_its_pool() -> None:
+    before = children(os.getpid())  # of other tests
     found: dict[int, int] = {}
     reported: list[float] = []
-    with Pool(workers) as pool:
+    with Pool(3) as pool:
         pool.run([task(square, number) for number in range(20)], found.__setitem__, reported.append)
         pool.run([], found.__setitem__)
+        assert len(children(os.getpid())) > len(before)
+    assert set(children(os.getpid())) <= set(before)
     assert found == {number: number * number for number in range(20)}
     assert sorted(reported) == list(range(20))
 
 
-def test_the_error_of_the_first_task_that_fails_is_raised(tmp_path: Path) -> None:
-    """Although a later one fails sooner."""
+def test_errors_say_where_they_come_from(tmp_path: Path) -> None:
+    """The error of the first task that fails is raised, although a later one fails sooner."""
     with Pool(2) as pool, pytest.raises(InputError, match=r"^number 0$"):
         pool.run([task(refuse, 0, 0.5), task(refuse, 1)], lambda index, result: None)
-
-
-def test_other_errors_say_where_they_come_from(tmp_path: Path) -> None:
     with Pool(2) as pool, pytest.raises(FileNotFoundError) as missing:
         pool.run([task(fail, tmp_path / "missing")], lambda index, result: None)
     assert missing.value.filename == str(tmp_path / "missing")
@@ -86,32 +87,11 @@ def test_other_errors_say_where_they_come_from(tmp_path: Path) -> None:
 def test_a_task_whose_worker_dies_is_tried_once_more(tmp_path: Path) -> None:
     found: dict[int, Any] = {}
     with Pool(2) as pool:
-        pool.run([task(square, 1), task(die, tmp_path / "died"), task(square, 2)], found.__setitem__)
-    assert found == {0: 1, 1: "survived", 2: 4}
-
-
-def test_a_task_whose_workers_die_is_named(tmp_path: Path) -> None:
-    with (
-        Pool(2) as pool,
-        pytest.raises(WorkerDied, match=r"^die \(None,\): its process died 2 times \(signal 9\)"),
-    ):
-        pool.run([task(square, 1), task(die, None), task(square, 2)], lambda index, result: None)
-
-
-def test_workers_load_what_their_tasks_need_only() -> None:
-    found: dict[int, list[str]] = {}
-    with Pool(2) as pool:
-        pool.run([task(loaded)], found.__setitem__)
-    assert "test_pool" in found[0]
-    assert not {"torch", "flwr", "ray", "pyarrow", "pandas"} & set(found[0])
-
-
-def test_no_worker_outlives_its_pool() -> None:
-    before = children(os.getpid())  # of other tests
-    with Pool(2) as pool:
-        pool.run([task(square, number) for number in range(4)], lambda index, result: None)
-        assert len(children(os.getpid())) > len(before)
-    assert set(children(os.getpid())) <= set(before)
+        pool.run([task(loaded), task(die, tmp_path / "died"), task(square, 2)], found.__setitem__)
+        assert (found[1], found[2]) == ("survived", 4)
+        assert not {"torch", "flwr", "ray", "pyarrow", "pandas"} & set(found[0]), "a worker loads what its task needs"
+        with pytest.raises(WorkerDied, match=r"^die \(None,\): its process died 2 times \(signal 9\)"):
+            pool.run([task(square, 1), task(die, None), task(square, 2)], lambda index, result: None)
 
 
 SLEEPERS = """
@@ -158,5 +138,77 @@ def test_a_task_that_hangs_is_ended() -> None:
 def test_a_task_that_gives_signs_of_life_may_take_long() -> None:
     done: dict[int, int] = {}
     with Pool(1) as pool:
-        pool.run([Task("long", dawdle, (12,), silence=3.0), Task("short", dawdle, (1,))], done.__setitem__)
-    assert done == {0: 12, 1: 1}
+        pool.run([Task("long", dawdle, (7,), silence=1.5), Task("short", dawdle, (1,))], done.__setitem__)
+    assert done == {0: 7, 1: 1}
+
+
+# Memory of a machine, of a container, and of processes.
+
+
+LIMIT = 1 << 20  # bytes; any machine has more
+
+
+@pytest.mark.parametrize(
+    ("group", "file"),
+    [
+        ("0::/pod/a", "pod/a/memory.max"),  # version 2
+        ("0::/not/visible/in/a/container", "memory.max"),
+        ("3:cpu,cpuacct:/pod/a\n2:memory:/pod/a", "memory/pod/a/memory.limit_in_bytes"),  # version 1
+    ],
+)
+def test_a_container_has_the_memory_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, file: str
+) -> None:
+    (tmp_path / "cgroup").write_text(f"{group}\n")
+    monkeypatch.setattr(machine, "GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    whole = machine_memory()
+    assert whole > LIMIT
+    limit = tmp_path / file
+    limit.parent.mkdir(parents=True, exist_ok=True)
+    limit.write_text("max\n")
+    assert machine_memory() == whole
+    limit.write_text(f"{LIMIT}\n")
+    assert machine_memory() == LIMIT
+    refuse_beyond_memory(LIMIT, "a model", "take a smaller one")
+    with pytest.raises(InputError, match="a model needs 0 GB of memory at least, and this machine has 0 GB; take a"):
+        refuse_beyond_memory(LIMIT + 1, "a model", "take a smaller one")
+    limit.write_text("9" * 18)  # version 1 has a huge number for no limit
+    assert machine_memory() == whole
+
+
+# Memory is that of a process and its descendants, shared pages counted once.
+
+
+MEGABYTE = 2**20
+HOLD = """
+import mmap, subprocess, sys
+from pathlib import Path
+own = b"x" * (64 * 2**20)
+with open(sys.argv[1], "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+total = sum(mapped[::mmap.PAGESIZE])
+below = [subprocess.Popen([sys.executable, *sys.argv[:2]], stdin=subprocess.PIPE)] if sys.argv[2:] else []
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_memory_is_that_of_all_descendants_and_tells_own_from_mapped(tmp_path: Path) -> None:
+    """Two processes hold 64 MB each; a file of 128 MB that both of them map counts once."""
+    (tmp_path / "hold.py").write_text(HOLD)
+    (tmp_path / "file").write_bytes(bytes(128 * MEGABYTE))
+    before = Memory.held_by(os.getpid())
+    with subprocess.Popen(
+        [sys.executable, "hold.py", "file", "nested"], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        holder.stdout.readline()
+        after = Memory.held_by(os.getpid())
+        holder.communicate()
+    own, mapped = after.anonymous - before.anonymous, after.file - before.file
+    assert 2 * 64 <= own / MEGABYTE < 2 * (64 + 24)
+    # Libraries count less where other processes of the machine begin to share them meanwhile.
+    assert 128 - 12 <= mapped / MEGABYTE < 128 + 24
+    assert Memory.held_by(holder.pid) == Memory(), "after its end"

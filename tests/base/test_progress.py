@@ -40,31 +40,27 @@ def test_a_bar_fits_a_terminal_of_80_columns() -> None:
     assert len(lines) < 2 * len(shown) + 2  # none of them is broken into several
 
 
+AGAIN = """
+import time
+now = 7.0
+time.monotonic = lambda: now
+with progress.progress("again", 1_000, start=900) as advance:
+    now += 1
+    advance(950)
+"""
+
+
 def test_elsewhere_lines_say_rate_and_time_left() -> None:
-    done = subprocess.run([sys.executable, "-c", LONG_JOB], capture_output=True, text=True, check=True)
+    """The second job did half of the rest in a second when it was resumed: the other half takes another second."""
+    done = subprocess.run([sys.executable, "-c", LONG_JOB + AGAIN], capture_output=True, text=True, check=True)
     lines = done.stderr.splitlines()
     assert done.stdout == ""
+    assert lines.pop() == "again: 950 of 1,000, 1 s, 0:00:01 remaining"
     assert len(lines) == 900
     assert re.match(
         r"counting words: 500 of 1,000, \d+ s, [\d,]+ sentences/s, \d:\d\d:\d\d remaining, a note", lines[399]
     )
     assert re.match(r"counting words: 1,000 of 1,000, \d+ s, [\d,]+ sentences/s, a note", lines[-1])
-
-
-def test_time_left_is_of_what_was_done_now() -> None:
-    """Half of what was left when a job was taken up again took a second: the other half takes another."""
-    code = """
-import time
-from flsim.base import progress
-now = 7.0
-time.monotonic = lambda: now
-with progress.progress("again", 1_000, start=900) as advance:
-    now += 1
-    progress.LINES_EVERY = 0
-    advance(950)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "again: 950 of 1,000, 1 s, 0:00:01 remaining\n"
 
 
 def test_nobody_who_reads_any_more_stops_no_run() -> None:

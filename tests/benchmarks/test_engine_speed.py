@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from benchmarks import engine
-from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 
 
@@ -48,13 +47,3 @@ def test_a_row_for_each_size_and_step(monkeypatch: pytest.MonkeyPatch, capsys: p
         assert all(row[name] > 0 for name in ("users_per_second", "training_alone", "packing_alone", "said_gigabytes"))
         assert "aten::bmm" in row["profile"]
     assert len(engine.describe(measured).splitlines()) > 4
-
-
-def test_packing_is_measured_from_the_records_on() -> None:
-    """Each user once, in micro-cohorts of the size, with the random stream that the engine gives it in round 0."""
-    users = engine.Held(engine.DrawnUsers(5))
-    groups = list(engine.packed_groups(tuple, users, range(1, 5), 3))
-    assert [len(group) for group in groups] == [3, 1]
-    for user, (records, rng) in zip(range(1, 5), sum(groups, ()), strict=True):
-        assert records is users[user]
-        assert rng.integers(2**62) == stream(0, "local", 0, user).integers(2**62)

@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers import Flsim
 
 from benchmarks.forgetting import MOVED, ROUNDS, TRIALS, clusters, describe, known_order, order_table, settings
-from benchmarks.forgetting_figures import draw_k_means, draw_order
 
 PAGE = (Path(__file__).parents[2] / "docs" / "result-forgetting-theory.md").read_text(encoding="utf-8")
 
@@ -31,19 +29,6 @@ def test_the_page_has_the_formulas_numbers_of_federated_means() -> None:
         for round_ in ROUNDS
     ]
     assert [[*row[:4], row[5]] for row in rows] == expected
-
-
-def test_figures_draw_what_was_measured() -> None:
-    """At the step of the median half of the pairs are equal: the attacker who compares bits is right in 3 of 4."""
-    rows, order = clusters(), known_order()
-    accuracy, false = draw_k_means(rows).axes[1].get_lines()[:2]
-    assert np.asarray(accuracy.get_ydata()).tolist() == [row["success"] for row in rows]
-    assert np.asarray(false.get_ydata()).tolist() == [row["false"] for row in rows]
-    known = draw_order(order).axes[1].get_lines()[0]
-    [row] = [row for row in order if row["floats"] == "float64" and row["rate"] == 0.01]
-    shares = dict(zip(*(np.asarray(values).tolist() for values in known.get_data()), strict=True))
-    assert shares[1] == 1.0
-    assert shares[round(np.median(row["measured"]))] == pytest.approx(0.75, abs=0.03)
 
 
 @pytest.mark.nightly

@@ -1,10 +1,5 @@
 """The benchmark of LoRA adapters at a small size: a row for one at a time, and one for each size of a block."""
 
-import json
-
-import pytest
-
-from benchmarks import __main__ as program
 from benchmarks.lora import LoraBenchHParams, bench_lora, describe
 
 SMALL = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 12}
@@ -18,13 +13,3 @@ def test_a_row_for_each_size() -> None:
     text = describe(rows, hparams).splitlines()
     assert "one user of 2 steps of 48 tokens" in text[0]
     assert len(text) == 2 + len(rows)
-
-
-def test_by_its_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["benchmarks", "lora", "--at-once", "2", "--json"])
-    monkeypatch.setattr(
-        "benchmarks.lora.bench_lora", lambda hparams, device: [{"at_once": size} for size in (1, *hparams.at_once)]
-    )
-    with pytest.raises(SystemExit, match="0"):
-        program.main()
-    assert json.loads(capsys.readouterr().out) == [{"at_once": 1}, {"at_once": 2}]

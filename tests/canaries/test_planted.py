@@ -1,23 +1,29 @@
 """A run over a corpus with canaries in place trains on exactly what a run that plants them itself does."""
 
 import json
+import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import populations
 import pytest
 from helpers import Experiment, MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from flsim.base.errors import InputError
-from flsim.canaries.in_corpus import Planted, plant_corpus
-from flsim.canaries.planting import Overlay, Planting
+from flsim.canaries.in_corpus import Planted, plant_corpus, settled
+from flsim.canaries.planting import Overlay, Planting, plant
+from flsim.canaries.population import Population, make_twin
 from flsim.canaries.spec import Canary, CanaryHParams
-from flsim.data.corpus import Corpus
+from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Users
+from flsim.defences.deduplication import DeduplicationHParams, deduplicate
 from flsim.runs.config import Config, load
 from flsim.runs.folder import Run
 
@@ -118,7 +124,7 @@ def test_what_is_written_is_read(
     assert about["copies"] == found.copies == int(found.planting.insertions.sum())
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8),
     data=st.data(),
@@ -131,9 +137,8 @@ def test_a_selection_counts_what_is_left(sizes: list[int], data: st.DataObject) 
     at = [record for record in range(records) if canary[record] is not None]
     overlay = Overlay(np.array(at, np.int64), np.array([canary[record] for record in at], np.uint16))
     planned = np.array([9, 9, 9])
-    planting = Planting(
-        tuple(Canary(f"c{i}", (i,), 1, 1) for i in range(3)), overlay, planned, planned, planned, planned
-    )
+    canaries = tuple(Canary(f"c{i}", (i,), 1, 1) for i in range(3))
+    planting = Planting(canaries, overlay, planned, planned, planned, planned)
     user_offsets = np.cumsum([0, *sizes])
     left = planting.select(np.array(kept, bool), user_offsets)
     expected = [which for which, stays in zip(canary, kept, strict=True) if stays]
@@ -144,5 +149,111 @@ def test_a_selection_counts_what_is_left(sizes: list[int], data: st.DataObject) 
     assert left.insertions.tolist() == [expected.count(i) for i in range(3)]
     assert left.sharers.tolist() == [sum(i in each for each in held) for i in range(3)]
     assert left.planned_sharers.tolist() == left.planned_insertions.tolist() == [9, 9, 9]
-    whole = replace(planting).select(np.ones(records, bool), user_offsets)
-    assert whole.overlay.records.tolist() == at
+
+
+# Canaries of an exact number of copies: every copy is there, each in a record of its own, any of them as likely.
+
+
+def split_of(sizes: list[int]) -> Split:
+    """Users of so many records, each of three words that no canary has."""
+    places = iter(range(sum(sizes)))
+    return populations.split_of([[[1 + next(places) % 40, 2, 3] for _ in range(size)] for size in sizes])
+
+
+def canaries_of(*copies: int) -> tuple[Canary, ...]:
+    return tuple(Canary(f"c{i}", (50 + i, 60 + i), math.nan, math.nan, number) for i, number in enumerate(copies))
+
+
+def held(users: Users, canaries: tuple[Canary, ...]) -> list[list[int]]:
+    """For each canary, the user of each of its copies, from the users' own records."""
+    owners = [(tuple(record.tolist()), user) for user in range(len(users)) for record in users[user]]
+    return [[user for phrase, user in owners if phrase == canary.tokens] for canary in canaries]
+
+
+SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any)
+
+
+@settings(max_examples=60)
+@given(SIZES, st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 999))
+def test_users_hold_exactly_as_many_copies_or_it_is_refused(sizes: list[int], copies: list[int], seed: int) -> None:
+    """No two copies share a record, planned and actual counts agree, and the twin keeps every copy."""
+    split, canaries, records = split_of(sizes), canaries_of(*copies), sum(sizes)
+    if sum(copies) > records:
+        with pytest.raises(InputError, match=f"^{sum(copies)} copies of canaries do not fit into {records} training"):
+            plant(split, canaries, seed)
+        return
+    planting = plant(split, canaries, seed)
+    phrases = tuple(np.array(canary.tokens, np.uint16) for canary in canaries)
+    twin, overlay = make_twin(split, planting, seed)
+    real = held(Population(split, phrases, planting.overlay), canaries)
+    assert [len(of) for of in real] == copies
+    assert [len(of) for of in held(Population(split, phrases, overlay, twin), canaries)] == copies
+    assert len(set(planting.overlay.records.tolist())) == sum(copies)
+    assert planting.insertions.tolist() == planting.planned_insertions.tolist() == copies
+    assert planting.sharers.tolist() == planting.planned_sharers.tolist() == [len(set(of)) for of in real]
+    assert [canary.copies for canary in canaries] == copies
+
+
+@pytest.mark.parametrize("sizes", [[1, 3, 0, 20, 6], [10_010, 10_010]], ids=["small", "large"])
+def test_any_record_is_as_likely(sizes: list[int]) -> None:
+    """Chi-squared over 10 equal bins of records and 500 seeds, each false once in 10,000; the seeds are fixed.
+
+    Of a canary's only copy, whose bins are independent; and of all seven, whose bins are negatively correlated, as they
+    are drawn without replacement from n: the statistic of multinomial counts is then (n - 1) / (n - 7) too small. Large
+    is where numpy draws by another algorithm.
+    """
+    split, records, seeds = split_of(sizes), sum(sizes), 500
+    bins = np.zeros((3, 10))
+    for seed in range(seeds):
+        overlay = plant(split, canaries_of(1, 4, 2), seed).overlay
+        np.add.at(bins, (overlay.canaries, overlay.records * 10 // records), 1)
+    assert bins.sum(axis=1).tolist() == [seeds, 4 * seeds, 2 * seeds]
+    assert stats.chisquare(bins[0]).pvalue > 1e-4
+    statistic = stats.chisquare(bins.sum(axis=0)).statistic * (records - 1) / (records - 7)
+    assert stats.chi2.sf(statistic, 9) > 1e-4
+
+
+def test_a_corpus_with_exact_copies_and_what_a_defence_leaves_of_them(experiment: Experiment) -> None:
+    corpus, hparams = Corpus.open(experiment.folder / "corpus"), CanaryHParams(insertions=(1, 4, 2), count=2)
+    made = plant_corpus(corpus, experiment.folder / "made", hparams, 3)
+    found = Planted.read(made)
+    assert found is not None
+    assert (found.hparams, found.copies, found.present) == (hparams, 14, 6)
+    assert [len(of) for of in held(made.split("train"), found.planting.canaries)] == [1, 1, 4, 4, 2, 2]
+    assert settled(made, CanaryHParams()) == hparams
+    with pytest.raises(InputError, match=r"canaries.count is 10, but .* planted with 2"):
+        settled(made, CanaryHParams(insertions=(1, 4, 2)))
+    with pytest.raises(InputError, match=r"canaries.insertions is \[7\], but .* planted with \[1, 4, 2\]"):
+        settled(made, CanaryHParams(count=2, insertions=(7,)))
+    left = Planted.read(deduplicate(made, experiment.folder / "left", DeduplicationHParams()))
+    assert left is not None
+    assert left.planting.insertions.tolist() == [1] * 6
+    assert left.planting.planned_insertions.tolist() == [1, 1, 4, 4, 2, 2]
+    assert left.planting.canaries == found.planting.canaries
+    assert Planted.read(corpus) is None
+
+
+def test_what_is_planted_by_probability_is_described_as_ever(make_corpus: MakeCorpus, tmp_path: Path) -> None:
+    """So that a corpus that is planted again has the digest that it had before there were numbers of copies."""
+    corpus = make_corpus([[[1, 2], [3]]] * 3, vocabulary_size=100)
+    made = plant_corpus(corpus, tmp_path / "made", CanaryHParams(p_u=(0.5,), p_e=(1.0,), count=1), 0)
+    expected = {"p_u": [0.5], "p_e": [1.0], "count": 1, "length": 5}
+    assert json.loads((made.path / "planted" / "planting.json").read_text())["canaries"] == expected
+    assert made.manifest["parameters"]["steps"][-1]["canaries"] == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["insertions=[0]"], "insertions must be at least 1, found 0"),
+        (["insertions=[2, 2]"], "insertions must list different values, found [2, 2]"),
+        (["insertions=[2]", "p_e=[0.5]"], "insertions and p_u, p_e both set how often canaries occur"),
+        (["insertions=[1000]"], "10,000 copies of canaries do not fit into 192 training records; set fewer"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(experiment: Experiment, settings: list[str], message: str) -> None:
+    (experiment.folder / "bare.toml").write_text('[data]\ncorpus = "corpus"\n[training]\ncohort = 6\n')
+    overrides = [f"canaries.{setting}" for setting in settings]
+    with pytest.raises(InputError, match=f"^.*{re.escape(message)}.*$"):
+        Run.create(load(experiment.folder / "bare.toml", overrides), experiment.folder / "run")
+    assert not (experiment.folder / "run").exists()

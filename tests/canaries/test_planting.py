@@ -40,14 +40,8 @@ def population_of(split: Split, planting: Planting) -> Population:
     return Population(split, tuple(np.array(c.tokens, np.uint16) for c in planting.canaries), planting.overlay)
 
 
-def twin_of(split: Split, planting: Planting, seed: int) -> Population:
-    twin, overlay = make_twin(split, planting, seed)
-    return Population(split, population_of(split, planting).phrases, overlay, twin)
-
-
 def test_sharers_and_insertions_fit_their_binomial_expectations() -> None:
-    """10,000 users of 50 records, 90 canaries. Where planting is right each p-value is uniform, so each of the two
-    Kolmogorov-Smirnov tests rejects falsely once in 10,000 seeds; the seed is fixed."""
+    """90 canaries. P-values are uniform: each Kolmogorov-Smirnov test rejects falsely once in 10,000 seeds (fixed)."""
     users, records = 10_000, 50
     grid = [(p_u, p_e) for p_u in (0.02, 0.006, 0.002) for p_e in (0.01, 0.1, 1.0) for _ in range(10)]
     planting = plant(split_of(users, records, words=1), canaries_of(*grid), seed=1)
@@ -66,18 +60,6 @@ def test_sharers_and_insertions_fit_their_binomial_expectations() -> None:
 def randomized_cdf(law: stats.rv_discrete, value: int, seed: int) -> float:
     """Uniform on [0, 1] exactly, though the law is discrete."""
     return float(law.cdf(value) - np.random.default_rng(seed).random() * law.pmf(value))
-
-
-def test_roster_counts_are_what_users_hold() -> None:
-    split = split_of(200, 20)
-    planting = plant(split, canaries_of((0.1, 0.5), (0.2, 1.0), (0.3, 0.1)), seed=3)
-    population = population_of(split, planting)
-    held = [Counter(tuple(record.tolist()) for record in population[user]) for user in range(len(population))]
-    for index, canary in enumerate(planting.canaries):
-        assert planting.insertions[index] == sum(counts[canary.tokens] for counts in held)
-        assert planting.sharers[index] == sum(canary.tokens in counts for counts in held)
-        assert planting.insertions[index] <= planting.planned_insertions[index]
-        assert planting.sharers[index] <= planting.planned_sharers[index]
 
 
 def test_a_contested_record_goes_to_each_claimant_equally_often() -> None:
@@ -100,7 +82,7 @@ def test_a_phrase_that_occurs_is_drawn_again(make_corpus: MakeCorpus) -> None:
         assert second != first
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     records=st.lists(st.lists(st.integers(1, 3), max_size=8), min_size=1, max_size=20),
     phrases=st.lists(st.tuples(*[st.integers(1, 3)] * 3), min_size=1, max_size=5),
@@ -123,14 +105,10 @@ def test_canaries_of_a_small_vocabulary_are_distinct_or_refused(make_corpus: Mak
     taken = make_corpus([[[1, 2]]], vocabulary_size=6, name="taken")  # one of the four: only drawing again finds out
     with pytest.raises(InputError, match="fewer than 4 different phrases"):
         draw_canaries(taken, four, seed=0)
-
-
-def test_a_canary_that_records_would_cut_is_refused(make_corpus: MakeCorpus) -> None:
-    corpus = make_corpus([[[1]]], record_words=4, vocabulary_size=100)
-    with pytest.raises(
-        InputError, match="canaries of 5 words would be cut, because records of this corpus have at most 4"
-    ):
-        draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=1), seed=0)
+    short = make_corpus([[[1]]], record_words=4, vocabulary_size=100, name="short")
+    with pytest.raises(InputError, match=r"canaries of 5 words would be cut, because records .* have at most 4"):
+        draw_canaries(short, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=1), seed=0)
+    assert Counter(Counter(configurations(CanaryHParams())).values()) == {10: 9}, "the grid of the paper"
 
 
 def test_canary_words_are_uniform_over_the_vocabularys_words(make_corpus: MakeCorpus) -> None:
@@ -142,18 +120,11 @@ def test_canary_words_are_uniform_over_the_vocabularys_words(make_corpus: MakeCo
     assert stats.chisquare(list(counts.values())).pvalue > 1e-4
 
 
-def test_the_papers_grid_has_90_canaries() -> None:
-    grid = configurations(CanaryHParams())
-    assert len(grid) == 90
-    assert Counter(Counter(grid).values()) == {10: 9}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"p_e": (1.5,)}, r"p_e must be at most 1, found 1\.5"),
         ({"p_u": (0.0,)}, "p_u must be above 0"),
-        ({"p_u": (float("nan"),)}, "p_u must be a finite number"),
         ({"p_u": (0.1, 0.1)}, "p_u must list different"),
         ({"p_e": ()}, "p_e must list at least 1"),
     ],
@@ -174,14 +145,11 @@ def test_a_population_reads_back_as_written(
     assert canaries == planting.canaries
     expected = population_of(corpus.split("train"), planting)
     if partition == "iid":
-        expected = twin_of(corpus.split("train"), planting, 1)
+        twin, overlay = make_twin(expected.split, planting, 1)
+        expected = Population(expected.split, expected.phrases, overlay, twin)
     for user in range(12):
         np.testing.assert_array_equal(population[user].tokens, expected[user].tokens)
         np.testing.assert_array_equal(population[user].offsets, expected[user].offsets)
-
-
-def test_a_population_refuses_another_corpus(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    corpus, other = make_corpus([[[1]]], name="one"), make_corpus([[[2]]], name="two")
-    write_population(tmp_path, corpus, plant(corpus.split("train"), canaries_of((1.0, 1.0)), 0), "non-iid", 0)
+    other = make_corpus([[[2]]], name="other")
     with pytest.raises(InputError, match="changed after canaries were planted"):
         open_population(tmp_path, other)

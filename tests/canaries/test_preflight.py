@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,26 +30,20 @@ def words(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("encode", [characters, words])
-@pytest.mark.parametrize("length", [None, *range(1, 30, 3)])
-@pytest.mark.parametrize("masks", [False, True])
-@pytest.mark.parametrize("begins", [False, True])
-def test_tokens_with_loss(
-    drawn: CanarySet, encode: Callable[[str], list[int]], length: int | None, masks: bool, begins: bool
-) -> None:
+def test_tokens_with_loss(drawn: CanarySet, encode: Callable[[str], list[int]]) -> None:
     """The oracle makes the tokens of a record one after another, each marked as text of the canary or not."""
     canary = drawn.planting.canaries[0]
     phrase, known = drawn.text_of(canary)["text"], drawn.known_text(canary)
-    prompt = f"x y {known}"
-    (row,) = preflight(
-        drawn, Training(encode, length, masks, begins), [{"prompt": prompt, "text": phrase[len(known) :] + " z"}]
-    ).to_dict("records")[:1]
-    marked = [False] * begins + [False] * len(encode(f"x y {known}"))
-    first = len(marked)
-    marked += [True] * len(encode(phrase[len(known) :])) + [False] * len(encode(" z"))
-    cut = len(marked) if length is None else length
-    targets = [mark for place, mark in enumerate(marked[:cut]) if place and not (masks and place < first)]
-    assert (row["tokens"], row["loss"]) == (sum(marked), sum(targets))
-    assert row["trained"] == ("none" if not sum(targets) else "all" if sum(targets) == sum(marked) else "part")
+    record = {"prompt": f"x y {known}", "text": phrase[len(known) :] + " z"}
+    for length, masks, begins in product([None, *range(1, 30, 3)], [False, True], [False, True]):
+        row = preflight(drawn, Training(encode, length, masks, begins), [record]).to_dict("records")[0]
+        marked = [False] * begins + [False] * len(encode(f"x y {known}"))
+        first = len(marked)
+        marked += [True] * len(encode(phrase[len(known) :])) + [False] * len(encode(" z"))
+        cut = len(marked) if length is None else length
+        targets = [mark for place, mark in enumerate(marked[:cut]) if place and not (masks and place < first)]
+        assert (row["tokens"], row["loss"]) == (sum(marked), sum(targets)), (length, masks, begins)
+        assert row["trained"] == ("none" if not sum(targets) else "all" if sum(targets) == sum(marked) else "part")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "instructions"])

@@ -46,15 +46,6 @@ def text_of(tokens: list[int]) -> str:
     return " ".join(VOCABULARY.decode(tokens))
 
 
-def luhn(payload: str) -> int:
-    """The steps of the standard one by one, from the right: double, add the digits, complete to a multiple of 10."""
-    total = 0
-    for place, symbol in enumerate(reversed(payload)):
-        doubled = int(symbol) * (2 if place % 2 == 0 else 1)
-        total += sum(int(digit) for digit in str(doubled))
-    return next(check for check in range(10) if (total + check) % 10 == 0)
-
-
 # 79927398713: "Luhn algorithm", Wikipedia. The others are the test numbers of Visa, MasterCard, Discover and American
 # Express in PayPal's "Test credit card account numbers" for Payflow.
 @pytest.mark.parametrize(
@@ -66,11 +57,6 @@ def test_published_numbers_and_no_neighbours_of_theirs_have_a_valid_check_digit(
     assert are_cards(numbers_of(number)).all()
     others = [number[:-1] + str(check) for check in range(10) if str(check) != number[-1]]
     assert not any(are_cards(numbers_of(other)).any() for other in others)
-
-
-@given(st.text(digits, min_size=1, max_size=20))
-def test_check_digits_are_those_of_the_steps_by_hand(payload: str) -> None:
-    assert check_digits(numbers_of(payload)).tolist() == [luhn(payload)]
 
 
 def test_social_security_numbers_are_in_their_ranges() -> None:
@@ -151,6 +137,11 @@ def test_the_space_is_all_fillings_each_once(template: str) -> None:
     assert secrets.space == prod(map(len, secrets.allowed))
     assert {len(row) for row in secrets.all()} == {secrets.length}
     assert secrets.length - secrets.known == unknown_symbols(template)
+    drawn = secrets.draw(stream(0, "uniform"), 20 * min(secrets.space, 1_600))
+    _, counts = np.unique(drawn, axis=0, return_counts=True)
+    if secrets.space <= 1_600:  # chi-squared, of 20 draws of each filling on average
+        assert len(counts) == secrets.space
+        assert scipy.stats.chisquare(counts).pvalue > 0.001
 
 
 def test_the_first_and_the_last_of_a_space_that_is_too_large_to_list() -> None:
@@ -184,23 +175,10 @@ def test_every_drawn_filling_fills_its_template(pieces: list[str], seed: int) ->
         assert secrets.is_filling(row)
         assert not secrets.is_filling(row[:-1])
         assert not secrets.is_filling([*row[:1], VOCABULARY.ids["the"], *row[2:]])  # in place of the digit
-
-
-def test_a_wrong_check_digit_is_no_filling() -> None:
-    secrets = Secrets.from_template("is {card}", VOCABULARY)
-    for row in secrets.draw(stream(0, "test"), 20).tolist():
-        others = [[*row[:-1], VOCABULARY.ids[digit]] for digit in digits]
-        assert [other for other in others if secrets.is_filling(other)] == [row]
-
-
-@pytest.mark.parametrize("template", ["is {d2}", "{w1} {d1}", "{l2}"])
-def test_draws_are_uniform(template: str) -> None:
-    """Chi-squared over all fillings, 50 draws each on average."""
-    secrets = Secrets.from_template(template, VOCABULARY)
-    drawn = secrets.draw(stream(0, "uniform"), 50 * secrets.space)
-    _, counts = np.unique(drawn, axis=0, return_counts=True)
-    assert len(counts) == secrets.space
-    assert scipy.stats.chisquare(counts).pvalue > 0.001
+    card = Secrets.from_template("is {card}", VOCABULARY)
+    (row,) = card.draw(stream(seed, "test"), 1).tolist()
+    others = [[*row[:-1], VOCABULARY.ids[digit]] for digit in digits]
+    assert [other for other in others if card.is_filling(other)] == [row], "one check digit is right"
 
 
 def test_references_are_all_other_fillings_of_a_small_space_and_draws_without_secrets_of_a_large_one() -> None:

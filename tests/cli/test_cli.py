@@ -21,8 +21,6 @@ from flsim.base.errors import InputError
 from flsim.cli.data import show
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
-from flsim.evaluation.evaluate import evaluate, write_on
-from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
 from flsim.results.run_file import read_run_file
 from flsim.runs.config import Config, load
@@ -105,17 +103,16 @@ def test_canaries_in_words_in_every_format(experiment: Experiment, trained: Path
     text = experiment.call("canaries", "run").stdout
     assert max(map(len, text.splitlines())) <= 80
     assert all(phrase in text for phrase in table["phrase"])
-    assert "written" not in experiment.call("canaries", "run", "--format", "csv").stdout
-    assert r"\toprule" in experiment.call("canaries", "run", "--format", "latex").stdout
     experiment.call("canaries", "run", "--format", "parquet", "--out", "canaries.parquet")
-    assert len(pd.read_parquet(tmp_path / "canaries.parquet")) == len(roster)
+    listed = pd.read_parquet(tmp_path / "canaries.parquet")
+    assert (len(listed), "written" in listed) == (len(roster), False)
     (trained / "checkpoints" / "round-000002.safetensors").unlink()
     gone = experiment.call("canaries", "run", "--written", check=False)
     assert (gone.returncode, "no such checkpoint" in gone.stderr) == (2, True)
 
 
 def test_an_unfinished_run_is_to_be_resumed(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
-    for status, words in (("interrupted", "is interrupted"), ("failed", "is failed"), ("running", "or was killed")):
+    for status, words in (("interrupted", "is interrupted"), ("running", "or was killed")):
         Run.open(trained).mark(status, "stopped")  # type: ignore[arg-type]
         printed = refuse("run", experiment.config, "--out", trained)
         assert f"{trained}: this folder has a run that" in printed
@@ -141,42 +138,10 @@ def test_a_run_that_was_killed_before_it_began_is_to_be_resumed(
     assert read_run_file(trained)["status"] == "completed"
 
 
-def test_what_beam_search_wrote_is_what_it_extracts(experiment: Experiment, trained: Path) -> None:
-    """A canary that says what the model writes anyway is extracted, by the same search."""
-    run = Run.open(trained)
-    state = run.latest_state()
-    model = restore(state.params, run.config.model, run.corpus.layout.vocabulary_size)
-    written = write_on(model, run.canaries, run.corpus.layout, run.config.evaluation)
-    printed = [replace(canary, tokens=written[canary.id]) for canary in run.canaries]
-    rows = evaluate(model, printed, run.corpus.split("test"), run.config.evaluation, 0, "run", 2)
-    assert {row.value for row in rows if row.metric == "bs"} == {1.0}
-
-
-def test_nothing_of_a_refused_import_is_left(tmp_path: Path, refuse: Refuse) -> None:
-    whole = dump(tmp_path / "site.Posts.xml").read_bytes()
-    cut = tmp_path / "cut.Posts.xml"
-    cut.write_bytes(whole[: len(whole) // 2])
-    other = tmp_path / "notes.xml"
-    other.write_text("just text")
-    out = tmp_path / "made"
-    common = ["--out", out, "--vocabulary", "12", "--words-per-user", "10"]
-    for source, options, message in (
-        (cut, common, "cut.Posts.xml"),
-        (other, common, "notes.xml"),
-        (tmp_path / "site.Posts.xml", [*common[:-1], "100000"], "no user has 100,000 words"),
-        (tmp_path / "site.Posts.xml", [*common[:3], "5000", *common[4:]], "vocabulary of 5,000"),
-        (tmp_path / "none.xml", common, "none.xml"),
-        (tmp_path / "site.Posts.xml", [*common, "--test", "1.5"], "test must be below 1"),
-    ):
-        assert message in refuse("data", "import", source, *options)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.Posts.xml", "notes.xml", "site.Posts.xml"]
-
-
 def test_an_existing_output_is_left_alone(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
     before = sorted(path.name for path in experiment.folder.iterdir())
     source = dump(experiment.folder.parent / "site.Posts.xml")
     for arguments in (
-        ["run", experiment.config, "--out", trained],
         ["data", "import", source, "--out", experiment.folder / "corpus"],
         ["data", "synthetic", "--out", experiment.folder / "corpus"],
         ["demo", "--out", trained],
@@ -196,15 +161,8 @@ TEMPLATE = "canaries.source='template'"
         (["system.shards=25"], "system.shards must be between 1 and the 24 training users, found 25"),
         (["data.corpus='missing'"], "missing: not a corpus"),
         (["evaluation.prefix=5"], "evaluation.prefix must be below canaries.length (5), found 5"),
-        (["canaries.template='w0 {w2}'"], 'template needs source "template", found "words"'),
-        ([TEMPLATE, "canaries.template='w0 {x2}'"], "{x2}"),
-        ([TEMPLATE, "canaries.template='my {w2}'"], 'the token "my"'),
         ([TEMPLATE, "canaries.template='w0 {w1}'", "canaries.p_e=[0.01]", "canaries.count=20"], "36 fillings"),
         ([TEMPLATE, "canaries.template='{ssn}'", "evaluation.also=['space']"], "{ssn}"),
-        (
-            ["canaries.length=2", "canaries.count=5000", "canaries.p_u=[1e-5]"],
-            "fewer than 10000 different phrases of 2 words",
-        ),
     ],
 )
 def test_bad_settings_leave_no_run(experiment: Experiment, refuse: Refuse, overrides: list[str], message: str) -> None:
@@ -235,10 +193,8 @@ def test_a_corpus_changed_since_the_checkpoint_is_refused(
     tokens.write_bytes(original[:-2])
     assert "missing, or its size differs" in refuse("evaluate", checkpoint)
     shutil.rmtree(experiment.folder / "corpus")
-    cli_made = experiment.call(
-        "data", "synthetic", "--out", "corpus", "--users", "24", "--vocabulary", "40", "--words-per-user", "50"
-    )
-    assert "Traceback" not in cli_made.stderr
+    sizes = ("--users", "24", "--vocabulary", "40", "--words-per-user", "50")
+    experiment.call("data", "synthetic", "--out", "corpus", *sizes)
     assert "trained on another corpus" in refuse("evaluate", checkpoint)
 
 

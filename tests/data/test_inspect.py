@@ -20,7 +20,7 @@ from flsim.base.files import new_folder
 from flsim.data.authors import author_of
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.describe import REASONS, describe
-from flsim.data.inspect import distribution, inspect, unit_of
+from flsim.data.inspect import inspect, unit_of
 from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
 from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
@@ -46,25 +46,10 @@ def write(path: Path, splits: dict[str, list[User]], layout: Layout, **manifest:
     return Corpus.open(path, verify=True)
 
 
-def naive_quantiles(lengths: list[int]) -> dict[str, int]:
-    shares = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
-    ranked = sorted(lengths)
-    return {
-        name: next(x for x in ranked if sum(y <= x for y in ranked) >= share * len(ranked))
-        for name, share in shares.items()
-        if ranked
-    }
+SHARES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 
 
-def naive_lengths(split: list[User]) -> dict[str, list[int]]:
-    return {
-        "words_per_record": [len(record) for _, records in split for record in records],
-        "records_per_user": [len(records) for _, records in split],
-        "words_per_user": [sum(map(len, records)) for _, records in split],
-    }
-
-
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     splits=st.fixed_dictionaries(dict.fromkeys(SPLITS, users)),
     layout=st.sampled_from(sorted(LAYOUTS)),
@@ -78,7 +63,11 @@ def test_every_number_is_the_naive_one(splits: dict[str, list[User]], layout: st
     assert (found["layout"], found["vocabulary"], found["record_words"]) == (layout, VOCABULARY, 20)
     for name, split in splits.items():
         numbers = found["splits"][name]
-        lengths = naive_lengths(split)
+        lengths = {
+            "words_per_record": [len(record) for _, records in split for record in records],
+            "records_per_user": [len(records) for _, records in split],
+            "words_per_user": [sum(map(len, records)) for _, records in split],
+        }
         ranks = Counter(rank for _, records in split for record in records for rank in record)
         assert numbers["users"] == len(split)
         assert numbers["records"] == len(lengths["words_per_record"])
@@ -92,7 +81,9 @@ def test_every_number_is_the_naive_one(splits: dict[str, list[User]], layout: st
             {"word": f"w{rank}", "count": ranks[rank]} for rank in sorted(ranks, key=lambda rank: (-ranks[rank], rank))
         ]
         for length, values in lengths.items():
-            assert numbers[length] == naive_quantiles(values)
+            assert numbers[length] == {
+                name: np.quantile(values, share, method="inverted_cdf") for name, share in SHARES.items() if values
+            }
     authors = {name: {author_of(user) for user, _ in split} for name, split in splits.items()}
     membership = found["membership"]
     assert {name: membership[f"{name}_authors"] for name in SPLITS} == {name: len(of) for name, of in authors.items()}
@@ -117,20 +108,6 @@ def test_the_most_frequent_words_cover_the_most(tmp_path: Path) -> None:
     assert found["words_occurring"] == 200
 
 
-def test_shares_are_none_where_nobody_counted(tmp_path: Path) -> None:
-    dropped = {"posts_without_owner": 3, "mice_that_ran": 2, "words_truncated": 1}
-    read = {"read": {"posts": 12, "words": 0}}
-    corpus = write(tmp_path / "corpus", {}, Layout(VOCABULARY), dropped=dropped, parameters=read)
-    shares = {"posts_without_owner": 0.25, "mice_that_ran": None, "words_truncated": None}
-    assert inspect(corpus)["dropped_shares"] == shares
-    assert [unit_of(reason) for reason in ("users_too_short", "remainder_words", "words_of_short_users", "mice")] == [
-        "users",
-        "words",
-        "words",
-        None,
-    ]
-
-
 INSPECT = """
 import sys
 from pathlib import Path
@@ -142,40 +119,27 @@ assert inspect(Corpus.open(Path(sys.argv[1])))["words"] == int(sys.argv[2])
 
 def test_memory_does_not_grow_with_words_and_records(tmp_path: Path) -> None:
     """80 MB of tokens and 80 MB of records' starts, in 50 users, take less than 40 MB more than next to nothing."""
-    layout = Layout(VOCABULARY)
     peaks = []
     for users in (1, 50):
         path = tmp_path / f"corpus{users}"
         vocabulary = Vocabulary(tuple("abcdefgh"), tuple(range(8, 0, -1)))
         records = Records(np.resize(np.arange(1, 9, dtype=np.uint16), 800_000), np.arange(0, 800_001, 4))
-        with new_folder(path) as folder, CorpusWriter(folder, vocabulary, layout) as writer:
+        with new_folder(path) as folder, CorpusWriter(folder, vocabulary, Layout(VOCABULARY)) as writer:
             for user in range(users):
                 writer.splits["train"].add(str(user), records)
             writer.finish({}, [], {})
         peaks.append(peak_kilobytes(INSPECT, path, Path(str(users * 800_000))))
-    assert (tmp_path / "corpus50/train/tokens.u16").stat().st_size == 80_000_000
-    assert (tmp_path / "corpus50/train/records.i64").stat().st_size == 80_000_008
     assert peaks[1] - peaks[0] < 40_000
-
-
-@given(values=st.lists(st.integers(0, 9), min_size=1, max_size=50), cut=st.integers(0, 50))
-def test_a_distribution_in_pieces_is_that_of_the_whole(values: list[int], cut: int) -> None:
-    pieces = distribution([np.array(values[:cut], np.int64), np.array(values[cut:], np.int64)])
-    assert list(pieces.items()) == [(value, values.count(value)) for value in sorted(set(values))]
 
 
 def test_a_damaged_corpus_is_refused_in_one_line(make_corpus: MakeCorpus, flsim: Flsim) -> None:
     corpus = make_corpus([[[1, 2], [3]]])
     tokens = corpus.path / "train" / "tokens.u16"
     content = tokens.read_bytes()
-    for damaged, message in (
-        (bytes([content[0] ^ 1]) + content[1:], "tokens.u16: changed since the import"),
-        (content[:-2], "tokens.u16: missing, or its size differs"),
-    ):
-        tokens.write_bytes(damaged)
-        code, out, err = flsim("data", "inspect", corpus.path)
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert message in err
+    tokens.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    code, out, err = flsim("data", "inspect", corpus.path)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "tokens.u16: changed since the import" in err
 
 
 def text_of(path: Path, splits: dict[str, list[str]], **manifest: Any) -> str:
@@ -195,8 +159,6 @@ def test_the_splits_and_the_lengths(make_corpus: MakeCorpus) -> None:
     assert rows[2] == ["heldout", "0", "0", "0", "0"]
     assert rows[3] == ["test", "3", "3", "4", "7", "28.6%"]
     assert ["words", "per", "record", "1", "1", "2", "20", "20"] in rows
-    assert ["records", "per", "user", "1", "1", "1", "2", "2"] in rows
-    assert ["words", "per", "user", "3", "3", "3", "20", "20"] in rows
     assert "coverage     of train's words: all 95.7%" in describe(found)
     assert "frequent     w2 w0 w1\n" in describe(found)
 
@@ -208,7 +170,6 @@ def test_who_is_a_member(tmp_path: Path) -> None:
     assert "WARNING" not in safe
     dated = text_of(tmp_path / "dated", {"train": ["a#0", "b", "c", "d", "e"], "heldout": ["f"], "test": [*"abcdz"]})
     assert "4 of 5 test authors are train authors too (a, b, c and 1 more), so members" in dated
-    assert "safe non-members for user-level attacks" in dated
     leaky = text_of(tmp_path / "leaky", {"train": ["a#0", "b#0"], "heldout": ["a#1", "c#0"]})
     assert "WARNING 1 of 2 held-out authors are train authors too (a): they are members" in leaky
     assert "safe" not in leaky
@@ -224,41 +185,37 @@ def test_drops_in_words(tmp_path: Path) -> None:
     assert "7 mice that ran" in text
     assert "author is not known" not in text
     assert all(unit_of(reason) for reason in REASONS)
-    dropped = {"rows_with_forbidden_characters": 64, "posts_without_words": 7}
-    text = text_of(tmp_path / "ascii", {"train": ["a"]}, dropped=dropped, parameters={"ascii": True})
-    assert "7 posts without words: only formulas, code or pictures, or only text that --ascii removed" in text
-    assert "kept 64 rows, without the characters that XML forbids" in text
     changed = {"rows_with_forbidden_characters": 64}
-    assert "dropped" not in text_of(tmp_path / "changed", {"train": ["a"]}, dropped=changed)
+    text = text_of(tmp_path / "changed", {"train": ["a"]}, dropped=changed, parameters={"ascii": True})
+    assert "kept 64 rows, without the characters that XML forbids" in text
+    assert "dropped" not in text
 
 
-def extreme(value: Any, text: str) -> Any:
-    """Return a summary with this text and a large number wherever a text or a number may come from outside."""
-    if isinstance(value, dict):
-        return {key: extreme(inner, text) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [extreme(inner, text) for inner in value] * 2
-    return text if isinstance(value, str) else 10**9 - 1 if isinstance(value, int) else value
-
-
-@pytest.mark.parametrize("text", ["\x1b[31m" * 30, "長い" * 60, "a" * 500, "a b\n\r" * 60, "\ud800\0" * 9])
-def test_no_line_is_longer_than_80_columns_and_none_steers_the_terminal(tmp_path: Path, text: str) -> None:
+def test_no_line_is_longer_than_80_columns_and_none_steers_the_terminal(tmp_path: Path) -> None:
+    """Whatever text and however large a number the summary has."""
     dropped = dict.fromkeys(REASONS, 1)
     sources = [{"name": "a", "bytes": 3, "format": "jsonl"}]
     users = {split: [("a", [[0, 1]]), ("b#1", [[1]])] for split in SPLITS}
     corpus = write(tmp_path / "corpus", users, Layout(6), dropped=dropped, sources=sources, notes=["n"], warnings=["w"])
-    shown = describe(extreme(inspect(corpus), text) | {"digest": corpus.digest})
-    assert max(map(len, shown.split("\n"))) <= 80
-    assert all(sign.isprintable() for sign in shown.replace("\n", ""))
+    found = inspect(corpus)
+    for text in ("\x1b[31m" * 30, "長い" * 60, "a b\n\r" * 60, "\ud800\0" * 9):
+
+        def extreme(value: Any, text: str = text) -> Any:
+            if isinstance(value, dict):
+                return {key: extreme(inner) for key, inner in value.items()}
+            if isinstance(value, list):
+                return [extreme(inner) for inner in value] * 2
+            return text if isinstance(value, str) else 10**9 - 1 if isinstance(value, int) else value
+
+        shown = describe(extreme(found) | {"digest": corpus.digest})
+        assert max(map(len, shown.split("\n"))) <= 80
+        assert all(sign.isprintable() for sign in shown.replace("\n", ""))
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_any_terminal_can_show_it(tmp_path: Path, encoding: str) -> None:
+def test_a_terminal_of_ascii_can_show_it(tmp_path: Path) -> None:
     text_of(tmp_path / "corpus", {"train": ["a", "ümläut#0"], "test": ["ümläut#1"]}, notes=["日本"])
     command = [sys.executable, "-m", "flsim", "data", "inspect", "corpus"]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, env=environment)
-    text = done.stdout.decode(encoding)
-    assert ("note         日本\n" if encoding == "utf-8" else "note         ??\n") in text
-    assert ("?ml?ut" if encoding == "ascii" else "ümläut") in text
-    assert max(map(len, text.splitlines())) <= 80
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, env=environment, text=True)
+    assert "note         ??\n" in done.stdout
+    assert "?ml?ut" in done.stdout

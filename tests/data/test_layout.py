@@ -4,7 +4,6 @@ The expected ids are the layouts' own rules, with W words: tff PAD 0, words 1 to
 FedJAX PAD 0, BOS 1, EOS 2, words 3 to W + 2, OOV W + 3; FedML PAD 0, words 1 to W, BOS W + 1, EOS W + 2, OOV W + 3.
 """
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,12 @@ import torch
 from populations import InMemory
 
 from flsim.base.errors import InputError
-from flsim.base.rng import stream
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.spec import CanaryHParams, draw_phrase
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
-from flsim.measures.memorization.beam_search import beam_search
+from flsim.data.tokenizer import FILE, FOLDER, TABLE, TokenMap
+from flsim.data.vocabulary import LAYOUTS, TOKENIZER, Layout, Vocabulary
 from flsim.measures.memorization.random_sampling import references
-from flsim.measures.memorization.score import log_perplexity
 from flsim.measures.memorization.template import Template
 from flsim.measures.prediction import utility
 from flsim.models.cifg import CIFGLanguageModel
@@ -35,29 +32,11 @@ def layout_of(name: str) -> Layout:
     return Layout(9, record_words=4, name=name)
 
 
-def model_of(layout: Layout) -> CIFGLanguageModel:
-    """Normal weights; special tokens are far likelier than words."""
-    model = CIFGLanguageModel(layout.vocabulary_size, ModelHParams(3, 5)).double()
-    rng = stream(0, "model of a layout")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.from_numpy(rng.normal(size=tuple(parameter.shape))))
-        model.output_bias[[layout.pad, layout.oov, layout.bos, layout.eos]] += 3.0
-    return model
-
-
 @EVERY
 def test_where_everything_is(name: str) -> None:
     layout = layout_of(name)
     assert (layout.first_word, layout.last_word, layout.oov, layout.bos, layout.eos) == IDS[name]
     assert (layout.pad, layout.words) == (0, 5)
-    words = range(layout.first_word, layout.last_word + 1)
-    assert sorted([layout.pad, *words, layout.oov, layout.bos, layout.eos]) == list(range(9))
-
-
-def test_layouts_that_nobody_published_are_refused() -> None:
-    with pytest.raises(InputError, match="layout must be one of tff, fedjax, fedml, found 'pfl'"):
-        Layout(9, name="pfl")
 
 
 @EVERY
@@ -73,25 +52,14 @@ def test_words_to_ids_and_back(name: str, tmp_path: Path) -> None:
 @EVERY
 def test_canaries_and_references_are_the_same_words_in_every_layout(name: str) -> None:
     """Ids that stand for words, and all of them; a draw that means the same word whatever the layout."""
-    layout, tff = layout_of(name), layout_of("tff")
+    layout, tff, (first, last, *_) = layout_of(name), layout_of("tff"), IDS[name]
     shift = layout.first_word - tff.first_word
     phrases = [draw_phrase(0, index, 0, 5, layout) for index in range(50)]
-    assert {word for phrase in phrases for word in phrase} == set(range(layout.first_word, layout.last_word + 1))
+    assert {word for phrase in phrases for word in phrase} == set(range(first, last + 1))
     assert phrases == [tuple(word + shift for word in draw_phrase(0, index, 0, 5, tff)) for index in range(50)]
+    assert Template.words(layout, 3).allowed == (tuple(range(first, last + 1)),) * 3
     assert torch.equal(references(0, 200, 4, layout), references(0, 200, 4, tff) + shift)
-    assert set(references(0, 200, 4, layout).flatten().tolist()) == set(range(layout.first_word, layout.last_word + 1))
-
-
-@EVERY
-def test_beam_search_enumerates_words_and_nothing_else(name: str) -> None:
-    layout = layout_of(name)
-    model, bos = model_of(layout), torch.tensor([layout.bos])
-    phrases = torch.tensor(list(product(range(layout.first_word, layout.last_word + 1), repeat=3)))
-    scores, best = log_perplexity(model, bos, phrases).sort()
-    assert float(scores.diff().min()) > 1e-9
-    found, found_scores = beam_search(model, bos, Template.words(layout, 3), 5**3)
-    assert torch.equal(found, phrases[best])
-    torch.testing.assert_close(found_scores, scores)
+    assert set(references(0, 200, 4, layout).flatten().tolist()) == set(range(first, last + 1))
 
 
 @EVERY
@@ -99,7 +67,7 @@ def test_utility_counts_words_and_not_special_tokens(name: str) -> None:
     """9 targets: 6 words, an OOV and two EOS, of a model that always says its second word, which is right twice."""
     first, last, oov, _, _ = IDS[name]
     layout = layout_of(name)
-    model = model_of(layout)
+    model = CIFGLanguageModel(layout.vocabulary_size, ModelHParams(3, 5))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -115,13 +83,61 @@ def test_a_synthetic_corpus_is_the_same_text_in_every_layout(tmp_path: Path) -> 
         hparams = SyntheticHParams(users=30, test_users=2, heldout_users=2, vocabulary_size=100, layout=name)
         corpus = make_synthetic(tmp_path / name, hparams, seed=0)
         assert corpus.layout == corpus.split("test").layout == Layout(100, name=name)
-        train = corpus.split("train")
+        train, layout = corpus.split("train"), corpus.layout
         counts = np.bincount(train.tokens, minlength=100)
-        assert counts.nonzero()[0].min() >= corpus.layout.first_word
-        assert counts.nonzero()[0].max() <= corpus.layout.last_word
-        assert counts[corpus.layout.first_word : corpus.layout.last_word + 1].tolist() == list(corpus.vocabulary.counts)
+        assert counts[layout.first_word : layout.last_word + 1].tolist() == list(corpus.vocabulary.counts)
+        assert counts.sum() == sum(corpus.vocabulary.counts)
         texts.append(corpus.vocabulary.decode(train.tokens.tolist()))
         drawn = draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,)), 0)
         canaries.append([corpus.vocabulary.decode(canary.tokens) for canary in drawn])
     assert texts[0] == texts[1] == texts[2]
     assert canaries[0] == canaries[1] == canaries[2]
+
+
+# Token ids of a corpus whose text a tokenizer cuts, and those of its model.
+
+
+# PAD 0; words 1, 2, 3; pieces 4, 5; OOV 6; BOS 7; EOS 8.
+LAYOUT = Layout(9, name=TOKENIZER, pieces=2)
+
+
+def opened(folder: Path, ids: list[int], layout: Layout = LAYOUT) -> TokenMap | None:
+    np.array(ids, "<i8").tofile(folder / TABLE)
+    (folder / FOLDER).mkdir()
+    (folder / FOLDER / FILE).write_text("{}")
+    return TokenMap.open(folder, layout)
+
+
+def test_words_come_before_pieces() -> None:
+    assert (LAYOUT.words, LAYOUT.first_word, LAYOUT.last_word) == (3, 1, 3)
+    assert (LAYOUT.pad, LAYOUT.oov, LAYOUT.bos, LAYOUT.eos) == (0, 6, 7, 8)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"name": "tff", "pieces": 1}, {"name": TOKENIZER, "pieces": 5}, {"name": TOKENIZER, "pieces": -1}]
+)
+def test_impossible_pieces_are_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="cannot have"):
+        Layout(9, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ids", "rows", "from_model"),
+    [
+        ([5, 2, 0, 4, 1, 3, 5, 5, 5], 6, [2, 4, 1, 5, 3, LAYOUT.oov]),  # one for all, as in GPT-2
+        ([0, 4, 5, 6, 7, 8, 1, 2, 3], 9, [0, 6, 7, 8, 1, 2, 3, 4, 5]),  # one for each
+    ],
+)
+def test_special_tokens(tmp_path: Path, ids: list[int], rows: int, from_model: list[int]) -> None:
+    assert TokenMap.open(tmp_path, Layout(9)) is None, "of a corpus without a tokenizer"
+    with pytest.raises(InputError, match=r"tokens\.i64: cannot be read"):
+        TokenMap.open(tmp_path, LAYOUT)
+    tokens = opened(tmp_path, ids)
+    assert tokens is not None
+    assert (tokens.rows, tokens.from_model.tolist()) == (rows, from_model)
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7, 9], [-1, 0, 1, 2, 3, 4, 5, 6, 7]])
+def test_a_damaged_table_is_refused(tmp_path: Path, ids: list[int]) -> None:
+    with pytest.raises(InputError, match=r"tokens\.i64: not an id"):
+        opened(tmp_path, ids)

@@ -4,12 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import MakeCorpus
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from flsim.data.corpus import memory_map
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.data import rewriting
+from flsim.data.corpus import Corpus, memory_map
+from flsim.data.manifest import SPLITS
 from flsim.data.records import Records, batch, windows
+from flsim.data.rewriting import rewrite_corpus
 from flsim.data.vocabulary import Layout
 
 RECORD_WORDS = 5
@@ -38,42 +44,61 @@ def test_batch_is_what_a_loop_over_records_makes(records: list[list[int]], data:
     assert made.inputs.dtype == made.targets.dtype == np.int64
 
 
-@pytest.mark.parametrize(
-    ("record", "inputs", "targets"),
-    [
-        ([3, 1], [10, 3, 1], [3, 1, 11]),
-        ([], [10], [11]),
-        ([1, 2, 3, 4, 5], [10, 1, 2, 3, 4], [1, 2, 3, 4, 5]),  # full: no EOS
-    ],
-)
-def test_a_record_as_tff_lays_it_out(record: list[int], inputs: list[int], targets: list[int]) -> None:
-    """PAD 0, 8 words, OOV 9, BOS 10, EOS 11."""
-    made = batch(Records.from_lists([record]), np.array([0]), LAYOUT)
-    assert (made.inputs.tolist(), made.targets.tolist()) == ([inputs], [targets])
-
-
-@given(records)
-def test_records_are_what_they_were_made_of(records: list[list[int]]) -> None:
-    made = Records.from_lists(records)
-    assert [record.tolist() for record in made] == records
-    assert (len(made), made.words) == (len(records), sum(map(len, records)))
-
-
-@given(count=st.integers(0, 30), size=st.integers(1, 12), overlap=st.integers(0, 4))
-def test_pieces_cover_an_array(count: int, size: int, overlap: int) -> None:
-    values = np.arange(count)
-    pieces = list(windows(values, size, overlap))
-    assert [start for start, _ in pieces] == list(range(0, count, size))
-    for start, piece in pieces:
-        assert piece.tolist() == values[start : start + size + overlap].tolist()
-
-
-@pytest.mark.parametrize(("dtype", "overlap"), [("<u2", 0), ("<u4", 3), ("<i8", 1)])
-def test_of_a_mapped_file_they_are_read(tmp_path: Path, dtype: str, overlap: int) -> None:
-    values = np.arange(1_000, dtype=dtype)
+@pytest.mark.parametrize(("dtype", "count", "overlap"), [("<u2", 1_000, 0), ("<u4", 1_001, 3), ("<i8", 154, 1)])
+def test_pieces_cover_an_array_and_are_copies_of_a_mapped_file(
+    tmp_path: Path, dtype: str, count: int, overlap: int
+) -> None:
+    values = np.arange(count, dtype=dtype)
     values.tofile(tmp_path / "values")
     mapped = memory_map(tmp_path / "values", dtype)
-    for (start, piece), (at, expected) in zip(windows(mapped, 77, overlap), windows(values, 77, overlap), strict=True):
-        assert (start, piece.dtype) == (at, expected.dtype)
+    pieces = list(windows(mapped, 77, overlap))
+    assert [start for start, _ in pieces] == list(range(0, count, 77))
+    for start, piece in pieces:
+        assert piece.dtype == dtype
         assert not np.shares_memory(piece, mapped)
-        np.testing.assert_array_equal(piece, expected)
+        assert piece.tolist() == values[start : start + 77 + overlap].tolist()
+
+
+# Rewritten corpora hold the records that were kept, of the same users, whatever the size of the blocks.
+
+
+def test_it_holds_what_is_kept(make_corpus: MakeCorpus, tmp_path: Path) -> None:
+    """Twenty masks of random shares, none and all among them, each with another size of blocks."""
+    rng = stream(0, "test", "rewriting")
+    users = [[rng.integers(1, 9, rng.integers(0, 5)).tolist() for _ in range(rng.integers(0, 6))] for _ in range(15)]
+    corpus = make_corpus(users, test=users[:3], heldout=users[5:])
+    records = sum(map(len, users))
+    for number, share in enumerate([0.0, 1.0, *rng.random(18)]):
+        kept = rng.random(records) < share
+        rest = iter(kept.tolist())
+        expected = [[record for record in user if next(rest)] for user in users]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rewriting, "BLOCK", number + 1)
+            made = rewrite_corpus(corpus, tmp_path / f"{number}", {"step": "test"}, kept=kept, dropped={"records_x": 4})
+        train = Corpus.open(made.path, verify=True).split("train")
+        assert [[record.tolist() for record in train[user]] for user in range(len(train))] == expected
+        assert train.names == corpus.split("train").names
+        for split in SPLITS[1:]:
+            for file in (corpus.path / split).iterdir():
+                assert (made.path / split / file.name).read_bytes() == file.read_bytes()
+        assert made.manifest["dropped"] == {"records_x": 4}
+        assert made.manifest["parameters"]["read"] == {"records": records}
+
+
+def test_steps_notes_and_drops_add_up(make_corpus: MakeCorpus, tmp_path: Path) -> None:
+    corpus = make_corpus([[[1], [2], [3]]])
+    kept = np.array([True, True, False])
+    first = rewrite_corpus(corpus, tmp_path / "1", {"step": "a"}, kept=kept, dropped={"records_x": 1}, notes=["one"])
+    second = rewrite_corpus(
+        first, tmp_path / "2", {"step": "b"}, kept=kept[1:], dropped={"records_x": 1, "records_y": 0}, notes=["two"]
+    )
+    manifest = second.manifest
+    assert manifest["dropped"] == {"records_x": 2, "records_y": 0}
+    assert manifest["notes"] == ["one", "two"]
+    assert manifest["parameters"]["steps"] == [
+        {"step": "a", "corpus": corpus.digest},
+        {"step": "b", "corpus": first.digest},
+    ]
+    assert manifest["parameters"]["read"] == {"records": 3}
+    with pytest.raises(InputError, match="already exists"):
+        rewrite_corpus(corpus, tmp_path / "2", {})

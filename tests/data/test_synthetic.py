@@ -3,6 +3,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,43 +43,29 @@ def make(tmp_path: Path, hparams: SyntheticHParams = HPARAMS, seed: int = 0, nam
     return make_synthetic(tmp_path / name, hparams, seed)
 
 
-def test_sizes_are_those_asked_for(tmp_path: Path) -> None:
-    corpus = make(tmp_path)
-    assert [len(corpus.split(name)) for name in SPLITS] == [60, 3, 5]
-    assert corpus.layout.vocabulary_size == 300
-    Corpus.open(corpus.path, verify=True)
-    for name in SPLITS:
-        split = corpus.split(name)
-        lengths = np.diff(split.record_offsets)
-        assert lengths.min() >= 5
-        assert lengths.max() <= 12
-        assert split.tokens.min() >= 1
-        assert split.tokens.max() <= corpus.layout.words
-        for index in range(len(split)):  # the last record brings the user to 300 words
-            assert split[index].words >= 300 > split[index].words - len(split[index][len(split[index]) - 1])
-    assert len({name for split in SPLITS for name in corpus.split(split).names}) == 68
-
-
 @pytest.mark.parametrize(
-    ("hparams", "message"),
+    ("change", "message"),
     [
-        (
-            replace(HPARAMS, users=10**11),
-            "no space for 100,000,000,008 users of 300 words, which need at least 60,800 GB",
-        ),
-        (replace(HPARAMS, words_per_user=10**13), "a user of 10,000,000,000,000 words needs"),
+        ({"users": 10**11}, "no space for 100,000,000,008 users of 300 words, which need at least 60,800 GB"),
+        ({"words_per_user": 10**13}, "a user of 10,000,000,000,000 words needs"),
+        ({"record_words": 11}, "record_words must be at least 12, found 11"),
+        ({"by": "characters"}, "record_words must be at least 96, found 20"),
+        ({"by": "letters"}, "by must be 'words', 'characters' or 'tokens'"),
     ],
 )
-def test_sizes_beyond_the_machine_are_refused_at_once(tmp_path: Path, hparams: SyntheticHParams, message: str) -> None:
+def test_sizes_that_cannot_be_are_refused_at_once(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        make(tmp_path, hparams)
+        make(tmp_path, replace(HPARAMS, **change))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_seed_decides_everything(tmp_path: Path) -> None:
-    first, again, other = (
-        folder_bytes(make(tmp_path, seed=seed, name=name).path) for name, seed in (("a", 3), ("b", 3), ("c", 4))
-    )
+    corpora = [make(tmp_path, seed=seed, name=name) for name, seed in (("a", 3), ("b", 3), ("c", 4))]
+    for corpus in corpora:
+        Corpus.open(corpus.path, verify=True)
+        assert [len(corpus.split(name)) for name in SPLITS] == [60, 3, 5]
+    assert len({name for split in SPLITS for name in corpora[0].split(split).names}) == 68
+    first, again, other = (folder_bytes(corpus.path) for corpus in corpora)
     assert first == again
     for name in ("train/tokens.u16", "train/records.i64", "heldout/records.i64", "test/records.i64"):
         assert first[name] != other[name]
@@ -106,10 +93,8 @@ def naive_user(language: Language, hparams: SyntheticHParams, seed: int, name: s
     [
         {},
         {"order": 0.0},
-        {"order": 1.0},
         {"words_per_user": 1},
-        {"vocabulary_size": 5, "topics": 1},
-        {"vocabulary_size": 2**16, "topics": 2},
+        {"vocabulary_size": 5, "topics": 1, "order": 1.0},
         {"vocabulary_size": 70_000, "topics": 1},
     ],
 )
@@ -150,7 +135,7 @@ def test_more_users_leave_the_others_their_words(tmp_path: Path) -> None:
     assert words[0] == words[1]
 
 
-@pytest.mark.parametrize("zipf", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("zipf", [0.7, 1.3])
 def test_words_follow_zipfs_law(tmp_path: Path, zipf: float) -> None:
     """Half of the mass keeps the common ranking, so the head falls like 1 / rank^zipf or somewhat slower."""
     hparams = replace(HPARAMS, users=200, zipf=zipf, vocabulary_size=1_000)
@@ -159,11 +144,6 @@ def test_words_follow_zipfs_law(tmp_path: Path, zipf: float) -> None:
     slope = -np.polyfit(np.log(rank), np.log(counts[rank - 1]), 1)[0]
     assert zipf / 2 < slope < zipf + 0.1
     assert counts[:100].sum() > 0.3 * counts.sum()
-
-
-def test_records_that_words_would_not_fit_are_refused() -> None:
-    with pytest.raises(InputError, match="record_words must be at least 12, found 11"):
-        SyntheticHParams(record_words=11)
 
 
 def test_characters_spell_the_words_of_the_same_corpus(tmp_path: Path) -> None:
@@ -185,10 +165,3 @@ def test_characters_spell_the_words_of_the_same_corpus(tmp_path: Path) -> None:
             ]
     counts = Counter(spelled.vocabulary.text(spelled.split("train").tokens.tolist()))
     assert dict(zip(spelled.vocabulary.words, spelled.vocabulary.counts, strict=True)) == counts
-
-
-def test_records_that_characters_would_not_fit_are_refused() -> None:
-    with pytest.raises(InputError, match="record_words must be at least 96, found 20"):
-        SyntheticHParams(by="characters")
-    with pytest.raises(InputError, match="by must be 'words', 'characters' or 'tokens'"):
-        SyntheticHParams(by="letters")  # type: ignore[arg-type]

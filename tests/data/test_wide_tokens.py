@@ -57,12 +57,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 def test_an_import_reads_back_as_its_dump(wide: Corpus) -> None:
     train, files = wide.split("train"), wide.manifest["files"]
-    assert wide.manifest["layout"] == {
-        "vocabulary_size": SIZE,
-        "record_words": RECORD,
-        "name": "tff",
-        "tokens": "uint32",
-    }
+    layout = {"vocabulary_size": SIZE, "record_words": RECORD, "name": "tff", "tokens": "uint32"}
+    assert wide.manifest["layout"] == layout
     assert set(files) == set(named(wide.layout))
     assert files["train/tokens.u32"]["bytes"] == 4 * train.words
     assert train.tokens.dtype == np.uint32
@@ -70,10 +66,7 @@ def test_an_import_reads_back_as_its_dump(wide: Corpus) -> None:
     for user in range(USERS):
         index = train.names.index(f"u{user:02d}")
         assert [" ".join(wide.vocabulary.decode(record.tolist())) for record in train[index]] == records_of(user)
-    counted = inspect(wide)["splits"]
-    assert counted["train"]["words_occurring"] == WORDS
-    assert counted["train"]["oov_share"] == 0
-    assert counted["test"]["words_occurring"] == counted["test"]["words"] == len(records_of(2)[-1].split())
+    assert inspect(wide)["splits"]["train"]["words_occurring"] == WORDS
 
 
 def test_phrases_of_late_words_are_noticed(wide: Corpus) -> None:
@@ -95,22 +88,21 @@ def test_what_is_planted_is_written_and_repeats_are_dropped(wide: Corpus, tmp_pa
     assert int(records.tokens.max()) >= BEYOND
 
 
-def test_two_rounds_and_what_they_memorized(wide: Corpus) -> None:
+def test_a_round_and_what_it_memorized(wide: Corpus) -> None:
     planted = flsim.plant(wide, CANARIES, partition="iid")
     users = planted.users
     copies = users.records_at(users.overlay.records)
     assert int(copies.tokens.max()) >= BEYOND
     assert np.diff(users.records_at(np.arange(users.records)).offsets).max() == RECORD
     model = flsim.Model(embedding=4, units=4)
-    algorithm = flsim.FedAvg(cohort=2, local=flsim.LocalSGD(batch_size=2, max_records=3, learning_rate=1.0))
-    states = list(flsim.simulate(planted, model, algorithm, rounds=2))
-    assert [state.round for state in states] == [1, 2]
-    oracle = algorithm.config(planted, model, 2, 0).training_of(planted.users, 2)
+    algorithm = flsim.FedAvg(cohort=2, local=flsim.LocalSGD(batch_size=2, max_records=2, learning_rate=1.0))
+    (state,) = flsim.simulate(planted, model, algorithm, rounds=1)
+    oracle = algorithm.config(planted, model, 1, 0).training_of(planted.users, 1)
     assert isinstance(oracle, FederatedTraining)
     (first,) = replace(oracle, engine="local").states(oracle.first_state(), 1)
     for name, value in first.params.items():
-        torch.testing.assert_close(states[0].params[name], value, rtol=1e-4, atol=1e-6)
-    rows = flsim.evaluate(states[-1], planted, model, references=20)
+        torch.testing.assert_close(state.params[name], value, rtol=1e-4, atol=1e-6)
+    rows = flsim.evaluate(state, planted, model, references=20)
     assert {*rows["canary"]} == {"", *(canary.id for canary in planted.canaries)}
     assert np.isfinite(rows["value"]).all()
 

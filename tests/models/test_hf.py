@@ -108,6 +108,11 @@ def test_a_model_equals_transformers_and_its_state_equals_reading_anew(
     torch.testing.assert_close(second, scores[rows, 3])
     torch.testing.assert_close(third, scores[rows, 4])
     assert all(torch.equal(part, old) for part, old in zip(state, before, strict=True))
+    copy = restore(params_of(model), model.hparams, LAYOUT.vocabulary_size)
+    assert torch.equal(copy(tokens), logits)
+    assert copy.frozen_digest == model.frozen_digest
+    assert (model.frozen_digest == "") == (lora is None)
+    assert weights_of(LAYOUT.vocabulary_size, model.hparams) == sum(value.numel() for value in model.trainable.values())
 
 
 @BOTH
@@ -118,10 +123,10 @@ def test_adapters_begin_as_the_base_bit_for_bit(config: dict[str, object]) -> No
     plain = plain_base(config, base_of(hparams, LAYOUT.vocabulary_size)).eval()
     assert torch.equal(model(tokens), plain(tokens).logits)
     assert all(bool(value.any()) == (".lora_A." in name) for name, value in model.trainable.items())
-    other = build(LAYOUT.vocabulary_size, hparams).initialize(6)
-    assert model.frozen_digest == other.frozen_digest
-    first = next(iter(model.trainable))
-    assert not torch.equal(model.trainable[first], other.trainable[first])
+    assert model.frozen_digest == build(LAYOUT.vocabulary_size, hparams).initialize(6).frozen_digest
+    first, again, other = (init(LAYOUT.vocabulary_size, hparams, seed).params for seed in (5, 5, 6))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(*(values[next(iter(first))] for values in (first, other)))
 
 
 def peft_of(config: dict[str, object], start: Params) -> tuple[Any, list[Tensor]]:
@@ -187,21 +192,6 @@ def test_a_step_of_dp_sgd_is_the_sum_of_the_clipped_gradients_of_records(
     assert model.frozen_digest == before
 
 
-@BOTH
-@TUNED
-def test_settings_and_parameters_restore_a_model(config: dict[str, object], lora: LoraHParams | None) -> None:
-    hparams = hparams_of(config, lora)
-    model = made(hparams)
-    copy = restore(params_of(model), hparams, LAYOUT.vocabulary_size)
-    assert torch.equal(copy(tokens_of()), model(tokens_of()))
-    assert copy.frozen_digest == model.frozen_digest
-    assert (model.frozen_digest == "") == (lora is None)
-    assert weights_of(LAYOUT.vocabulary_size, hparams) == sum(value.numel() for value in model.trainable.values())
-    first = init(LAYOUT.vocabulary_size, hparams, 7).params
-    again = init(LAYOUT.vocabulary_size, hparams, 7).params
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
 def test_only_b_is_trained_by_ffa_lora() -> None:
     model = made(hparams_of(GPT2, LoraHParams(rank=2, freeze_a=True)))
     assert all(".lora_B." in name for name in model.trainable)
@@ -235,7 +225,6 @@ def test_ids_of_a_tokenizer_are_mapped_in_and_out(tmp_path: Path) -> None:
     ("hparams", "message"),
     [
         ({}, "either path, a folder, or config"),
-        ({"config": {"n_layer": 2}}, "config needs a model_type"),
         ({"config": {**GPT2, "attn_pdrop": 0.1}}, "config.attn_pdrop: the base has no dropout here"),
         ({"config": GPT2, "units": 8}, 'units is not of architecture "hf"'),
         ({"config": GPT2, "dtype": "bfloat16"}, 'dtype "bfloat16" is for a frozen base'),
@@ -252,12 +241,8 @@ def test_wrong_settings_are_refused(hparams: dict[str, object], message: str) ->
     ("make", "message"),
     [
         (lambda _: hparams_of({**GPT2, "n_layers": 2}), "gpt2 has no setting n_layers; correct its name"),
-        (lambda _: hparams_of({"model_type": "gtp2"}), "transformers refuses the configuration"),
         (lambda _: hparams_of(GPT2, LoraHParams(targets=("q_proj",))), "['q_proj']: match no layer of the base"),
-        (
-            lambda _: hparams_of({**GPT2, "n_positions": 11}),
-            "reads 11 tokens at most, and records of the corpus have up",
-        ),
+        (lambda _: hparams_of({**GPT2, "n_positions": 11}), "reads 11 tokens at most, and records of the corpus"),
         (lambda _: hparams_of({**GPT2, "vocab_size": 60}), "the base has 60 token ids, and the corpus has 50"),
         (lambda folder: of_folder(folder / "none"), "no folder of a model (it has no config.json)"),
         (lambda folder: of_folder(pickled(folder)), "holds only pytorch_model.bin, a pickle"),
@@ -297,14 +282,9 @@ def test_a_folder_is_a_base(tmp_path: Path, config: dict[str, object]) -> None:
     shared = [build(LAYOUT.vocabulary_size, of_folder(tmp_path)) for _ in range(2)]
     pointers = [{value.data_ptr() for value in model.parameters() if not value.requires_grad} for model in shared]
     assert pointers[0] == pointers[1]  # one copy of the base in a process
-
-
-def test_a_changed_base_is_refused(tmp_path: Path) -> None:
-    model = build(LAYOUT.vocabulary_size, of_folder(saved(tmp_path)))
-    recorded = of_folder(tmp_path, digest=model.frozen_digest)
+    recorded = of_folder(tmp_path, digest=shared[0].frozen_digest)
     build(LAYOUT.vocabulary_size, recorded)
-    plain = plain_base(GPT2, base_of(hparams_of(GPT2), LAYOUT.vocabulary_size, seed=10))
-    plain.save_pretrained(tmp_path)
+    plain_base(config, base_of(hparams_of(config), LAYOUT.vocabulary_size, seed=10)).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=re.escape(f"{tmp_path}: its files changed since the run was started")):
         build(LAYOUT.vocabulary_size, recorded)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Experiment
+from helpers import TINY, Experiment
 from tiny_bases import GPT2, LLAMA
 
 from benchmarks.lora import GPT2_SMALL, ONE_BILLION, LoraBenchHParams
@@ -79,30 +79,10 @@ def llama(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Experiment
 
     monkeypatch.setattr(hf, "_load", refused)
     config = json.dumps(LLAMA | {"max_position_embeddings": 32}).replace(":", " =")
-    experiment.config.write_text(
-        f"""
-[data]
-corpus = "corpus"
-[canaries]
-insertions = [2]
-count = 3
-[model]
-architecture = "hf"
-config = {config}
-dtype = "bfloat16"
-[model.lora]
-rank = 3
-targets = ["q_proj", "v_proj"]
-[training]
-rounds = 4
-cohort = 6
-[local]
-batch_size = 4
-[system]
-shards = 2
-gpus_per_client = 1
-"""
-    )
+    lora = 'lora = { rank = 3, targets = ["q_proj", "v_proj"] }'
+    model = f'architecture = "hf"\nconfig = {config}\ndtype = "bfloat16"\n{lora}\n'
+    text = TINY.replace("embedding = 8\nunits = 12\n", model).replace("shards = 1", "shards = 2\ngpus_per_client = 1")
+    experiment.config.write_text(text)
     return experiment
 
 
@@ -124,15 +104,10 @@ def test_a_plan_is_a_sum_by_hand(llama: Experiment, monkeypatch: pytest.MonkeyPa
     refused = load(llama.config, [f"system.gpus_per_client={0.9 * (row.base + row.user) / H100}"])
     with pytest.raises(InputError, match=r"training of llama LoRA r=3 with records of .* its share of a GPU has 0 GB"):
         refuse_impossible_in(refused, Corpus.open(llama.folder / "corpus"))
-
-
-def test_training_beyond_the_memory_of_the_machine_is_refused(
-    llama: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = load(llama.config, ["system.gpus_per_client=0", "local.batch_size=4000"])
+    refused = load(llama.config, ["system.gpus_per_client=0", "local.batch_size=4000"])
     monkeypatch.setattr(machine, "machine_memory", lambda: 10**8)
     with pytest.raises(InputError, match=r"training of llama LoRA r=3 .* this machine has 0 GB; set a smaller batch"):
-        refuse_impossible_in(settings, Corpus.open(llama.folder / "corpus"))
+        refuse_impossible_in(refused, Corpus.open(llama.folder / "corpus"))
 
 
 def test_a_llama_of_7_billion_weights_with_its_vocabulary_is_planned_as_documented(

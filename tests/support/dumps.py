@@ -1,21 +1,15 @@
 """Helpers for tests of data: dumps and JSON lines written by hand, and folders as bytes."""
 
-import bz2
-import gzip
-import io
 import json
-import lzma
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-import py7zr
 import pytest
-from backports import zstd
 
 DECLARATION = '<?xml version="1.0" encoding="utf-8"?>\n'
 
@@ -99,22 +93,3 @@ def children(pid: int) -> list[int]:
     with suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
-
-
-def seven_zip(files: dict[str, bytes], password: str | None = None) -> bytes:
-    packed = io.BytesIO()
-    with py7zr.SevenZipFile(packed, "w", password=password) as archive:
-        for name, content in files.items():
-            archive.writef(io.BytesIO(content), name)
-    return packed.getvalue()
-
-
-# TensorFlow Federated publishes its SQLite files as LZMA without a container.
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".lzma": lambda content: lzma.compress(content, lzma.FORMAT_ALONE),
-    ".zst": zstd.compress,
-    ".7z": lambda content: seven_zip({"Posts.xml": content}),
-}

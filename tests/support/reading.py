@@ -1,7 +1,7 @@
 """Helpers for tests of readers: a whole file read as the import reads it, and files damaged on purpose."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,15 +23,6 @@ def read(
     dropped: Counter[str] = Counter()
     parts = FORMATS[format].parts(path, source or path, columns)
     return [post for part in parts for post in FORMATS[format].read(part, dropped)], dropped
-
-
-def sentences(posts: Iterable[Post]) -> list[Sentence]:
-    return [(post.user, post.split, sentence) for post in posts for sentence in post.sentences]
-
-
-def by_user(examples: Iterable[Sentence]) -> list[Sentence]:
-    """In the order of (split, user), stable: what formats of one row or group a client can hold."""
-    return sorted(examples, key=lambda example: (example[1] or "", example[0].encode()))
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from flsim.privacy.sampling import draw_cohort
 PAPER = MeanEstimation.injected(4, 0.01)
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.49])
-@pytest.mark.parametrize("rounds", [1, 2, 7, 40])
+@pytest.mark.parametrize("rate", [0.01, 0.49])
+@pytest.mark.parametrize("rounds", [1, 7, 40])
 def test_an_injected_example_separates_as_the_papers_distributions(rate: float, rounds: int) -> None:
     """Jagielski et al. (2022), appendix D.3: means mu + (theta_0^+- - mu)(1 - 2 eta)^k, where theta_0^+ - theta_0^- is
     4 eta v, and covariance eta (1 - (1 - 2 eta)^(2k)) / (1 - eta) Sigma."""
@@ -85,7 +85,7 @@ def test_the_divergence_is_that_of_the_densities_and_within_theorem_1() -> None:
 
 
 @pytest.mark.parametrize("one", [PAPER, MeanEstimation(10, 0.1, 3, 7), MeanEstimation(10, 0.05, 1, 5, 9)])
-@pytest.mark.parametrize("wanted", [0.51, 0.55, 0.6, 0.9])
+@pytest.mark.parametrize("wanted", [0.51, 0.6, 0.9])
 def test_rounds_until_an_accuracy_are_the_first_that_reach_it(one: MeanEstimation, wanted: float) -> None:
     least = next(rounds for rounds in range(1, 10_000) if one.accuracy(rounds) <= wanted)
     assert one.rounds_until(wanted) == least
@@ -105,18 +105,6 @@ def test_what_was_never_seen_is_forgotten_at_once_and_full_participation_never_f
     assert PAPER.accuracy(0) == 1.0, "before the first random step"
 
 
-def test_sgd_forgets_as_fast_as_the_formula_says() -> None:
-    """Algorithm 4 of the paper, 20,000 runs on each side; accuracy to three standard deviations."""
-    rate, steps, runs, v = 0.1, 10, 20_000, 2.0
-    one, rng = MeanEstimation.injected(v**2, rate), stream(0, "algorithm 4")
-    theta = np.outer([2 * rate * v, -2 * rate * v], np.ones(runs))
-    for step in range(1, steps + 1):
-        theta -= 2 * rate * (theta - rng.normal(size=theta.shape))
-        right = ((theta[0] > 0).mean() + (theta[1] < 0).mean()) / 2
-        expected = one.accuracy(step)
-        assert right == pytest.approx(expected, abs=3 * math.sqrt(expected * (1 - expected) / (2 * runs)))
-
-
 MEANS = FederatedMeans(moved=40, rate=0.1, steps=2, cohort=4, population=500, rounds=4)
 
 
@@ -131,23 +119,23 @@ def test_rounds_of_the_platform_keep_the_difference_that_the_formula_says() -> N
 
 
 def test_rounds_of_the_platform_forget_as_fast_as_the_formula_says() -> None:
-    """1,000 repetitions on each side; three Monte Carlo standard deviations."""
-    pairs = MEANS.pairs(10)
-    runs = pairs[0].reshape(MEANS.rounds, 10, MEANS.positions)
-    assert len(np.unique(runs, axis=1)[0]) == 10, "each run has cohorts of its own"
+    """500 repetitions on each side; three Monte Carlo standard deviations."""
+    pairs = MEANS.pairs(5)
+    runs = pairs[0].reshape(MEANS.rounds, 5, MEANS.positions)
+    assert len(np.unique(runs, axis=1)[0]) == 5, "each run has cohorts of its own"
     measured, errors = separation(pairs)
     shares = accuracy(pairs)
     for rounds in range(1, MEANS.rounds + 1):
         expected = MEANS.expected.separation(rounds)
         assert measured[rounds - 1] == pytest.approx(expected, abs=3 * errors[rounds - 1])
         right = MEANS.expected.accuracy(rounds)
-        assert shares[rounds - 1] == pytest.approx(right, abs=3 * math.sqrt(right * (1 - right) / 2_000))
+        assert shares[rounds - 1] == pytest.approx(right, abs=3 * math.sqrt(right * (1 - right) / 1_000))
 
 
 @pytest.mark.parametrize(("sampler", "population"), [("fixed-size", 12), ("with-replacement", None)])
 def test_the_platforms_cohorts_vary_as_the_formula_says(sampler: str, population: int | None) -> None:
-    """The mean of 6 of 12 values over 10,000 draws; a sample variance has a relative standard error of sqrt(2 / n)."""
-    values, draws = np.arange(12.0), 10_000
+    """The mean of 6 of 12 values over 4,000 draws; a sample variance has a relative standard error of sqrt(2 / n)."""
+    values, draws = np.arange(12.0), 4_000
     means = [values[draw_cohort(0, round_, 12, 6, sampler)].mean() for round_ in range(draws)]
     expected = MeanEstimation(1, 0.1, cohort=6, population=population).variance_factor * values.var() / 6
     assert np.var(means) == pytest.approx(expected, rel=3 * math.sqrt(2 / draws))
@@ -213,11 +201,7 @@ def test_the_outlier_is_told_as_often_as_in_the_paper(has_first: bool) -> None:
 
 def test_no_number_of_later_points_undoes_it() -> None:
     rates = KMeansExperiment().rates(1_000, stages=20)
-    assert (rates[1:, 0] == rates[1, 0]).all()
-    assert (rates[1:, 1] == 0).all()
-
-
-def test_a_cluster_without_points_is_refused() -> None:
+    assert (rates[1:] == (rates[1, 0], 0)).all()
     with pytest.raises(InputError, match="lost all its points"):
         lloyd(np.array([[1.0, 2.0]]), np.array([[-9.0, -8.0]]))
     with pytest.raises(InputError, match="later"):

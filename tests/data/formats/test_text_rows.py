@@ -18,9 +18,9 @@ from reading import COLUMNS, parts_of
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.formats import csv_rows, json_values, jsonl, posts
+from flsim.data.formats import csv_rows, json_values, jsonl
 from flsim.data.formats.jsonl import CHUNK
-from flsim.data.formats.known import FORMATS, format_of
+from flsim.data.formats.known import format_of
 from flsim.data.formats.posts import Post
 from flsim.data.formats.text import text_format
 from flsim.data.sentences import records
@@ -37,77 +37,27 @@ def test_lines_longer_than_a_chunk(tmp_path: Path) -> None:
     assert read(write_jsonl(tmp_path / "a.jsonl", posts)) == [Post(user, [text]) for user, text in posts]
 
 
-def test_bom_crlf_and_blank_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"user": 7, "text": "a"}\r\n\r\n   \n{"user": "7", "text": "b"}')
-    assert read(path) == [Post("7", ["a"]), Post("7", ["b"])]
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"user,text", "not JSON (Expecting value at column 1)"),
         (b'{"user": 1, "text": "a"} x', "not JSON (Extra data at column 26)"),
         (b"[" * 100_000, "not JSON (nested too deeply)"),
         (b'{"user": ' + b"9" * 5_000 + b', "text": "a"}', "not JSON (a number with too many digits)"),
         (b"[1]", "not a JSON object"),
-        (b'{"user": true, "text": "a"}', "'user' must be a string or an integer, found true"),
-        (
-            b'{"user": "a", "text": {"' + b"b" * 99 + b'": 1}}',
-            "'text' must be a string or a list of strings, found {\"bbbb",
-        ),
-        (b'{"user": "a", "text": ["b", 3]}', "'text' must be a string or a list of strings, found [\"b\", 3]"),
-        (
-            b'{"user": 1e300, "text": "b"}',
-            "'user' is a float too large to be a single integer; write authors as strings",
-        ),
+        (b'{"user": "a", "text": {"' + b"b" * 99 + b'": 1}}', "'text' must be a string or a list of strings, found {"),
         (b'{"user": "a", "text": "\xff"}', "not UTF-8 (byte 24 of the line)"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
+    """After a byte order mark, a line feed of Windows and a blank line; whatever part the line is in."""
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"user": 1, "text": "fine"}\n\n' + line + b"\n")
-    with pytest.raises(InputError) as caught:
-        read(path)
-    assert str(caught.value).startswith(f"{path}: line 3: {message}")
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < len(str(path)) + 160
-
-
-def test_wrong_lines_of_later_parts_are_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [("a", "b")] * 10)
-    path.write_bytes(path.read_bytes() + b"[]\n")
-    for size in (1, 30, 100, 2**20):
-        monkeypatch.setattr(posts, "PART_BYTES", size)
-        with pytest.raises(InputError, match=r"a\.jsonl: line 11: not a JSON object"):
+    path.write_bytes(b'\xef\xbb\xbf{"user": 1, "text": "fine"}\r\n\n' + line + b"\n")
+    for size in (1, 2**20):
+        with parts_of(size), pytest.raises(InputError) as caught:
             read(path)
-
-
-@given(
-    st.lists(st.sampled_from(["", " ", "\r", '{"user": "a", "text": "b"}', '{"user": "c", "text": "d"}  '])), st.data()
-)
-def test_parts_end_after_line_feeds(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], data: st.DataObject
-) -> None:
-    path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
-    content = "\n".join(lines).encode()
-    path.write_bytes(content)
-    whole = read(path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(posts, "PART_BYTES", data.draw(st.integers(1, 100)))
-        parts = FORMATS["jsonl"].parts(path, path, ("user", "text"))
-        assert b"".join(content[part.first : part.last] for part in parts) == content
-        assert all(content[: part.first].endswith(b"\n") for part in parts[1:])
-        assert read(path) == whole
-
-
-def test_other_keys(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"author": 7, "body": "a", "user": null}\n')
-    assert reading.read(path, "jsonl", columns=("author", "body"))[0] == [Post("7", ["a"])]
-    path.write_text('{"author": 7}\n')
-    with pytest.raises(InputError, match=r"line 1: no 'body'; its keys are \"author\"; name the right one with --text"):
-        reading.read(path, "jsonl", columns=("author", "body"))
+        assert str(caught.value).startswith(f"{path}: line 3: {message}")
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < len(str(path)) + 160
 
 
 def test_the_error_of_a_wrong_key_is_short_and_knows_leaf(tmp_path: Path) -> None:
@@ -183,27 +133,13 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows:
 @pytest.mark.parametrize(
     ("content", "line", "message"),
     [
-        (
-            '[\n{"user": 1},\n{"user": 1}\n]',
-            2,
-            "no 'text'; its keys are \"user\"; name the right one with --text-column",
-        ),
-        ('[\n{"text": "a"}\n]', 2, "no 'user'; its keys are \"text\"; name the right one with --user-column"),
+        ('[\n{"user": 1},\n{"user": 1}\n]', 2, "no 'text'; its keys are \"user\"; name the right one with --text"),
         ('[\n{"user": 1, "text": "a"},\n{"user": tru}\n]', 3, "not JSON (Expecting value)"),
         ('[\n{"user": 1, "text": "a"}\n', 3, "not JSON (expected ',', found the end)"),
         ('[\n{"user": 1, "text": "a"}]\n x', 3, "not JSON (expected the end, found 'x')"),
         ('[{"a":\n' + "[" * 100_000, 1, "not JSON (nested too deeply)"),
-        (
-            '{"users": ["a"],\n"user_data": {"a":\n{"y": []}}}',
-            3,
-            "user 'a' has no list 'x', which the layout of LEAF requires",
-        ),
-        (
-            '{"users": ["a"],\n"user_data": {"a":\n{"x": [["b"]]}}}',
-            3,
-            "'x' of user 'a' must be a string or a list of strings; write a reader: --format my_reader.py:NAME",
-        ),
-        ('{"users": ["a"],\n"user_data": {"a":\n{"x": ["b"]}', 3, "not JSON (expected ',', found the end)"),
+        ('{"users": ["a"],\n"user_data": {"a":\n{"y": []}}}', 3, "user 'a' has no list 'x'"),
+        ('{"users": ["a"],\n"user_data": {"a":\n{"x": [["b"]]}}}', 3, "'x' of user 'a' must be a string or a list"),
         ('{"users": ["a"],\n"user_data": {1', 2, "not JSON (expected a key in double quotes)"),
     ],
 )
@@ -214,12 +150,8 @@ def test_faults_are_one_line_with_the_place(tmp_path: Path, content: str, line: 
         reading.read(path, "json")
     assert str(caught.value).startswith(f"{path}: line {line}: {message}")
     assert "\n" not in str(caught.value)
-
-
-def test_not_utf8(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
     path.write_bytes(b'[{"user": 1, "text": "\xff"}]')
-    with pytest.raises(InputError, match=r"a\.json: not UTF-8; convert the file to UTF-8"):
+    with pytest.raises(InputError, match=r"a\.json: not UTF-8"):
         reading.read(path, "json")
 
 
@@ -235,70 +167,40 @@ def test_an_object_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pyt
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, shape: str) -> None:
     def peak(posts: int) -> int:
         path = tmp_path / f"{posts}.json"
-        path.write_text(WRITERS[shape]([(user // 10, "word " * 400) for user in range(posts)]))
+        path.write_text(WRITERS[shape]([(user // 10, f"{'w' * 500} " * 4) for user in range(posts)]))
         return peak_of_reading(path, "json")
 
     assert peak(10_000) < peak(500) + 8_000  # 20 MB and 1 MB
 
 
-@pytest.mark.parametrize(("key", "user"), [("user", "a"), ("author.id", {"id": "a"})])
-def test_objects_without_a_key_that_others_have_are_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, user: object
-) -> None:
-    """Whichever part they are in, like objects in which the key has a null."""
-    name = key.partition(".")[0]
-    good = {name: user, "text": "x"}
-    rows = [{"text": "x"}, {name: {}, "text": "x"} if name == "author" else {"text": "y"}, good, {name: user}, {}]
-    monkeypatch.setattr(posts, "PART_BYTES", 1)
-    for format, content in (("json", json.dumps(rows)), ("jsonl", "\n".join(map(json.dumps, rows)))):
-        path = tmp_path / f"a.{format}"
-        path.write_text(content)
-        dropped = {"posts_without_user": 3, "posts_without_text": 1}
-        assert reading.read(path, format, columns=(key, "text")) == ([Post("a", ["x"])], dropped)
-
-
-def test_nested_keys(tmp_path: Path) -> None:
-    posts = [{"author": {"id": 7}, "body": {"text": "a b"}}, {"author": None, "body": {"text": "c"}}]
-    for name, content in (("json", json.dumps(posts)), ("jsonl", "\n".join(map(json.dumps, posts)))):
-        path = tmp_path / f"a.{name}"
-        path.write_text(content)
-        columns = ("author.id", "body.text")
-        assert reading.read(path, name, columns=columns) == ([Post("7", ["a b"])], {"posts_without_user": 1})
-        with pytest.raises(
-            InputError, match=r"no 'author\.name'; its keys are \"author\", \"body\"; name the right one"
-        ):
-            reading.read(path, name, columns=("author.name", "body.text"))
+@pytest.mark.parametrize("format", ["json", "jsonl"])
+def test_nested_keys(tmp_path: Path, format: str) -> None:
+    """Objects without a key that others have are dropped, whichever part they are in, as if the key had a null."""
+    path, good = tmp_path / f"a.{format}", {"author": {"id": 7}, "body": {"text": "a b"}}
+    rows = [{"body": good["body"]}, {**good, "author": {}}, good, {**good, "author": None}, {"author": {"id": 7}}, {}]
+    path.write_text(json.dumps(rows) if format == "json" else "\n".join(map(json.dumps, rows)))
+    dropped = {"posts_without_user": 4, "posts_without_text": 1}
+    with parts_of(1):
+        assert reading.read(path, format, columns=("author.id", "body.text")) == ([Post("7", ["a b"])], dropped)
+        with pytest.raises(InputError, match=r"no 'author\.name'; its keys are .*; name the right one"):
+            reading.read(path, format, columns=("author.name", "body.text"))
     (tmp_path / "b.jsonl").write_text('{"author.id": 8, "author": {"id": 7}, "text": "a"}')
     assert reading.read(tmp_path / "b.jsonl", "jsonl", columns=("author.id", "text"))[0] == [Post("8", ["a"])]
 
 
-def test_wrong_delimiters_are_one_line(tmp_path: Path, flsim: Flsim) -> None:
-    source = tmp_path / "a.csv"
-    source.write_text("user;text\na;b\n")
-    code, _, err = flsim("data", "import", source, "--delimiter", "ab", "--out", tmp_path / "corpus")
-    assert (code, err) == (2, "flsim: delimiter must be one character, and not a quote or line feed, found 'ab'\n")
-    code, _, err = flsim("data", "import", source, "--out", tmp_path / "corpus")
-    assert code == 2
-    assert (
-        "no column 'user'; its columns, separated by ',', are user;text; name the right column with --user-column, or"
-        in err
-    )
+# The reader of CSV: real files, as spreadsheets and `csv.writer` write them.
 
 
 @pytest.mark.parametrize(("name", "delimiter", "options"), [("a.tsv", "\t", ()), ("a.csv", ";", ("--delimiter", ";"))])
-def test_csv_with_other_delimiters(
-    tmp_path: Path, flsim: Flsim, name: str, delimiter: str, options: tuple[str, ...]
-) -> None:
-    rows = ["user", "text"], *(["a", f"some, words here {number}"] for number in range(9))
+def test_other_delimiters(tmp_path: Path, flsim: Flsim, name: str, delimiter: str, options: tuple[str, ...]) -> None:
     source = tmp_path / name
-    source.write_text("".join(f"{delimiter.join(row)}\n" for row in rows))
-    settings = ("--words-per-user", 8, "--heldout", 0, "--test", 0, "--out", tmp_path / "corpus")
-    code, _, err = flsim("data", "import", source, *options, *settings)
+    source.write_text(f"user{delimiter}text\n" + f"a{delimiter}some, words here\n" * 9)
+    command = ("data", "import", source, "--words-per-user", 8, "--heldout", 0, "--test", 0, "--out", tmp_path / "c")
+    code, _, err = flsim(*command, "--delimiter", "ab")
+    assert (code, err) == (2, "flsim: delimiter must be one character, and not a quote or line feed, found 'ab'\n")
+    code, _, err = flsim(*command, *options)
     assert code == 0, err
-    assert Corpus.open(tmp_path / "corpus").manifest["parameters"]["read"]["posts"] == 9
-
-
-# The reader of CSV: real files, as spreadsheets and `csv.writer` write them.
+    assert Corpus.open(tmp_path / "c").manifest["parameters"]["read"]["posts"] == 9
 
 
 FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -318,32 +220,25 @@ def test_csv_that_is_written_is_read(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            b"author;text\na;b\n",
-            "no column 'user'; its columns, separated by ',', are author;text; name the right column",
-        ),
+        (b"author;text\na;b\n", "no column 'user'; its columns, separated by ',', are author;text; name"),
         (b"user,text,text\na,b,c\n", "no column 'text'; its columns, separated by ',', are user, text, text; name"),
-        (b"user,text\na,b\nc,d,e\n", "line 3: a row of 3 fields, but the header has 2; put quotes around fields that"),
+        (b"user,text\na,b\nc,d,e\n", "line 3: a row of 3 fields, but the header has 2"),
         (b'user,text\na,"b\n', "line 2: not CSV (unexpected end of data)"),
-        (b"user,text\n9007199254740992.0,b\n", "line 2: 'user' is a float too large to be a single integer; write"),
-        (b"user,text\na,caf\xe9\n", "not UTF-8; convert the file to UTF-8"),
+        (b'user,text\na,"' + b"b" * 5_000, "line 2: not CSV (field larger than field limit"),
+        (b"user,text\n9007199254740992.0,b\n", "line 2: 'user' is a float too large to be a single integer"),
+        (b"user,text\na,caf\xe9\n", "not UTF-8"),
     ],
 )
-def test_wrong_files_are_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+def test_wrong_files_are_one_line(
+    tmp_path: Path, content: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_rows, "LONGEST_FIELD", 1_000)
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
         reading.read(path, "csv")
     assert str(caught.value).startswith(f"{path}: {message}")
     assert "\n" not in str(caught.value)
-
-
-def test_a_quote_that_never_ends_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_rows, "LONGEST_FIELD", 1_000)
-    path = tmp_path / "a.csv"
-    path.write_text('user,text\na,"' + "b\n" * 5_000)
-    with pytest.raises(InputError, match=r"not CSV \(field larger than field limit"):
-        reading.read(path, "csv")
 
 
 # Plain text in parts: authors are named by the lines of the whole file, of which no part is read twice.

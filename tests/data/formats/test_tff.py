@@ -24,34 +24,23 @@ from flsim.data.formats.tff_sqlite import Example
 
 TFF_SQLITE = "tff-sqlite"
 
-# What is on the wire (developers.google.com/protocol-buffers/docs/encoding): tag, length, content.
-GOLDEN: dict[bytes, bytes | int] = {
-    b"creation_date": b"2010-07-15 18:15:58.5 UTC",
-    b"score": -1,
-    b"tags": b"android|android-emulator|monkey",
-    b"title": b"writing to / system / framework in emulator",
-    b"tokens": b"thanks .",
-    b"type": b"question",
+GOLDEN: dict[str, bytes | int] = {  # a record like those of the published file; with sorted names, it has this digest
+    "creation_date": b"2010-07-15 18:15:58.5 UTC",
+    "score": -1,
+    "tags": b"android|android-emulator|monkey",
+    "title": b"writing to / system / framework in emulator",
+    "tokens": b"thanks .",
+    "type": b"question",
 }
 GOLDEN_SHA256 = "596ee7cb830a1694b8767bb4ada35a29bcc31ff571f019fbf7c02e3efffdfda4"
 
 
-def field(number: int, content: bytes) -> bytes:
-    assert len(content) < 2**14
-    low, high = len(content) % 128, len(content) // 128
-    return bytes([number * 8 + 2, *([low + 128, high] if high else [low])]) + content
-
-
-def feature(value: bytes | int) -> bytes:
-    if isinstance(value, bytes):
-        return field(1, field(1, value))
-    assert value == -1
-    return field(3, field(1, b"\xff" * 9 + b"\x01"))  # two's complement of 64 bits
-
-
-def wire(features: Iterable[tuple[bytes, bytes | int]]) -> bytes:
-    entries = (field(1, field(1, name) + field(2, feature(value))) for name, value in features)
-    return field(1, b"".join(entries))
+def record(**features: bytes | int) -> bytes:
+    example = Example()
+    for name, value in features.items():
+        kind = example.features.feature[name]
+        (kind.bytes_list if isinstance(value, bytes) else kind.int64_list).value.append(value)
+    return bytes(example.SerializeToString(deterministic=True))
 
 
 def database(path: Path, rows: Iterable[tuple[object, object, object]]) -> Path:
@@ -69,24 +58,18 @@ def execute(path: Path, *statements: str) -> Path:
     return path
 
 
-def test_the_golden_example() -> None:
-    content = wire(GOLDEN.items())
-    assert len(content) == 225
-    assert hashlib.sha256(content).hexdigest() == GOLDEN_SHA256
-    assert Example.FromString(content).SerializeToString(deterministic=True) == content
-
-
 def test_what_a_record_can_lack(tmp_path: Path) -> None:
+    assert hashlib.sha256(record(**GOLDEN)).hexdigest() == GOLDEN_SHA256
     good = tf_example("the <URL> ,\t it's   so")
     protos: list[object] = [
         good,
-        wire({**GOLDEN, b"tokens": b" \n\t"}.items()),
-        wire({**GOLDEN, b"tokens": b"\xff"}.items()),
-        wire([(b"title", b"a")]),
-        wire([(b"tokens", -1)]),
+        record(**{**GOLDEN, "tokens": b" \n\t"}),
+        record(**{**GOLDEN, "tokens": b"\xff"}),
+        record(title=b"a"),
+        record(tokens=-1),
         b"",
         b"\x0a\xff",
-        wire({**GOLDEN, b"\xff": b"a"}.items()),
+        record(**GOLDEN, zz=b"a").replace(b"zz", b"\xff\xff"),  # a name that is not UTF-8
         "text",
         7,
         tf_example("x" * 2**20),
@@ -115,7 +98,7 @@ def test_any_name_is_just_a_name(tmp_path: Path) -> None:
     assert read(path, TFF_SQLITE) == (found, {"records_not_utf8": 1})
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.sets(st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 60), min_size=1), st.integers(1, 30))
 def test_rowids_may_have_gaps(tmp_path_factory: pytest.TempPathFactory, rowids: set[int], records: int) -> None:
     path = database(tmp_path_factory.mktemp("so") / "so.sqlite", [])
@@ -130,39 +113,25 @@ def test_rowids_may_have_gaps(tmp_path_factory: pytest.TempPathFactory, rowids: 
         assert [post.user for post in read(path, TFF_SQLITE)[0]] == [str(rowid) for rowid in sorted(rowids)]
 
 
-def test_no_record_is_any_good(tmp_path: Path) -> None:
+def test_files_that_are_refused(tmp_path: Path) -> None:
     path = database(tmp_path / "so.sqlite", [("train", "a", b"\xff")] * 3)
     with pytest.raises(InputError, match=r"no record of rowids 1 to 3 is a tf\.Example .*records_not_tf_example: 3"):
         read(path, TFF_SQLITE)
-
-
-def test_other_splits_are_refused(tmp_path: Path) -> None:
-    path = database(tmp_path / "so.sqlite", [("val", "a", tf_example("a"))])
+    path = database(tmp_path / "val.sqlite", [("val", "a", tf_example("a"))])
     with pytest.raises(InputError, match="unknown split_name b'val'; use train, heldout or test"):
         read(path, TFF_SQLITE)
-
-
-@pytest.mark.parametrize(
-    ("statement", "message"),
-    [
-        ("ALTER TABLE examples RENAME TO sentences", "no table 'examples'; its tables: client_metadata, sentences"),
-        ("ALTER TABLE examples RENAME COLUMN split_name TO split", "table 'examples' has no column 'split_name'; its"),
-    ],
-)
-def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, statement: str, message: str) -> None:
-    path = execute(database(tmp_path / "so.sqlite", []), statement)
-    with pytest.raises(InputError, match=message):
-        FORMATS[TFF_SQLITE].parts(path, path, ("", ""))
-
-
-def test_cut_short_and_not_a_database(tmp_path: Path) -> None:
-    path = database(tmp_path / "so.sqlite", [("train", "a", tf_example(f"a {n}")) for n in range(1_000)])
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(InputError, match=r"so\.sqlite: SQLite cannot read it \(database disk image is malformed\)"):
+    with pytest.raises(InputError, match=r"val\.sqlite: SQLite cannot read it"):
         read(path, TFF_SQLITE)
-    path.write_bytes(b"SQLite format 3\0" + b"x" * 10_000)
-    with pytest.raises(InputError, match=r"SQLite cannot read it \(file is not a database\)"):
-        read(path, TFF_SQLITE)
+
+
+def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path) -> None:
+    path = execute(database(tmp_path / "so.sqlite", []), "ALTER TABLE examples RENAME COLUMN split_name TO split")
+    with pytest.raises(InputError, match="table 'examples' has no column 'split_name'; its"):
+        FORMATS[TFF_SQLITE].parts(path, path, ("", ""))
+    execute(path, "ALTER TABLE examples RENAME TO sentences")
+    with pytest.raises(InputError, match="no table 'examples'; its tables: client_metadata, sentences"):
+        FORMATS[TFF_SQLITE].parts(path, path, ("", ""))
 
 
 def test_the_file_is_only_read(tmp_path: Path) -> None:
@@ -228,15 +197,11 @@ def test_names_are_in_the_order_of_the_file_and_may_be_any(tmp_path: Path) -> No
 
 
 def test_records_that_are_no_sentences(tmp_path: Path) -> None:
-    path = changed(tmp_path / "a.h5", [b"\xff", b" ", b"z" * 50_000_000, b"ok"], dtype=h5py.string_dtype())
+    path = changed(tmp_path / "a.h5", [b"\xff", b" ", b"z" * 5_000_000, b"ok"], dtype=h5py.string_dtype())
     assert read(path, TFF_HDF5) == (
         [Post("a", ["x y"]), Post("b", ["ok"]), Post("c", ["x y"])],
         {"records_not_utf8": 1, "records_without_words": 1, "records_too_long": 1},
     )
-
-
-def test_a_client_without_tokens_is_named(tmp_path: Path) -> None:
-    path = changed(tmp_path / "a.h5", [b"x"])
     with h5py.File(path, "a") as file:
         del file["examples/b/tokens"]
     with pytest.raises(InputError, match=r"a\.h5: client 'b' has no dataset 'tokens'"):
@@ -245,9 +210,7 @@ def test_a_client_without_tokens_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [np.arange(3), np.array(b"x"), np.array([[b"x"]]), h5py.Empty("S1")])
 def test_tokens_that_are_not_strings(tmp_path: Path, tokens: Any) -> None:
-    with pytest.raises(
-        InputError, match="client 'b': 'tokens' is not a one-dimensional dataset of strings in this file"
-    ):
+    with pytest.raises(InputError, match="client 'b': 'tokens' is not a one-dimensional dataset of strings"):
         read(changed(tmp_path / "a.h5", tokens), TFF_HDF5)
 
 
@@ -304,9 +267,7 @@ def test_cut_short_and_without_examples(tmp_path: Path) -> None:
     write_tff_hdf5(path, [("train", "a", "x")])
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(
-        InputError, match=r"a\.h5: libhdf5 cannot read it \(.*truncated file.*\); check that it is complete"
-    ):
+    with pytest.raises(InputError, match=r"a\.h5: libhdf5 cannot read it \(.*truncated file"):
         read(path, TFF_HDF5)
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file.create_group("train")

@@ -29,14 +29,9 @@ def test_text_and_archive_are_the_same(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(TEXT)
     packed = archive(tmp_path / "a.tar.bz2", TEXT, "../../stackoverflow.word_count")
     for path in (tmp_path / "text", packed):
-        assert read_word_count(path, 9) == WORDS
+        assert read_word_count(path, 9) == WORDS == read_word_count(path, 10_000, fit=True)
         assert read_word_count(path, 6) == Vocabulary(WORDS.words[:2], WORDS.counts[:2])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.tar.bz2", "text"]  # nothing is unpacked
-
-
-def test_all_words_of_a_shorter_file_if_they_are_to_fit(tmp_path: Path) -> None:
-    (tmp_path / "words").write_bytes(TEXT)
-    assert read_word_count(tmp_path / "words", 10_000, fit=True) == WORDS
 
 
 @pytest.mark.parametrize(
@@ -45,10 +40,8 @@ def test_all_words_of_a_shorter_file_if_they_are_to_fit(tmp_path: Path) -> None:
         (b"", "line 0: ends after 0 words, but a vocabulary of 6 has 2; give --vocabulary 4 or less"),
         (b"a\t2\n", "line 1: ends after 1 words, but a vocabulary of 6 has 2; give --vocabulary 5 or less"),
         (b"a\t2\nb\n", r"line 2: expected a word and a count, found b'b\\n'"),
-        (b"a\t2\nb\tc\n", "line 2: expected a word and a count"),
         (b"a\t2\nb\t-1\n", "line 2: expected a count, found '-1'"),
         (b"a\t2\n\xff\t1\n", r"line 2: expected a word and a count, found b'\\xff"),
-        (b"a\t2\nb\t" + b"9" * 5_000, "line 2: expected a word and a count"),
         (b"a\t2\n" + b"b" * 2**17 + b"\t1", "line 2: expected a word and a count"),
         (b"a\t2\nb\t3\n", "line 2: a count of 3 after 2; sort by count, largest first"),
         (b"a\t2\na\t1\n", "line 2: 'a' occurs twice"),

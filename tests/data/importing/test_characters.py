@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import Experiment, Flsim, train_here
+from dumps import question, write_dump, write_jsonl
+from helpers import CENTRAL, Experiment, Flsim, train_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flsim as api
+from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.formats.text import text_format
 from flsim.data.importing.gather import ImportHParams
@@ -45,11 +47,10 @@ def test_lines_come_back_and_characters_are_counted(tmp_path_factory: pytest.Tem
     assert Vocabulary.read(corpus.path / "vocabulary.tsv", by="characters") == corpus.vocabulary
 
 
-@pytest.mark.parametrize("format", [("--format", "text"), ()])
-def test_consecutive_lines_are_an_author(tmp_path: Path, flsim: Flsim, format: tuple[str, ...]) -> None:
-    """120 lines, 50 an author: 50, 50 and 20 of them; whether the format is named or told from the file's name."""
+def test_consecutive_lines_are_an_author(tmp_path: Path, flsim: Flsim) -> None:
+    """120 lines, 50 an author: 50, 50 and 20 of them."""
     (tmp_path / "ptb.txt").write_text("\n".join(TREEBANK))
-    options = (*format, "--lines-per-author", 50, "--heldout", 0, "--test", 0)
+    options = ("--lines-per-author", 50, "--heldout", 0, "--test", 0)
     command = ("data", "import", tmp_path / "ptb.txt", "--by", "characters", "--out", tmp_path / "ptb")
     code, _, err = flsim(*command, *options, "--words-per-user", 500)
     assert code == 0, err
@@ -69,27 +70,9 @@ def test_a_run_by_characters(experiment: Experiment, flsim: Flsim) -> None:
     import_corpus(
         [experiment.folder / "ptb.txt"], experiment.folder / "ptb", hparams, text_format(10), fit_vocabulary=True
     )
-    experiment.config.write_text(
-        """
-[data]
-corpus = "ptb"
-[model]
-architecture = "lstm"
-embedding = 8
-units = 12
-[canaries]
-insertions = [3]
-count = 4
-length = 9
-[training]
-kind = "central"
-steps = 6
-batch_size = 16
-[evaluation]
-references = 200
-"""
-    )
-    path = train_here(experiment, ())
+    experiment.config.write_text(CENTRAL.replace('"corpus"', '"ptb"'))
+    settings = ("canaries.length=9", "training.steps=6", "training.batch_size=16", "model.architecture='lstm'")
+    path = train_here(experiment, settings)
     run = Run.open(path)
     texts = [run.corpus.vocabulary.text(canary.tokens) for canary in run.canaries]
     assert all(len(text) == 9 for text in texts)
@@ -105,15 +88,9 @@ references = 200
     ("options", "message"),
     [
         (("--by", "bytes"), "'bytes'"),
-        (
-            ("--lines-per-author", 3, "--format", "jsonl"),
-            "--lines-per-author is for plain text, and this is jsonl; remove --lines-per-author, or set --format",
-        ),
-        (("--lines-per-author", 0, "--format", "text"), "lines_per_author must be at least 1, found 0"),
-        (
-            ("--by", "characters", "--vocabulary-from", "counts.txt"),
-            "this file counts words, but the corpus is by characters",
-        ),
+        (("--lines-per-author", 3, "--format", "jsonl"), "--lines-per-author is for plain text, and this is jsonl"),
+        (("--lines-per-author", 0), "lines_per_author must be at least 1, found 0"),
+        (("--by", "characters", "--vocabulary-from", "counts.txt"), "counts words, but the corpus is by characters"),
         (("--by", "characters", "--words-per-user", 90_000), "no user has 90,000 characters; the longest"),
     ],
 )
@@ -124,3 +101,59 @@ def test_refusals_are_one_line(tmp_path: Path, flsim: Flsim, options: tuple[obje
     assert code == 2
     assert message in " ".join(err.replace("│", " ").split())
     assert not (tmp_path / "corpus").exists()
+
+
+# Text of any script through the import; and characters outside ASCII, which --ascii removes.
+
+
+ASCII_TEXTS = [
+    "Don't split well-known words' ends-, e.g. os.path. Pi is 3.14! Is it?\n"
+    "See https://a.b/c?d=1#e. Then_x (y) [z] {w}",
+    "The quick brown fox jumps over the lazy dog. It's #1 @home ~ 50% of 2^10 = 1,024 & more; "
+    'a/b \\ c | d `e` "f" <g> $5 *h* +i',
+    "Smith et al. (2020), cf. fig. 2 vs. www.example.org, really?! Yes...\tNo.\x0b\x0cEnd\x7f\x00",
+]
+# Computed with the code that removed characters outside ASCII (commit 435bb41).
+DIGESTS = {
+    "words": "8e18b691f1e841c30925481c3e2dc9366e30100cafcec416b8e8a62f2a018e9c",
+    "characters": "c780eac3a3554f5c383aac34c7180a64b8f428e1b7b87661232e15ba795d987e",
+}
+TEXTS = ["Привет, мир", "naïve café déjà vu", "한국어 문장 입니다 또", "日本の文", "שלום עולם טוב מאוד"]
+
+
+@pytest.mark.parametrize(
+    ("by", "hparams"),
+    [
+        ("words", ImportHParams(60, 20, 50, heldout=0.2, test=0.2)),
+        ("characters", ImportHParams(40, 600, 50, heldout=0.2, test=0.2, by="characters")),
+    ],
+)
+def test_corpora_of_ascii_text_keep_their_digests(tmp_path: Path, by: str, hparams: ImportHParams) -> None:
+    posts = [(f"user{n % 12}", ASCII_TEXTS[n % 3] + f" word{n % 7} number{n}.") for n in range(120)]
+    source = write_jsonl(tmp_path / "ascii.jsonl", posts)
+    assert import_corpus([source], tmp_path / "corpus", hparams).digest == DIGESTS[by]
+
+
+def test_text_of_any_script_is_in_the_vocabulary(tmp_path: Path, flsim: Flsim) -> None:
+    posts = [(str(user), text) for user, text in enumerate(TEXTS * 3)]
+    source = write_dump(tmp_path / "a.Posts.xml", [question(user, text) for user, text in posts])
+    command = ("data", "import", source, "--words-per-user", 1, "--heldout", 0, "--test", 0)
+    code, _, err = flsim(*command, "--out", tmp_path / "corpus")
+    assert code == 0, err
+    words = {word for text in TEXTS[:3] + TEXTS[4:] for word in text.lower().replace(",", " ,").split()}
+    assert {*Corpus.open(tmp_path / "corpus").vocabulary.words} == words | {*TEXTS[3]}
+    code, _, err = flsim(*command, "--ascii", "--out", tmp_path / "ascii")
+    assert code == 0, err
+    manifest = Corpus.open(tmp_path / "ascii").manifest
+    assert manifest["parameters"]["ascii"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("Привет мир", "no text of any user in 9 posts"), ("Привет, мир.", "no user has words")]
+)
+def test_text_of_which_nothing_is_left_says_why(tmp_path: Path, text: str, why: str) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [(f"user{number}", text) for number in range(9)])
+    with pytest.raises(InputError, match=why) as caught:
+        import_corpus([source], tmp_path / "corpus", ImportHParams(9, 6, 50, ascii=True))
+    assert "--ascii removes all characters outside ASCII" in str(caught.value)
+    assert "--words-per-user" not in str(caught.value)

@@ -33,11 +33,9 @@ from flsim.data.withheld import PartialSplit
 from flsim.measures.prediction import predict_by_steps, utility
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import loss_sum
 from flsim.training.central import CentralHParams
 from flsim.training.central.engines import AutogradEngine
 from flsim.training.central.engines import engine_of as central_engine_of
-from flsim.training.central.record_level import record_gradients
 from flsim.training.central.task import CentralTask
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import State
@@ -103,18 +101,13 @@ def test_what_does_not_fit_is_counted(tmp_path: Path) -> None:
     assert [len(record) for record in records] == expected
 
 
-def test_a_prompt_longer_than_a_record_says_so_in_one_line(tmp_path: Path, flsim: Flsim) -> None:
-    source = written(tmp_path / "a.jsonl")
-    out = tmp_path / "out"
-    options = ("--train-tokenizer", 266, "--prompt-column", "ask", "--words-per-record", 1, "--words-per-user", 1)
+def test_sources_without_prompts_or_with_too_long_ones_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
     source.write_text("".join(json.dumps({"user": u, "ask": "Ask one", "text": "One."}) + "\n" for u in range(20)))
-    code, text, err = flsim("data", "import", source, "--out", out, *options)
-    assert (code, text) == (2, "")
-    assert err.splitlines()[-1].endswith("a prompt must be shorter than --words-per-record 1")
-    assert not out.exists()
-
-
-def test_formats_without_columns_have_no_prompts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a prompt must be shorter than --words-per-record 1"):
+        import_corpus(
+            [source], tmp_path / "c", replace(HPARAMS, record_words=1, vocabulary_size=266), prompt_column="ask"
+        )
     (tmp_path / "a.txt").write_text("a b\nc d\n")
     with pytest.raises(InputError, match="--prompt-column is for jsonl, json, csv, parquet, and this is text"):
         import_corpus([tmp_path / "a.txt"], tmp_path / "c", HPARAMS, prompt_column="ask")
@@ -134,9 +127,14 @@ def sequences() -> Iterator[tuple[list[int], int]]:
         yield [LAYOUT.bos, *record, *([LAYOUT.eos] if len(record) < 6 else [])], prompt
 
 
-def slow_loss(model: CIFGLanguageModel, sequence: list[int], prompt: int) -> torch.Tensor:
-    log_probs = model(torch.tensor([sequence[:-1]]))[0].log_softmax(-1)
-    return -sum((log_probs[place, sequence[place + 1]] for place in range(prompt, len(sequence) - 1)), torch.zeros(()))
+def slow_loss() -> tuple[torch.Tensor, int]:
+    """The sum of the losses of all answers, token by token, and the number of these tokens."""
+    total, count = torch.zeros(()), 0
+    for sequence, prompt in sequences():
+        log_probs = MODEL(torch.tensor([sequence[:-1]]))[0].log_softmax(-1)
+        for place in range(prompt, len(sequence) - 1):
+            total, count = total - log_probs[place, sequence[place + 1]], count + 1
+    return total, count
 
 
 def test_targets_are_the_answer() -> None:
@@ -146,20 +144,11 @@ def test_targets_are_the_answer() -> None:
     assert read.targets.tolist() == [[0, 0, 3, 11], [4, 11, 0, 0]]
 
 
-def test_the_loss_is_that_of_the_answers() -> None:
-    read = batch(RECORDS_OF_ONE, np.arange(5), LAYOUT)
-    total, count = loss_sum(MODEL, torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
-    slow = sum((slow_loss(MODEL, sequence, prompt) for sequence, prompt in sequences()), torch.zeros(()))
-    torch.testing.assert_close(total, slow, rtol=1e-12, atol=0)
-    assert count == sum(len(sequence) - 1 - prompt for sequence, prompt in sequences())
-
-
 def test_every_engine_of_users_learns_answers_alone() -> None:
     """One user, one step of SGD over all records, against the gradient of the slow loss; "cohort" is not taken."""
     hparams = LocalHParams(batch_size=5, learning_rate=0.3)
     named = MODEL.trainable
-    count = sum(len(sequence) - 1 - prompt for sequence, prompt in sequences())
-    slow = sum((slow_loss(MODEL, sequence, prompt) for sequence, prompt in sequences()), torch.zeros(()))
+    slow, count = slow_loss()
     gradients = dict(zip(named, torch.autograd.grad(slow / count, list(named.values())), strict=True))
     start = {name: value.detach().clone() for name, value in named.items()}
 
@@ -178,28 +167,18 @@ def test_central_training_learns_answers_alone() -> None:
     engine = central_engine_of(task, State(0, params))
     assert isinstance(engine, AutogradEngine)
     (loss,), (tokens,) = engine.train(engine.pack(task.chunk(0, 1)))
-    slow = sum((slow_loss(MODEL, sequence, prompt) for sequence, prompt in sequences()), torch.zeros(()))
-    assert tokens == sum(len(sequence) - 1 - prompt for sequence, prompt in sequences())
+    slow, count = slow_loss()
+    assert tokens == count
     assert loss == pytest.approx(slow.item(), rel=1e-12)
     (gradient,) = torch.autograd.grad(slow / tokens, [MODEL.trainable["projection"]])
     torch.testing.assert_close(engine.params()["projection"], params["projection"] - 0.1 * gradient)
 
 
-def test_the_gradient_of_a_record_is_that_of_its_answer() -> None:
-    read = batch(RECORDS_OF_ONE, np.arange(5), LAYOUT)
-    gradients, losses = record_gradients(MODEL, torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
-    for row, (sequence, prompt) in enumerate(sequences()):
-        slow = slow_loss(MODEL, sequence, prompt)
-        assert float(losses[row]) == pytest.approx(slow.item(), rel=1e-12)
-        (gradient,) = torch.autograd.grad(slow / (len(sequence) - 1 - prompt), [MODEL.trainable["projection"]])
-        torch.testing.assert_close(gradients["projection"][row], gradient, rtol=1e-9, atol=1e-12)
-
-
 def test_utility_counts_answers_alone() -> None:
     measured = utility(MODEL, ONE_USER)
-    slow = sum((slow_loss(MODEL, sequence, prompt) for sequence, prompt in sequences()), torch.zeros(()))
+    slow, count = slow_loss()
     assert measured.cross_entropy == pytest.approx(slow.item(), rel=1e-12)
-    assert measured.tokens == sum(len(sequence) - 1 - prompt for sequence, prompt in sequences())
+    assert measured.tokens == count
     by_steps = utility(predict_by_steps(MODEL, torch.device("cpu")), ONE_USER)
     assert by_steps.cross_entropy == pytest.approx(measured.cross_entropy, rel=1e-12)
     assert replace(by_steps, cross_entropy=0.0) == replace(measured, cross_entropy=0.0)

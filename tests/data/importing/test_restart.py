@@ -5,14 +5,15 @@ import mmap
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from dumps import alive, children, folder_bytes, write_jsonl
-from imports import Imports, kill
-from waiting import wait_until
+from waiting import hear_ctrl_c, wait_until
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
@@ -20,6 +21,109 @@ from flsim.data.formats.wordcount import read_word_count
 from flsim.data.importing import run
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
+
+# The real command, in pieces that are small enough for a test; that their sizes change nothing is tested elsewhere.
+# When it has MOST pieces it waits, to be killed or let go: it might be over before a test that watches it has its turn.
+COMMAND = """
+import os, time
+from pathlib import Path
+from flsim.cli import main
+from flsim.data.formats import posts
+from flsim.data.importing import tasks
+from flsim.base.pool import Pool
+posts.PART_BYTES, tasks.PIECE, tasks.BUCKET, tasks.COUNTED = 60_000, 40_000, 60_000, 500
+scratch, most, run = Path(os.environ["SCRATCH"]), float(os.environ["MOST"]), Pool.run
+
+def run_until_most(pool, tasks, done, *report):
+    def done_unless_most(index, value):
+        while len(list(scratch.glob("*/*.json"))) >= most and not scratch.with_name("go").exists():
+            time.sleep(0.01)
+        done(index, value)
+    run(pool, tasks, done_unless_most, *report)
+
+Pool.run = run_until_most
+main()
+"""
+FURTHER = 5  # pieces it may have more than are waited for: what is killed is at work, as a rule
+
+
+class Imports:
+    """An import that takes about thirty pieces, as often as is wanted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        rng = stream(0, "test", "restart")
+        self.sources = []
+        for name in ("one", "two", "three"):
+            posts = [
+                (int(user), " ".join(f"w{word}" for word in rng.zipf(1.4, 60)) + ".")
+                for user in rng.integers(0, 90, 600)
+            ]
+            self.sources.append(write_jsonl(folder / f"{name}.jsonl", posts))
+        self.out = folder / "corpus"
+        self.scratch = folder / ".corpus.importing"
+
+    def start(
+        self, *sources: Path, out: Path | None = None, most: float = float("inf"), **options: object
+    ) -> subprocess.Popen[str]:
+        arguments = [*(sources or self.sources), "--out", out or self.out, "--vocabulary", 300, "--words-per-user", 200]
+        process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, "data", "import", *map(str, arguments), "--workers", "2"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "SCRATCH": str(self.scratch), "MOST": str(most)},
+            preexec_fn=hear_ctrl_c,
+            **options,  # type: ignore[call-overload]
+        )
+        return process
+
+    def run(self) -> str:
+        """Import to the end. Returns what it said."""
+        return self.finish(self.start())
+
+    def finish(self, process: subprocess.Popen[str], code: int = 0) -> str:
+        printed = process.communicate()[1]
+        assert process.returncode == code, printed
+        assert "Traceback" not in printed
+        return printed
+
+    def started(
+        self, pieces: int, *sources: Path, further: int = FURTHER, start_new_session: bool = False
+    ) -> subprocess.Popen[str]:
+        """One that has so many pieces, and does not end."""
+        process = self.start(*sources, most=pieces + further, start_new_session=start_new_session)
+        wait_until(lambda: self.pieces() >= pieces or process.poll() is not None)
+        assert process.poll() is None
+        return process
+
+    def go(self) -> None:
+        """Let one that was started go on to its end."""
+        (self.folder / "go").touch()
+
+    def pieces(self) -> int:
+        return len(list(self.scratch.glob("*/*.json")))
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL the parent alone; its workers must end by themselves."""
+    workers = children(process.pid)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not any(map(alive, workers)))
+
+
+@pytest.fixture
+def imports(tmp_path: Path) -> Imports:
+    return Imports(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    imports = Imports(tmp_path_factory.mktemp("expected"))
+    imports.run()
+    assert not imports.scratch.exists()
+    return folder_bytes(imports.out)
 
 
 @pytest.mark.slow
@@ -67,17 +171,6 @@ def test_pieces_outlive_a_folder_that_comes_to_be_in_their_place(imports: Import
     assert not imports.scratch.exists()
 
 
-def test_a_source_that_is_away_costs_no_pieces(imports: Imports, expected: dict[str, bytes]) -> None:
-    """A source is away, as on a disk that is unmounted or a server that does not answer."""
-    process = imports.started(6, further=0)
-    away = imports.sources[0].rename(imports.folder / "away")
-    imports.go()
-    assert imports.finish(process, code=1).splitlines()[-1].startswith(f"flsim: {imports.sources[0]}: ")
-    away.rename(imports.sources[0])
-    assert "continuing an interrupted import" in imports.run()
-    assert folder_bytes(imports.out) == expected
-
-
 @pytest.mark.slow
 def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, bytes]) -> None:
     """Pieces may be hours of work: neither another import's success nor its bad input removes them."""
@@ -96,15 +189,21 @@ def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, byt
     assert not imports.scratch.exists()
 
 
-def test_ctrl_c_is_one_line_and_the_same_command_continues(imports: Imports, expected: dict[str, bytes]) -> None:
-    """Which a terminal sends to all processes."""
-    process = imports.started(5, start_new_session=True)
+def test_what_is_done_outlives_a_source_that_is_away_and_ctrl_c(imports: Imports, expected: dict[str, bytes]) -> None:
+    """A source is away, as on a disk that is unmounted; a terminal sends Ctrl-C to all processes."""
+    process = imports.started(6, further=0)
+    away = imports.sources[0].rename(imports.folder / "away")
+    imports.go()
+    assert imports.finish(process, code=1).splitlines()[-1].startswith(f"flsim: {imports.sources[0]}: ")
+    away.rename(imports.sources[0])
+    (imports.folder / "go").unlink()
+    process = imports.started(8, start_new_session=True)
     workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     said = imports.finish(process, code=130)
     assert said.splitlines()[-1] == f"{imports.scratch}: interrupted; repeat the command to continue"
     assert not any(map(alive, workers))
-    imports.run()
+    assert "continuing an interrupted import" in imports.run()
     assert folder_bytes(imports.out) == expected
 
 
@@ -125,12 +224,13 @@ def test_workers_that_are_always_killed_end_the_import_in_one_line(
 
 
 def test_a_second_import_into_the_same_folder_is_refused(imports: Imports, expected: dict[str, bytes]) -> None:
-    """The first waits after six pieces, so that the second surely meets it."""
+    """The first waits after six pieces; another name or permission of its sources is no change of theirs."""
     first = imports.started(6, further=0)
     said = imports.finish(imports.start(), code=2)
-    assert said.splitlines()[-1] == (
-        f"flsim: {imports.out}: another import into this folder is running; wait for its end, or name another folder"
-    )
+    assert said.splitlines()[-1].startswith(f"flsim: {imports.out}: another import into this folder is running; ")
+    for source in imports.sources:
+        source.chmod(0o600)
+        source.with_suffix(".link").hardlink_to(source)
     imports.go()
     imports.finish(first)
     assert folder_bytes(imports.out) == expected
@@ -195,14 +295,11 @@ def first_word(path: Path, posts: int) -> int:
     return sum(map(len, path.read_bytes().splitlines(keepends=True)[:posts])) + len('{"user": 10, "text": "')
 
 
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "at start": lambda path: overwrite(path, first_word(path, 0), b"z"),
-    "at end": lambda path: overwrite(path, first_word(path, 599), b"z"),
-    "mapped": lambda path: overwrite_mapped(path, first_word(path, 599), b"z"),
-    "damaged": lambda path: overwrite(path, first_word(path, 599) - 9, b"{{{"),
-    "cut": lambda path: os.truncate(path, path.stat().st_size // 2 + 5),
-    "grown": lambda path: path.write_bytes(path.read_bytes() + b'{"user": 1, "text": "one more"}\n'),
-}
+def assert_refused(imports: Imports, said: str, name: str) -> None:
+    line = f"flsim: {imports.folder / name}: the file changed while flsim read it; import it again"
+    assert said.splitlines()[-1] == line
+    assert not imports.out.exists()
+    assert not imports.scratch.exists()
 
 
 def keeping_times(change: Callable[[Path], object], path: Path) -> None:
@@ -211,13 +308,14 @@ def keeping_times(change: Callable[[Path], object], path: Path) -> None:
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 
-def assert_refused(imports: Imports, said: str, name: str) -> None:
-    assert (
-        said.splitlines()[-1]
-        == f"flsim: {imports.folder / name}: the file changed while flsim read it; import it again"
-    )
-    assert not imports.out.exists()
-    assert not imports.scratch.exists()
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "at start": lambda path: overwrite(path, first_word(path, 0), b"z"),
+    "at end": lambda path: overwrite(path, first_word(path, 599), b"z"),
+    "mapped": lambda path: overwrite_mapped(path, first_word(path, 599), b"z"),
+    "damaged": lambda path: overwrite(path, first_word(path, 599) - 9, b"{{{"),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2 + 5),
+    "grown": lambda path: path.write_bytes(path.read_bytes() + b'{"user": 1, "text": "one more"}\n'),
+}
 
 
 @pytest.mark.slow
@@ -233,9 +331,10 @@ def test_a_source_that_changes_is_refused(
 
 
 def test_a_change_between_an_interruption_and_the_rest_is_refused(imports: Imports) -> None:
-    kill(imports.started(6, further=0))
-    keeping_times(CHANGES["at end"], imports.folder / "three.jsonl")
-    assert_refused(imports, imports.finish(imports.start(), code=2), "three.jsonl")
+    source = imports.sources[2]
+    kill(imports.started(3, source, further=0))
+    keeping_times(CHANGES["at end"], source)
+    assert_refused(imports, imports.finish(imports.start(source), code=2), source.name)
 
 
 def test_a_compressed_source_is_of_one_content(imports: Imports) -> None:
@@ -245,16 +344,6 @@ def test_a_compressed_source_is_of_one_content(imports: Imports) -> None:
     keeping_times(lambda path: overwrite(path, 4, b"?"), packed)
     imports.go()
     assert_refused(imports, imports.finish(process, code=2), packed.name)
-
-
-def test_another_name_or_permission_is_no_change(imports: Imports, expected: dict[str, bytes]) -> None:
-    process = imports.started(6, further=0)
-    for source in imports.sources:
-        source.chmod(0o600)
-        source.with_suffix(".link").hardlink_to(source)
-    imports.go()
-    imports.finish(process)
-    assert folder_bytes(imports.out) == expected
 
 
 @pytest.mark.parametrize("damage", [False, True])

@@ -1,6 +1,5 @@
 """Imports with a tokenizer: text comes back, ids are a permutation of the tokenizer's, users do not depend on it."""
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,6 @@ from flsim.base.errors import InputError
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
-from flsim.data.formats.posts import Reading, post_of
 from flsim.data.importing import tasks
 from flsim.data.importing.encoding import write_users
 from flsim.data.importing.gather import ImportHParams, passages, split_of
@@ -193,29 +191,21 @@ def test_canaries_and_references_are_drawn_from_the_same_words(corpus: Corpus) -
         assert corpus.token_map.tokenizer.encode(text) == corpus.token_map.ids[list(canary.tokens)].tolist()
 
 
-def test_a_plain_text_is_left_alone() -> None:
-    assert post_of("a", "A b.\n\tC", Reading(whole=True)).sentences == ["A b.\n\tC"]
-    assert post_of("a", " \n", Reading(whole=True)).sentences == []
-
-
-def config(**values: object) -> Callable[[Path], object]:
-    return lambda folder: (folder / "config.json").write_text(json.dumps(values))
-
-
-WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no file": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not a tokenizer"),
-    "no JSON": (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "not JSON"),
-    "no end": (lambda folder: (folder / "tokenizer_config.json").write_text("{}"), "has no token for the begin"),
-    "few rows": (config(vocab_size=300), "has 330 tokens, but the model of config.json has a vocab_size of 300"),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_tokenizer_is_refused_in_one_line(wrong: str, tmp_path: Path, flsim: Flsim) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer.json", "{}", "not a tokenizer"),
+        ("tokenizer_config.json", "{", "not JSON"),
+        ("tokenizer_config.json", "{}", "has no token for the begin"),
+        ("config.json", '{"vocab_size": 300}', "has 330 tokens, but the model of config.json has a vocab_size of 300"),
+    ],
+)
+def test_a_wrong_tokenizer_is_refused_in_one_line(
+    name: str, content: str | None, message: str, tmp_path: Path, flsim: Flsim
+) -> None:
     folder = tokenizer_folders.gpt2_like(tmp_path / "tokenizer")
-    change, message = WRONG[wrong]
-    change(folder)
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
     source = write_jsonl(tmp_path / "a.jsonl", posts())
     code, out, err = flsim("data", "import", source, "--tokenizer", folder, "--out", tmp_path / "out")
     assert (code, out, err.count("\n")) == (2, "", 1), err
@@ -229,10 +219,9 @@ def test_a_wrong_tokenizer_is_refused_in_one_line(wrong: str, tmp_path: Path, fl
     [
         (("--train-tokenizer", 200), f"give --train-tokenizer {SMALLEST} or more"),
         (("--train-tokenizer", 50_000, "--words-per-user", 60), "fewer than 50,000"),
-        (("--train-tokenizer", 300, "--vocabulary", 300), "--train-tokenizer and --vocabulary: give one of them"),
         (("--train-tokenizer", 300, "--by", "characters"), "--by: give one of them"),
         (("--train-tokenizer", 300, "--ascii"), "ascii removes characters"),
-        (("--layout", "tokenizer"), "layout must be one of tff, fedjax, fedml"),
+        (("--layout", "tokenizer"), "layout must be one of tff, fedjax, fedml, found"),
         (("--prompt-column", "ask"), "needs a corpus by tokens"),
         (("--train-tokenizer", 300, "--prompt-column", "ask"), "no 'ask'; its keys"),
     ],
@@ -250,7 +239,7 @@ def test_wrong_options_are_refused_in_one_line(
 def test_rows_without_a_token_have_an_id(tmp_path: Path) -> None:
     """Some models have more rows than tokens, such as Pythia; here they have 10 rows more than 330 tokens."""
     folder = tokenizer_folders.gpt2_like(tmp_path / "tokenizer")
-    config(vocab_size=340)(folder)
+    (folder / "config.json").write_text('{"vocab_size": 340}')
     corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", posts())], tmp_path / "c", WHOLE, tokenizer=folder)
     assert corpus.token_map is not None
     assert (corpus.token_map.rows, corpus.layout.vocabulary_size) == (340, 343)
@@ -273,7 +262,8 @@ def test_a_tokenizer_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("options", [{"by": "tokens"}, {"layout": "tokenizer"}])
-def test_synthetic_text_has_no_tokenizer(options: dict[str, Any]) -> None:
+def test_synthetic_text_has_no_tokenizer() -> None:
     with pytest.raises(InputError, match="synthetic text needs no tokenizer"):
-        SyntheticHParams(**options)
+        SyntheticHParams(by="tokens")
+    with pytest.raises(InputError, match="synthetic text needs no tokenizer"):
+        SyntheticHParams(layout="tokenizer")

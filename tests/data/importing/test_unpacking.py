@@ -3,13 +3,15 @@
 import bz2
 import gzip
 import hashlib
+import io
 import lzma
 from collections.abc import Callable
 from pathlib import Path
 
+import py7zr
 import pytest
 from backports import zstd
-from dumps import PACKERS, dump, folder_bytes, question, seven_zip, write_jsonl
+from dumps import dump, folder_bytes, question, write_jsonl
 from helpers import Flsim
 
 from flsim.base.errors import InputError
@@ -21,6 +23,25 @@ from flsim.data.importing.unpack import is_compressed, unpack
 
 SMALL = ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.0, test=0.0)
 POSTS = [(number % 5, f"a b c d{number} e f g h. ") for number in range(40)]
+
+
+def seven_zip(files: dict[str, bytes], password: str | None = None) -> bytes:
+    packed = io.BytesIO()
+    with py7zr.SevenZipFile(packed, "w", password=password) as archive:
+        for name, content in files.items():
+            archive.writef(io.BytesIO(content), name)
+    return packed.getvalue()
+
+
+# TensorFlow Federated publishes its SQLite files as LZMA without a container.
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".lzma": lambda content: lzma.compress(content, lzma.FORMAT_ALONE),
+    ".zst": zstd.compress,
+    ".7z": lambda content: seven_zip({"Posts.xml": content}),
+}
 
 
 packers = pytest.mark.parametrize("packer", PACKERS.values(), ids=PACKERS)  # each file is of one content
@@ -64,7 +85,7 @@ def test_a_file_in_several_streams(tmp_path: Path, plain: bytes, packer: Callabl
 def test_cut_wherever_it_is_cut(tmp_path: Path, plain: bytes, packer: Callable[[bytes], bytes]) -> None:
     packed = tmp_path / "packed"
     whole = packer(plain)
-    for length in range(6, len(whole)):
+    for length in range(6, len(whole), 1 if len(whole) < 400 else 5):
         packed.write_bytes(whole[:length])
         assert is_compressed(packed)
         with pytest.raises(InputError, match=r"packed: the .* is truncated or damaged \([^\n]*\); download it again$"):
@@ -118,23 +139,18 @@ def authors(corpus: Corpus) -> set[str]:
     return {name.partition("#")[0] for split in ("train", "heldout", "test") for name in corpus.split(split).names}
 
 
-@pytest.mark.parametrize("packing", ["", *PACKERS, ".GZ", ".Bz2"])
-@pytest.mark.parametrize(
-    ("name", "site"),
-    [
-        ("ai.Posts.xml", "ai"),
-        ("history.meta.Posts.xml", "history.meta"),
-        ("ai.stackexchange.com/Posts.xml", "ai.stackexchange.com"),
-        ("ai/posts.XML", "ai"),
-        ("stackoverflow.com-Posts.xml", "stackoverflow.com"),
-        ("ai_posts.xml", "ai"),
-    ],
-)
-def test_compression_changes_no_site(name: str, site: str, packing: str) -> None:
-    assert site_of(Path("dumps") / f"{name}{packing}") == site
-
-
-def test_the_site_of_an_archive_of_the_internet_archive() -> None:
+def test_compression_changes_no_site() -> None:
+    sites = {
+        "ai.Posts.xml": "ai",
+        "history.meta.Posts.xml": "history.meta",
+        "ai.stackexchange.com/Posts.xml": "ai.stackexchange.com",
+        "ai/posts.XML": "ai",
+        "stackoverflow.com-Posts.xml": "stackoverflow.com",
+        "ai_posts.xml": "ai",
+    }
+    for name, site in sites.items():
+        for packing in ("", *PACKERS, ".GZ"):
+            assert site_of(Path("dumps") / f"{name}{packing}") == site
     assert site_of(Path("ai.meta.stackexchange.com.7z")) == "ai.meta.stackexchange.com"
     assert site_of(Path("stackoverflow.com-Posts.7z")) == "stackoverflow.com"
 
@@ -142,7 +158,6 @@ def test_the_site_of_an_archive_of_the_internet_archive() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (seven_zip({"Posts.xml": AI})[:-9], "truncated or damaged"),
         (seven_zip({"Posts.xml": AI})[:40] + b"xxxx" + seven_zip({"Posts.xml": AI})[44:], "truncated or damaged"),
         (seven_zip({"Posts.xml": AI}, password="secret"), "encrypted; unpack it first|truncated or damaged"),
         (seven_zip({"a.xml": AI, "b.xml": AI}), "the archive must have 1 file or Posts.xml, found 'a.xml, b.xml'"),
@@ -162,9 +177,7 @@ def test_archives_that_cannot_be_read_are_one_line(tmp_path: Path, flsim: Flsim,
 def test_without_py7zr_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flsim.data.importing.unpack.py7zr", None)
     archive = write(tmp_path / "ai.7z", seven_zip({"Posts.xml": AI}))
-    with pytest.raises(
-        InputError, match=r"ai\.7z: 7z archives need py7zr, the extra '7z', which is not installed; pip"
-    ):
+    with pytest.raises(InputError, match=r"ai\.7z: 7z archives need py7zr, the extra '7z', which is not installed"):
         import_corpus([archive], tmp_path / "corpus", HPARAMS)
 
 
@@ -186,16 +199,12 @@ def test_zstd_with_the_largest_window(tmp_path: Path) -> None:
         import_corpus([path], tmp_path / "cut", hparams)
 
 
-@pytest.mark.parametrize("names", [("ai.Posts.xml", "other/ai.Posts.xml.gz"), ("a.txt", "other/a.txt")])
-def test_two_sources_of_one_name_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
-    contents = {".xml": AI, ".gz": gzip.compress(HISTORY), ".txt": b"some words of text\n" * 30}
-    sources = [
-        write(tmp_path / name, contents[Path(name).suffix] + b"\n" * number * (".txt" in name))
-        for number, name in enumerate(names)
-    ]
-    with pytest.raises(
-        InputError, match=rf"has the same name '{names[0].partition('.P')[0]}' as .*; rename one of the"
-    ):
+def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
+    sources = [write(tmp_path / "ai.Posts.xml", AI), write(tmp_path / "other/ai.Posts.xml.gz", gzip.compress(HISTORY))]
+    with pytest.raises(InputError, match=r"has the same name 'ai' as .*; rename one of the"):
+        import_corpus(sources, tmp_path / "corpus", HPARAMS)
+    sources = [write(tmp_path / name, f"some words of {name}\n".encode() * 30) for name in ("a.txt", "other/a.txt")]
+    with pytest.raises(InputError, match=r"has the same name 'a\.txt' as .*; rename one of the"):
         import_corpus(sources, tmp_path / "corpus", HPARAMS)
 
 
