@@ -13,7 +13,7 @@ import ray
 from faulty import OPTIONS, SETTINGS, assert_equal_runs, ended, events, kill, sick_client, wait_for
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from helpers import Experiment, MakeCorpus, start, wait_for_round
+from helpers import TINY, Experiment, MakeCorpus, start, wait_for_round
 from raynodes import free_place, joined, named, tree
 from waiting import wait_until
 
@@ -41,7 +41,7 @@ def machines(tmp_path: Path, make_corpus: MakeCorpus, monkeypatch: pytest.Monkey
     """A run folder and a corpus for nodes to see."""
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.toml").write_text("seed = 0\n")
+    (run / "config.toml").write_text(TINY)
     folder = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder.parent / 'support'}")  # of the clients, which import this file
     return run, make_corpus([[[1]]]).path
