@@ -22,8 +22,8 @@ NOBODY = ("--address", "127.0.0.1:1")  # no cluster answers there
 
 def resume(experiment: Experiment, out: str, *options: str) -> str:
     """Continue a run to its end without Ray; return what was reported."""
-    command = ("run", experiment.config, "--out", out, "--in-process", *OPTIONS, *options, "--resume")
-    return experiment.call(*command).stderr
+    command = ("--out", out, "--in-process", *OPTIONS, *options, "--resume")
+    return experiment.call("run", experiment.config, *command).stderr
 
 
 def test_a_new_run_that_cannot_begin_leaves_nothing(experiment: Experiment) -> None:
@@ -99,7 +99,7 @@ def test_copies_of_a_run_are_one_row_of_a_table(
     )
     done = experiment.call("compare", "behind", "whole", check=False)
     assert done.returncode == 2
-    assert "copies of one run" in done.stderr
+    assert "copies of the same run" in done.stderr
 
 
 @pytest.mark.nightly

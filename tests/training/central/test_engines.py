@@ -204,4 +204,4 @@ def test_which_engine_a_precision_gets_and_what_is_refused() -> None:
         ({"hparams": CentralHParams(precision="tf32")}, "needs an NVIDIA GPU"),
     ):
         with pytest.raises(InputError, match=message):
-            engine_of(replace(bf16, **change), start())  # type: ignore[arg-type]
+            engine_of(replace(bf16, **change), start())
