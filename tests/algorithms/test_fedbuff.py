@@ -24,7 +24,6 @@ from flsim.training.local import epoch_orders
 from flsim.training.state import State
 
 MODEL = flsim.Model(3, 5)
-SAMPLER = ("training.sampler=fedbuff", "training.sampler_options={concurrency=8}")
 
 
 @pytest.fixture
@@ -88,14 +87,6 @@ def test_durations_have_mean_1_and_the_stated_law() -> None:
             assert (values <= deadline).mean() == pytest.approx(durations.within(deadline), abs=0.008)
     assert Durations(spread=0.5).factors(0, 100_000).mean() == pytest.approx(1, abs=0.01)
     assert np.log(Durations(spread=0.5).factors(0, 100_000)).std() == pytest.approx(0.5, abs=0.01)
-
-
-def test_slower_users_take_part_less_often() -> None:
-    durations = Durations(spread=1.0)
-    known = buffers(0, 200, 10, 40, durations)
-    times = np.bincount(np.concatenate([known[round_].users for round_ in range(400)]), minlength=200)
-    slowest = np.argsort(durations.factors(0, 200))
-    assert times[slowest[:50]].mean() > 1.5 * times[slowest[-50:]].mean()
 
 
 @pytest.mark.parametrize("mechanism", [PrivacyHParams(), PrivacyHParams("clip", clip=0.05)])
@@ -164,16 +155,6 @@ def test_records_count_as_read_if_they_are_among_those_of_the_round_in_which_the
             for user in request.users.tolist():
                 read[user, epoch_orders(8, method.local, stream(3, "local", request.round, user))[0]] = True
     np.testing.assert_array_equal(method.config(users, MODEL, 6, 3).records_read(users.users, 6).reshape(24, 8), read)
-
-
-def test_it_has_no_epsilon_and_noise_is_refused_in_one_line(experiment: Experiment, users: flsim.Planted) -> None:
-    private = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=1")
-    for command in ("run", "plan"):
-        settings = [part for one in (*SAMPLER, *private) for part in ("--set", one)]
-        refused = experiment.call(command, experiment.config, *settings, check=False)
-        assert refused.returncode == 2
-        assert "faster users take part more often, and no accountant of dp_accounting supports this" in refused.stderr
-        assert refused.stderr.count("\n") == 1
 
 
 def test_settings_that_do_not_fit_are_refused(users: flsim.Planted) -> None:

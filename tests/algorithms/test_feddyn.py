@@ -34,10 +34,7 @@ def training_of(folder: Path, source: str, options: dict[str, float], shards: in
 
 
 def by_hand(training: FederatedTraining, rounds: int, alpha: float) -> tuple[Vector, Vector]:
-    """Acar et al. (2021), Algorithm 1: theta and h, in float64, with gradient steps in place of the exact minimum.
-
-    The gradient of a user's loss at theta is softmax(theta) - frequencies.
-    """
+    """Acar et al. (2021), Algorithm 1: theta and h, with gradients softmax(theta) - frequencies of each user's loss."""
     size, m = LAYOUT.vocabulary_size, len(USERS)
     theta, h = np.zeros(size), np.zeros(size)
     gradients = [np.zeros(size) for _ in USERS]  # of L_k at theta_k
@@ -55,8 +52,7 @@ def by_hand(training: FederatedTraining, rounds: int, alpha: float) -> tuple[Vec
     return theta, h
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.5])
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(("alpha", "shards"), [(0.05, 1), (0.5, 2)])
 def test_it_follows_the_equations(tmp_path: Path, alpha: float, shards: int) -> None:
     """Eight rounds of three out of five users, one of whom has no records."""
     training = training_of(tmp_path, FEDDYN, {"alpha": alpha}, shards)

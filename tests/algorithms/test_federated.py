@@ -204,8 +204,8 @@ def test_the_effective_step_of_plain_averaging_is_the_rate(rate: float, privacy:
 
 @pytest.mark.parametrize("tau", [1e-3, 1e-12])
 def test_the_effective_step_of_adam_depends_on_tau(tau: float) -> None:
-    """Reddi et al. (2021), Algorithm 2, by hand: m = D / 10 and v = 0.99 tau^2 + D^2 / 100 after one round, so that the
-    step is eta D / (10 (sqrt(v) + tau)). It is eta / (20 tau) of D where tau is far larger than D; else eta's size."""
+    """Reddi et al. (2021), Algorithm 2, by hand: m = D / 10 and v = 0.99 tau^2 + D^2 / 100 after one round, so
+    the step is eta D / (10 (sqrt(v) + tau))."""
     training = replace(TRAINING, server_optimizer="adam", server_learning_rate=1e-4, server_tau=tau)
     state = state_of(training)
     state = replace(state, params={name: value.double() for name, value in state.params.items()})  # no rounding
@@ -219,8 +219,3 @@ def test_the_effective_step_of_adam_depends_on_tau(tau: float) -> None:
     assert taken.mean_norm == pytest.approx(float(mean.norm()), rel=1e-9)
     assert taken.ratio == pytest.approx(float(by_hand.norm() / mean.norm()), rel=1e-6)
     assert taken.step_norm == pytest.approx(global_norm(moved(state, after)), rel=1e-12)
-    if tau == 1e-3:
-        assert float(mean.abs().max()) < tau / 5
-        assert taken.ratio == pytest.approx(1e-4 / (20 * tau), rel=0.02)
-    else:
-        assert taken.step_norm == pytest.approx(1e-4 * len(mean) ** 0.5, rel=1e-3)

@@ -103,13 +103,6 @@ def test_one_user_or_a_sufficient_rank_loses_nothing(rank: int, cohort: int) -> 
         assert (np.abs(products_of(averaged.params)[name] - mean).max() < 1e-5) == (cohort == 1)
 
 
-def test_training_continues_from_a_state_with_the_same_bits() -> None:
-    training = training_of()
-    states = states_of(training, 3)
-    (resumed,) = training_of().states(states[1], 3, lambda _: False)
-    assert all(torch.equal(resumed.params[name], value) for name, value in states[-1].params.items())
-
-
 @pytest.mark.parametrize("shape", [(12, 7), (7, 12)])
 def test_factors_are_those_of_the_truncated_decomposition(shape: tuple[int, int]) -> None:
     """In float64, with the sign that makes the largest entry of each row of A positive."""

@@ -89,10 +89,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_rounds_that_are_trained_again_have_the_groups_that_they_had(memory: Memory, tmp_path: Path) -> None:
-    """Memory runs out once and is there again: of one shard in the third round, and smaller groups from then on.
-
-    A process that resumes, and one that verifies, find memory enough, and use the recorded sizes all the same.
-    """
+    """Memory runs out once, and processes that resume or verify use the recorded sizes, although memory is enough."""
     training = training_in(tmp_path)
     first = list(trained(training, training.first_state(), memory, runs_out=True))
     for round_, (_, (plain, lost)) in enumerate(first):

@@ -87,11 +87,6 @@ def test_momentum_is_torchs(momentum: float) -> None:
     assert_close(trained(mine), by_torch(torch.optim.SGD, lr=0.3, momentum=momentum))
 
 
-def test_adagrad_without_momentum_is_torchs() -> None:
-    mine = ServerOptimizerHParams("adagrad", server_learning_rate=0.3, server_momentum=0.0, server_tau=0.05)
-    assert_close(trained(mine), by_torch(torch.optim.Adagrad, lr=0.3, initial_accumulator_value=0.05**2, eps=0.05))
-
-
 @pytest.mark.parametrize("kind", ["adam", "yogi", "adagrad"])
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
 def test_adaptive_ones_are_the_papers(kind: str, beta1: float) -> None:

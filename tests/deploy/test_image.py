@@ -58,26 +58,11 @@ def test_pins_of_the_image_agree_with_the_others_and_with_the_project() -> None:
         assert requirement.specifier.contains(version), text
 
 
-def test_the_image_runs_as_nobody_and_is_built_of_the_script_s_steps() -> None:
+def test_the_image_runs_as_nobody() -> None:
     text = (ROOT / "deploy" / "Dockerfile").read_text()
-    runs = re.findall(r"^RUN (.*)$", text, re.MULTILINE)
-    assert [re.sub(r".*/install\.sh ", "", run) for run in runs] == [
-        "python /opt/flsim ${VARIANT}",
-        "system ${VARIANT}",
-    ]
-    users = re.findall(r"^USER (.*)$", text, re.MULTILINE)
-    assert users == ["1000"]
+    assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["1000"]
     assert text.index("USER 1000") > text.rindex("RUN ")
-    script = (ROOT / "deploy" / "install.sh").read_text()
-    assert "useradd --create-home --uid 1000" in script
-    assert re.search(r"packages=\(wget\b", script)  # KubeRay's probes
-
-
-def test_steps_that_are_not_there_are_refused() -> None:
-    for arguments in ([], ["python", "somewhere"], ["system", "gpu"], ["ls", "/"]):
-        done = subprocess.run([ROOT / "deploy" / "install.sh", *arguments], capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "install.sh python PREFIX VARIANT" in done.stderr
+    assert "useradd --create-home --uid 1000" in (ROOT / "deploy" / "install.sh").read_text()
 
 
 def test_flsim_job_starts_once_and_then_goes_on(tmp_path: Path) -> None:

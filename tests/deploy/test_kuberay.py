@@ -4,13 +4,11 @@
 reference of `authOptions`; the CRD itself is not here.
 """
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
-import pytest
 import ray
 import yaml
 
@@ -31,22 +29,14 @@ def pods(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield group["template"]
 
 
-def validate_pod(template: dict[str, Any]) -> None:
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **template}
-    kubernetes_validate.validate(pod, KUBERNETES, strict=True)
-
-
 def test_volume_and_pods_are_what_kubernetes_knows() -> None:
     claim, job = documents()
     kubernetes_validate.validate(claim, KUBERNETES, strict=True)
     templates = list(pods(job))
     assert len(templates) == 4
     for template in templates:
-        validate_pod(template)
-    broken = copy.deepcopy(templates[0])
-    broken["spec"]["containers"][0]["securityContext"]["runAsNonRot"] = True
-    with pytest.raises(kubernetes_validate.ValidationError):
-        validate_pod(broken)
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **template}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
 def test_nobody_is_root_and_everything_is_bounded() -> None:

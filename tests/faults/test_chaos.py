@@ -60,15 +60,7 @@ class Chaos:
         rng: np.random.Generator,
         surroundings: Surroundings,
     ) -> None:
-        """Train the run that nothing happens to.
-
-        Args:
-            experiment: what is trained.
-            name: federated or central.
-            settings: of the runs.
-            rng: of moments, victims and harm.
-            surroundings: of each command.
-        """
+        """Train the run that nothing happens to; `name` is federated or central, `rng` of moments, victims and harm."""
         self._experiment, self._name, self._rng = experiment, name, rng
         self._surroundings = surroundings
         self._options = [part for text in settings for part in ("--set", text)]
@@ -82,10 +74,7 @@ class Chaos:
         self._whole, self._window = self._run, time.monotonic() - began
 
     def rage(self, strikes: int) -> None:
-        """Strike so often, in half of the cases two at once, and until some command was ended by it.
-
-        The run that is then trained is completed.
-        """
+        """Strike so often, half of the times twice at once, until a strike ended a command; then complete the run."""
         self._begin()
         while len(self.strikes) < strikes or not self.resumed + self.begun_again:
             if self._is_completed_before_the_moment():

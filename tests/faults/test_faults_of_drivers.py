@@ -61,17 +61,17 @@ def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment, undist
 def test_a_run_killed_within_a_window_resumes_to_the_same_bits(
     experiment: Experiment, trained_here: Trained, canaries: str, until_round: int
 ) -> None:
-    """Those of training in one process, without messages; the log is that of a run that nobody killed."""
+    """Those of training without messages; the log is that of a run that nobody killed."""
     experiment.config.write_text(experiment.config.read_text().replace("p_u = [0.2]\np_e = [0.5, 1.0]\n", canaries))
     settings = ["training.rounds=30", "evaluation.every=10", "system.checkpoint_every=5", "system.shards=2"]
-    options = ["--out", "broken", *(part for text in settings for part in ("--set", text))]
+    options = ["--out", "broken", "--in-process", *(part for text in settings for part in ("--set", text))]
     sick_client(experiment, most=until_round + FURTHER)
     process = start(experiment, *options)
     wait_for_round(experiment.folder / "broken", until_round)
     kill(process.pid)
     process.wait()
     go_on(experiment)
-    experiment.flsim("run", experiment.config, *options, "--resume")
+    experiment.call("run", experiment.config, *options, "--resume")
     assert_same(experiment.folder / "broken", trained_here(*settings))
     assert [round_ for round_, _ in digests(experiment.folder / "broken")] == list(range(1, 31))
     verified = experiment.call("verify", experiment.folder / "broken", "--round", str(until_round + 1)).stdout

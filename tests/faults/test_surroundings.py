@@ -28,11 +28,7 @@ def confined(umask: str, descriptors: int = 256) -> list[str]:
 
 @pytest.mark.nightly
 def test_a_run_in_strange_surroundings_is_the_same(experiment: Experiment, undisturbed: Path) -> None:
-    """Folders with strange names, few variables, 256 descriptors.
-
-    The run is begun where TMPDIR cannot be written, goes on with a strict umask, is stopped, and loses its run.json.
-    Two commands with an open umask resume it at once.
-    """
+    """Strange names, few variables, 256 descriptors, umasks; stopped, without run.json, resumed by two commands."""
     odd = moved(experiment, STRANGE)
     run = odd.folder / STRANGE
     begun = ("--out", str(run), *OPTIONS)

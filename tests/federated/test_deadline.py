@@ -1,14 +1,9 @@
 """The deadline follows how long replies take; one that was too short is made up for before a run fails."""
 
-from pathlib import Path
-
 import pytest
-from helpers import TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.runs import config
-from flsim.runs.config import FederatedConfig
 from server.federated.exchange import FIRST, FLOOR, Deadline
 
 SECONDS = st.floats(1e-3, 1e6)
@@ -50,18 +45,3 @@ def test_a_number_holds_whatever_is_measured(fixed: float, replies: list[float])
     for seconds in replies:
         deadline.saw(seconds)
     assert {deadline.of_attempt(attempt, 3) for attempt in range(4)} == {deadline.patience} == {fixed}
-
-
-def test_configurations_with_and_without_a_number_are_those_of_the_same_run(tmp_path: Path) -> None:
-    """Also when they are written again, as in a run's folder."""
-    path, copy = tmp_path / "one.toml", tmp_path / "copy.toml"
-    loaded = []
-    for line, expected in (("", None), ("deadline = 3600.0\n", 3600.0)):
-        path.write_text(TINY + line)
-        settings = config.load(path)
-        config.dump(settings, copy)
-        for one in (settings, config.load(copy)):
-            assert isinstance(one, FederatedConfig)
-            assert one.system.deadline == expected
-            loaded.append(one.digest)
-    assert len(set(loaded)) == 1

@@ -47,17 +47,21 @@ def reply_with_value(message: Message, context: Context) -> Message:
 
 
 @pytest.fixture(scope="module")
-def grid(
-    request: pytest.FixtureRequest, local_ray: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RayGrid]:
-    """A grid that holds arrays or does not, for all tests that ask for the same one."""
+def six_nodes(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGrid]:
     folder = tmp_path_factory.mktemp("run")
     (folder / "config.toml").write_text("seed = 0\n")
     corpus = make_synthetic(folder / "corpus", SyntheticHParams(users=2, test_users=1, heldout_users=0), 0)
     machines = Nodes(folder, corpus.path, is_local=True)
-    with ray_grid(f"{Path(__file__).stem}:app", len(VALUES), ClientShare(1), machines, request.param) as grid:
+    with ray_grid(f"{Path(__file__).stem}:app", len(VALUES), ClientShare(1), machines) as grid:
         wait_until(lambda: len(grid.get_node_ids()) == len(VALUES))
         yield grid
+
+
+@pytest.fixture
+def grid(request: pytest.FixtureRequest, six_nodes: RayGrid) -> RayGrid:
+    """A grid that holds arrays or does not; the driver decides for each job."""
+    six_nodes._holds = request.param
+    return six_nodes
 
 
 plain = pytest.mark.parametrize("grid", [False], indirect=True)
@@ -118,27 +122,13 @@ def exchanged(grid: RayGrid, folder: Path, branch: int, *shards: int) -> list[Re
     return [*exchange.send([RoundRequest(0, shard, np.array([shard]), PARAMS) for shard in shards])]
 
 
-@plain
-def test_a_shard_that_fails_is_asked_again_and_the_others_are_not(grid: RayGrid, tmp_path: Path) -> None:
-    assert_asked_again(grid, tmp_path)
-
-
-@holding
+@pytest.mark.parametrize("grid", [False, True], indirect=True)
 def test_a_shard_that_fails_is_asked_again_and_held_sums_are_kept(grid: RayGrid, tmp_path: Path) -> None:
-    replies = assert_asked_again(grid, tmp_path)
-    assert {type(reply) for reply in replies} == {BranchReply}
-    first, *_, last = replies
-    assert (first.work[0].shard in (2, 5), last.work[0].shard) == (True, 0)  # whole branches do not wait
-    assert not grid._held
-
-
-def assert_asked_again(grid: RayGrid, tmp_path: Path) -> list[Reply]:
-    """Exchange a round in which shard 1 fails once; return the replies."""
-    shards = (0, 1, 2, 3, 5)  # shard 4 has no users in this round
+    """A round in which shard 1 fails once, and shard 4 has no users."""
+    shards = (0, 1, 2, 3, 5)
     (tmp_path / "fail1").touch()
     replies = exchanged(grid, tmp_path, 2, *shards)
-    calls = sorted(map(int, (tmp_path / "calls").read_text().split()))
-    assert calls == [0, 1, 1, 2, 3, 5]
+    assert sorted(map(int, (tmp_path / "calls").read_text().split())) == [0, 1, 1, 2, 3, 5]
     tree = TreeSum(shards, 2)
     for reply in replies:
         tree.add(reply)
@@ -148,7 +138,11 @@ def assert_asked_again(grid: RayGrid, tmp_path: Path) -> list[Reply]:
     assert tree.total.counts.weight == tree.total.delta["weight"][0].item() == expected
     assert (tree.total.counts.users, tree.total.counts.tokens) == (5, 10)
     assert [work.shard for work in tree.work] == [*shards]
-    return replies
+    if grid._holds:
+        assert {type(reply) for reply in replies} == {BranchReply}
+        first, *_, last = replies
+        assert (first.work[0].shard in (2, 5), last.work[0].shard) == (True, 0)  # whole branches do not wait
+    assert not grid._held
 
 
 @holding

@@ -1,7 +1,4 @@
-"""Real checkpoints, evaluated beside a loop of rounds, under faults: nothing lost, nothing double, all of it said.
-
-The rounds are those of `server.supervision` without clients: a state that changes a little, saved when it is due.
-"""
+"""Real checkpoints, evaluated alongside rounds without clients, under faults: nothing lost, double, or unreported."""
 
 import json
 import os

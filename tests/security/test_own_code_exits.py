@@ -1,10 +1,9 @@
 """Custom code that calls `sys.exit(0)` does not end a command as if it had succeeded, whatever calls the code."""
 
 import re
-from pathlib import Path
 
 import pytest
-from custom_code import SETTINGS, exiting
+from custom_code import SETTINGS, exiting, import_held_out_users
 from helpers import TINY, Experiment
 
 DP = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=1")
@@ -78,7 +77,8 @@ def test_code_without_a_line_of_its_own_that_exits_fails_the_command(
 
 
 def test_an_attack_that_exits_fails_the_command(experiment: Experiment) -> None:
-    _with_held_out_users(experiment)
+    import_held_out_users(experiment)
+    experiment.config.write_text(TINY)
     write(experiment, "attack", exiting("attack"))
     experiment.call("run", "tiny.toml", "--out", "run", "--in-process")
     assert_failed(experiment, ("membership", "run", "--attack", "attack.py:worst_word"))
@@ -88,13 +88,3 @@ def test_any_other_exception_that_is_no_error_of_python_s_is_one_line(experiment
     stop = "class Stop(BaseException): ...\n\n\n"
     write(experiment, "schedule", stop + exiting("schedule", "raise Stop('enough')"))
     assert_failed(experiment, ("run", "tiny.toml", *EXITS_HERE), "Stop: enough")
-
-
-def _with_held_out_users(experiment: Experiment) -> None:
-    words = [f"w{index}" for index in range(30)]
-    lines = [f"u{user} " + " ".join(words[(user + at) % 30] for at in range(8)) for user in range(40) for _ in range(8)]
-    path: Path = experiment.folder / "text.csv"
-    path.write_text("user,text\n" + "\n".join(line.replace(" ", ",", 1) + "." for line in lines) + "\n")
-    options = ("--words-per-user", "50", "--vocabulary", "34", "--heldout", "0.3", "--test", "0.1", "--out", "held")
-    experiment.call("data", "import", "text.csv", *options)
-    experiment.config.write_text(TINY.replace('corpus = "corpus"', 'corpus = "held"'))

@@ -1,6 +1,10 @@
 """Custom code of each kind, as small as it can be: files that a user writes and names in settings or commands."""
 
 import ast
+import random
+import shutil
+
+from helpers import Experiment
 
 CODE = {
     "model": """
@@ -126,3 +130,15 @@ def exiting(kind: str, statement: str = "raise SystemExit(0)") -> str:
         if isinstance(node, ast.FunctionDef) and node.name != "__init__":
             node.body.insert(0, *ast.parse(statement).body)
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+
+
+def import_held_out_users(experiment: Experiment) -> None:
+    """Import the corpus of 40 users, of whom some are held out, with a custom format: `format.py` if it is there."""
+    rng, words = random.Random(0), [f"w{index}" for index in range(30)]
+    lines = [f"u{user:02d} {' '.join(rng.choices(words, k=8))}." for user in range(40) for _ in range(8)]
+    (experiment.folder / "text.txt").write_text("\n".join(lines) + "\n")
+    if not (experiment.folder / "format.py").exists():
+        (experiment.folder / "format.py").write_text(CODE["format"])
+    options = ["--format", "format.py:lines", "--vocabulary", "34", "--heldout", "0.3", "--test", "0.1"]
+    shutil.rmtree(experiment.folder / "corpus", ignore_errors=True)
+    experiment.call("data", "import", "text.txt", *options, "--words-per-user", "50", "--out", "corpus")

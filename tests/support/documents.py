@@ -19,21 +19,13 @@ SAVED_AS = "saved as "
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code in a document.
-
-    Attributes:
-        document: the file.
-        line: number of its first line, from 1.
-        language: of a fenced block; "" of one without a language, and of an indented one.
-        text: its code.
-        mark: the comment right above it, or that of the whole page; "" where there is none.
-    """
+    """A block of code in a document."""
 
     document: Path
-    line: int
-    language: str
+    line: int  # number of its first line, from 1
+    language: str  # of a fenced block; "" of one without a language, and of an indented one
     text: str
-    mark: str
+    mark: str  # the comment right above it, or that of the whole page; "" if there is none
 
     def __str__(self) -> str:
         return f"{self.document.relative_to(ROOT)}:{self.line}"
@@ -84,10 +76,7 @@ def _mark(line: str) -> str:
 
 
 def commands_of(block: Block) -> Iterator[list[str]]:
-    """Yield the words of each command of a block of shell, in order; a loop once, with its first values.
-
-    Of a block without a language only the lines before the first empty one are commands: what follows is their output.
-    """
+    """Yield the words of each command of a block of shell; without a language, before the first empty line."""
     text = (block.text if block.language else block.text.split("\n\n")[0]).replace("\\\n", " ")
     for name, values in re.findall(r"\bfor (\w+) in ([^;]+); do", text):
         text = re.sub(rf"\$\{{?{name}\b\}}?", values.split()[0], text)

@@ -21,19 +21,12 @@ OURS = {"ray::Client": "client", "ray::_Evaluator": "evaluator", "ray::train": "
 
 @dataclass(frozen=True)
 class Harm:
-    """A kind of harm.
-
-    Attributes:
-        name: of the row in a table.
-        strike: do it to a process; returns what ends it. Raises psutil.Error where the process has ended.
-        seconds: the most that it lasts; 0 where there is nothing to end.
-        ends: exit codes of a command that comes to harm, beside 0 and 1.
-    """
+    """A kind of harm; `strike` does it to a process and returns what ends it, or raises psutil.Error."""
 
     name: str
     strike: Callable[[psutil.Process], Relief]
-    seconds: float = 0.0
-    ends: frozenset[int] = frozenset()
+    seconds: float = 0.0  # the most that it lasts; 0 if there is nothing to end
+    ends: frozenset[int] = frozenset()  # exit codes of a command that comes to harm, in addition to 0 and 1
 
 
 def _signalled(number: signal.Signals, process: psutil.Process) -> Relief:

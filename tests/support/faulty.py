@@ -53,10 +53,7 @@ def resume(experiment: Experiment, out: str, *options: str) -> str:
 
 
 def begin(experiment: Experiment, out: str, *overrides: str, until_round: int) -> tuple["Popen[bytes]", list[int]]:
-    """A run in the background that has come so far, and the processes of its clients.
-
-    A few rounds later they wait for `go_on`: it might be over before the test has its turn.
-    """
+    """A run in the background that has come so far, and soon waits for `go_on`; its clients' processes."""
     sick_client(experiment, most=until_round + FURTHER)
     process = start(experiment, "--out", out, *OPTIONS, *(part for text in overrides for part in ("--set", text)))
     workers = wait_for_round(experiment.folder / out, until_round)

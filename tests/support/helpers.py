@@ -112,14 +112,7 @@ def assert_close(run: Path, other: Path) -> None:
 def start(
     experiment: Experiment, *options: str, within: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """A run in the background; what it says goes to a file, since Ray's processes may outlive it and hold a pipe.
-
-    Args:
-        experiment: its corpus and configuration.
-        options: of `flsim run`.
-        within: a command that makes the surroundings, and then becomes the command that is appended to it.
-        environment: of the command; this process's where it is None.
-    """
+    """A run in the background, within a command that becomes it; its output goes to a file, not a pipe."""
     command = [*within, sys.executable, "-m", "flsim", "run", str(experiment.config), *options]
     with (experiment.folder / "said").open("wb") as output:
         return subprocess.Popen(

@@ -1,7 +1,4 @@
-"""Emulation of two machines on this one: network namespaces, and a line that delays, loses, or cuts packets.
-
-The line is a process that carries packets from one TUN device to the other, since not every kernel has `tc netem`.
-"""
+"""Emulation of two machines by network namespaces, and a process that carries packets between their TUN devices."""
 
 import ctypes
 import fcntl
@@ -28,26 +25,15 @@ HOSTS = ("10.213.7.1", "10.213.7.2")
 
 @dataclass(frozen=True)
 class Line:
-    """What joins two machines.
+    """What joins two machines."""
 
-    Attributes:
-        cut: nothing arrives while there is such a file.
-        within: a machine's name is the first part of a command that runs there.
-    """
-
-    cut: Path
-    within: tuple[tuple[str, ...], tuple[str, ...]]
+    cut: Path  # nothing arrives while there is such a file
+    within: tuple[tuple[str, ...], tuple[str, ...]]  # the first words of a command that runs on each machine
 
 
 @contextmanager
 def joined_machines(folder: Path, delay: float, loss: float) -> Iterator[Line]:
-    """Two namespaces with the addresses of `HOSTS`, for as long as the block lasts.
-
-    Args:
-        folder: for the file that cuts the line.
-        delay: seconds, each way.
-        loss: share of the packets.
-    """
+    """Two namespaces with the addresses of `HOSTS`, joined with a delay in seconds each way, and a loss of packets."""
     names = [f"flsim-{os.getpid()}-{side}" for side in "ab"]
     cut = folder / "cut"
     try:

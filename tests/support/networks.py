@@ -23,6 +23,7 @@ OTHERS = (
     ModelHParams(3, 5, "convolutional", layers=3, filter_width=2),  # outputs depend on 8 tokens
     ModelHParams(4, 4, "convolutional"),  # without a projection
 )
+RECURRENT = (ModelHParams(3, 3, "lstm", layers=3), *OTHERS[:3])
 ALL = (CIFG, *OTHERS)
 
 

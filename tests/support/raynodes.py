@@ -35,10 +35,7 @@ def free_place() -> str:
 def started(
     *options: str, folder: Path | None = None, within: Sequence[str] = (), **environment: str
 ) -> Iterator[psutil.Process]:
-    """A node that is up, started in a folder with more environment variables; its `ray start`.
-
-    `within` is as in `helpers.start`.
-    """
+    """A node that is up, with more environment variables; its `ray start`. `within` is as in `helpers.start`."""
     process = subprocess.Popen(
         [*within, str(Path(sys.executable).with_name("ray")), "start", "--block", *WORKERS_PORTS, *options],
         cwd=folder,
@@ -86,11 +83,7 @@ def tree(process: psutil.Process) -> list[psutil.Process]:
 
 
 def named(processes: Iterable[psutil.Process], name: str) -> psutil.Process:
-    """One with that name; others may end meanwhile.
-
-    Raises:
-        AssertionError: there is none.
-    """
+    """One with that name; others may end meanwhile. AssertionError if there is none."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             if process.name() == name:

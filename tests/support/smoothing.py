@@ -34,11 +34,8 @@ def smooth_steps() -> Iterator[None]:
 
 
 def amplified(bound: float) -> float:
-    """Return how many times a relative error of gradients is at most, in smooth steps of Adam.
+    """Return how many times a relative error of gradients is at most, in smooth steps of Adam, by their norm's bound.
 
     No component exceeds the bound, and neither does s: the directions' norm is at least that of m / (bound + epsilon).
-
-    Args:
-        bound: on the norm of a step's gradient.
     """
     return 1 + bound / EPSILON

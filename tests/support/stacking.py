@@ -107,18 +107,11 @@ def relative_error(found: Params, exact: Params) -> float:
 
 
 def rounding(precision: str, start: Params, norm: float, steps: int) -> float:
-    """Relative error to expect of an update, at most.
+    """Relative error to expect of a user's update of this norm, at most.
 
     Each step rounds every weight to float32, by 2^-24 of it: sqrt(steps) times that, as rounding errors are
     independent. A gradient passes through about a dozen tensors that are rounded (embeddings, gates, o tanh c, r,
-    logits, and their gradients), by 2^-24 in float32, 2^-11 in TF32 and 2^-8 in bfloat16 at
-    most: the square root of 12 times that.
-
-    Args:
-        precision: of the products.
-        start: the weights.
-        norm: of a user's update.
-        steps: of a user.
+    logits, and their gradients), by 2^-24 in float32, 2^-11 in TF32 and 2^-8 in bfloat16: sqrt(12) times that.
     """
     weights: float = 2**-24 * math.sqrt(steps) * global_norm(start) / norm
     return weights + math.sqrt(12) * {"float32": 2**-24, "tf32": 2**-11, "bf16": 2**-8}[precision]

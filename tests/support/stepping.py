@@ -44,8 +44,8 @@ def batch_of(records: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
 
 
-def start() -> State:
-    state = init(LAYOUT.vocabulary_size, SIZES, 0)
+def start(model: ModelHParams = SIZES) -> State:
+    state = init(LAYOUT.vocabulary_size, model, 0)
     return replace(state, params={name: value.double() for name, value in state.params.items()})
 
 

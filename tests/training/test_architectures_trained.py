@@ -11,7 +11,6 @@ from stepping import LAYOUT, batch_of, same, source, tensors
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import Provenance, load, save
-from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError
 from flsim.models.architectures import build, restore
@@ -47,21 +46,18 @@ def mean_loss(state: State, hparams: ModelHParams) -> float:
 
 
 @others
-@pytest.mark.parametrize(("optimizer", "rate", "dropout"), [("sgd", 1.0, 0.0), ("adam", 0.05, 0.3)])
-def test_central_training_lowers_the_loss_and_resumes_to_the_same_bits(
-    hparams: ModelHParams, optimizer: str, rate: float, dropout: float, tmp_path: Path
-) -> None:
-    """40 steps are 17 steps, a checkpoint, and the other 23; with dropout other ones than without."""
-    training = training_of(hparams, optimizer=optimizer, learning_rate=rate, dropout=dropout, steps=40)
+def test_central_training_lowers_the_loss_and_resumes_to_the_same_bits(hparams: ModelHParams, tmp_path: Path) -> None:
+    """25 steps are 11 steps, a checkpoint, and the other 14; with dropout other ones than without."""
+    training = training_of(hparams, optimizer="adam", learning_rate=0.05, dropout=0.3, steps=25)
     start = init(LAYOUT.vocabulary_size, hparams, 0)
-    whole = trained(start, training, 40)
+    whole = trained(start, training, 25)
     assert mean_loss(whole, hparams) < 0.9 * mean_loss(start, hparams)
     about = Provenance("c0ffee", "beef", LAYOUT.vocabulary_size, hparams)
-    kept, provenance = load(save(tmp_path, trained(start, training, 17), about))
+    kept, provenance = load(save(tmp_path, trained(start, training, 11), about))
     assert provenance == about
-    assert same(trained(kept, training, 40), whole)
-    without = trained(start, replace(training, hparams=replace(training.hparams, dropout=0.0)), 40)
-    assert same(whole, without) == (dropout == 0)
+    assert same(trained(kept, training, 25), whole)
+    without = replace(training, hparams=replace(training.hparams, dropout=0.0))
+    assert not same(trained(start, training, 1), trained(start, without, 1))
 
 
 @others
@@ -89,7 +85,7 @@ def test_a_clipped_and_a_noisy_lot(hparams: ModelHParams) -> None:
 
 @others
 def test_users_train_by_the_engine_that_can(hparams: ModelHParams) -> None:
-    """One user in one batch is a step of gradient descent; over rounds the loss falls."""
+    """One user in one batch is a step of gradient descent."""
     local, state = LocalHParams(batch_size=7, learning_rate=1.0), fedavg.init(LAYOUT.vocabulary_size, hparams, 0)
     engine = engine_of("cohort", build(LAYOUT.vocabulary_size, hparams), LAYOUT, local)
     assert isinstance(engine, CohortEngine if hparams.architecture in {"lstm", "gru"} else LocalEngine)
@@ -103,25 +99,6 @@ def test_users_train_by_the_engine_that_can(hparams: ModelHParams) -> None:
         torch.testing.assert_close(
             update.delta[name] / update.counts.weight, -gradient.double(), rtol=1e-4, atol=1e-6, msg=name
         )
-    losses, training = [], FedAvgHParams(cohort=3)
-    for round_ in range(16):
-        total = engine.train(state.params, users, [0, 1, 2], 0, round_)
-        losses.append(total.counts.loss / total.counts.tokens)
-        state, _ = fedavg.step(
-            state, total, training, PrivacyHParams(), seed=0, population=3, vocabulary_size=LAYOUT.vocabulary_size
-        )
-    assert losses[-1] < 0.9 * losses[0]
-
-
-@others
-def test_a_checkpoint_of_another_architecture_is_refused(hparams: ModelHParams, tmp_path: Path) -> None:
-    state = init(LAYOUT.vocabulary_size, hparams, 0)
-    path = save(tmp_path, state, Provenance("c0ffee", "beef", LAYOUT.vocabulary_size, hparams))
-    assert load(path)[1].model == hparams
-    sizes = ModelHParams(hparams.embedding, hparams.units)
-    path = save(tmp_path, state, Provenance("c0ffee", "beef", LAYOUT.vocabulary_size, sizes))
-    with pytest.raises(InputError, match="its tensors do not fit the model that it names"):
-        load(path)
 
 
 def test_low_precision_is_of_the_cifg() -> None:

@@ -13,17 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from populations import InMemory
-from smoothing import EPSILON, smooth_steps
+from stacking import LAYOUT, model_of, start_of
 from torch import Tensor
 from training_oracle import train_cohort
 
 from flsim.algorithms import fedavg
-from flsim.algorithms.fedavg import init, train_user
+from flsim.algorithms.fedavg import init
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
@@ -31,11 +29,9 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training import optimizers
 from flsim.training.central import CentralHParams
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import local_batches
 from flsim.training.state import State
 from flsim.training.update import Counts, UpdateSum, clip_factor, global_norm
 
-LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)
 
 
@@ -44,10 +40,6 @@ def step(state: State, total: UpdateSum) -> State:
     size = LAYOUT.vocabulary_size
     privacy = PrivacyHParams()
     return fedavg.step(state, total, FedAvgHParams(), privacy, seed=0, population=1_000, vocabulary_size=size)[0]
-
-
-def model_of(seed: int = 0) -> CIFGLanguageModel:
-    return CIFGLanguageModel(LAYOUT.vocabulary_size, SIZES).initialize(seed).double()
 
 
 def naive_loss(p: Params, records: list[list[int]]) -> tuple[Tensor, int]:
@@ -93,102 +85,62 @@ records_strategy = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6),
     users=st.lists(records_strategy, min_size=1, max_size=4),
     epochs=st.integers(1, 2),
     batch_size=st.integers(1, 8),
+    clip=st.none() | st.floats(0.01, 2.0),
     seed=st.integers(0, 100),
 )
-def test_the_engine_equals_a_loop_over_words(
-    users: list[list[list[int]]], epochs: int, batch_size: int, seed: int
+def test_sums_equal_a_loop_over_users_and_words(
+    users: list[list[list[int]]], epochs: int, batch_size: int, clip: float | None, seed: int
 ) -> None:
-    """Unequal lengths, empty users and users smaller than a batch included: padding leaks nowhere. float64, 1e-10."""
-    hparams = LocalHParams(epochs, batch_size, learning_rate=0.5)
-    model = model_of()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    total = train_cohort(model, InMemory(LAYOUT, users), range(len(users)), hparams, seed, 0)
-    for name in before:
-        expected = sum(
-            (
-                len(records) * naive_user(model, records, hparams, seed, user)[name]
-                for user, records in enumerate(users)
-            ),
-            torch.zeros_like(before[name]),
-        )
-        torch.testing.assert_close(total.delta[name], expected, rtol=0, atol=1e-10)
-        assert torch.equal(model.state_dict()[name], before[name])
-    assert total.counts.weight == sum(len(records) for records in users)
-    assert total.counts.users == len(users)
-
-
-@settings(max_examples=25)
-@given(
-    users=st.lists(records_strategy, min_size=1, max_size=4),
-    clip=st.floats(0.01, 2.0),
-    seed=st.integers(0, 100),
-)
-def test_clipped_sums_equal_a_loop_over_users(users: list[list[list[int]]], clip: float, seed: int) -> None:
-    """min(1, S / norm) of the whole update, weight 1 whatever the user has. float64, 1e-10."""
-    hparams, model = LocalHParams(batch_size=3, learning_rate=0.5), model_of()
+    """Updates times examples, or min(1, S / norm) of each. Unequal lengths, users without records. float64, 1e-10."""
+    hparams, model = LocalHParams(epochs, batch_size, learning_rate=0.5), model_of(0)
+    before = start_of(model)
     total = train_cohort(model, InMemory(LAYOUT, users), range(len(users)), hparams, seed, 0, clip)
-    expected = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    expected = {name: torch.zeros_like(value) for name, value in before.items()}
     norms = []
     for user, records in enumerate(users):
         update = naive_user(model, records, hparams, seed, user)
         norms.append(sum(float((value**2).sum()) for value in update.values()) ** 0.5)
+        factor = len(records) if clip is None else clip / norms[-1] if norms[-1] > clip else 1
         for name, value in update.items():
-            expected[name] += value * (clip / norms[-1] if norms[-1] > clip else 1)
+            expected[name] += value * factor
     for name, value in expected.items():
         torch.testing.assert_close(total.delta[name], value, rtol=0, atol=1e-10)
-    assert (total.counts.weight, total.counts.users, total.counts.non_finite) == (len(users), len(users), 0)
-    assert total.counts.clipped == sum(norm > clip for norm in norms)
-    assert total.counts.within == sum(norm <= clip for norm in norms)
-    assert total.counts.norms == pytest.approx(sum(norms), abs=1e-10)
-    assert total.counts.examples == sum(map(len, users))
+        assert torch.equal(model.state_dict()[name], before[name])
+    examples, counts = sum(map(len, users)), total.counts
+    assert (counts.users, counts.examples, counts.non_finite) == (len(users), examples, 0)
+    assert counts.weight == (examples if clip is None else len(users))
+    assert counts.norms == pytest.approx(sum(norms), abs=1e-10)
+    if clip is not None:
+        assert (counts.clipped, counts.within) == (sum(n > clip for n in norms), sum(n <= clip for n in norms))
 
 
 def test_the_reported_loss_is_that_of_the_batches_before_their_steps() -> None:
     records = [[1, 2], [3, 4, 5]]
-    model = model_of()
-    loss, count = naive_loss({n: v.detach() for n, v in model.named_parameters()}, records)
+    model = model_of(0)
+    loss, count = naive_loss(start_of(model), records)
     total = train_cohort(model, InMemory(LAYOUT, [records]), [0], LocalHParams(batch_size=2), 0, 0)
     assert total.counts.tokens == count == 7
     assert total.counts.loss == pytest.approx(float(loss) * count, abs=1e-12)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_stop_the_run(value: float) -> None:
+@pytest.mark.parametrize(
+    ("entry", "loss", "message"),
+    [
+        (math.nan, 1.0, "local training produced values that are not finite"),
+        (math.inf, 1.0, "local training produced values that are not finite"),
+        (0.0, math.nan, "not finite"),
+        (0.0, math.inf, "not finite"),
+        (0.0, 25.0 * 7, r"the training loss is 25 nats per word, and guessing gives 2\.48"),  # log(12)
+        (1e39, 7.0, "the averaged model overflows"),  # finite in float64, not in float32
+    ],
+)
+def test_values_that_are_not_finite_or_absurd_stop_the_run(entry: float, loss: float, message: str) -> None:
     state = init(LAYOUT.vocabulary_size, SIZES, 0)
-    total = UpdateSum.zero(state.params)
-    total.delta["gate_bias"][3] = value
-    with pytest.raises(Diverged, match=r"round 1: local training produced values that are not finite"):
-        step(state, UpdateSum(total.delta, Counts(1.0, 1, 1.0, 1)))
-    with pytest.raises(Diverged, match="round 1"):
-        step(state, UpdateSum(UpdateSum.zero(state.params).delta, Counts(1.0, 1, value, 1)))
-
-
-def test_an_absurd_loss_stops_the_run_though_all_is_finite() -> None:
-    """V = 12: guessing costs log(12) = 2.48 nats a word."""
-    state = init(LAYOUT.vocabulary_size, SIZES, 0)
-    zero = UpdateSum.zero(state.params).delta
-    step(state, UpdateSum(zero, Counts(1.0, 1, 24.0 * 7, 7)))
-    with pytest.raises(Diverged, match=r"round 1: the training loss is 25 nats per word, and guessing gives 2\.48"):
-        step(state, UpdateSum(zero, Counts(1.0, 1, 25.0 * 7, 7)))
-
-
-def test_a_finite_update_that_overflows_the_model_stops_the_run() -> None:
-    state = init(LAYOUT.vocabulary_size, SIZES, 0)
-    total = UpdateSum.zero(state.params)
-    total.delta["gate_bias"][0] = 1e39  # finite in float64, not in float32
-    with pytest.raises(Diverged, match="round 1: the averaged model overflows"):
-        step(state, UpdateSum(total.delta, Counts(1.0, 1, 1.0, 1)))
-
-
-def test_without_clip_a_users_part_is_its_examples_times_its_update_to_the_bit() -> None:
-    """As in plain FedAvg: the difference in float32, the product in float64."""
-    records, hparams, model = [[1, 2], [3, 4, 5], [9]], LocalHParams(batch_size=2), model_of().float()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    total = train_cohort(model, InMemory(LAYOUT, [records]), [0], hparams, 0, 0)
-    train_user(model, local_batches(Records.from_lists(records), LAYOUT, hparams, stream(0, "local", 0, 0)), hparams)
-    for name, value in model.state_dict().items():
-        assert torch.equal(total.delta[name], (value - before[name]).double() * 3)
-    assert (total.counts.weight, total.counts.clipped, total.counts.examples) == (3.0, 0, 3)
+    delta = UpdateSum.zero(state.params).delta
+    step(state, UpdateSum(delta, Counts(1.0, 1, 24.0 * 7, 7)))
+    delta["gate_bias"][3] = entry
+    with pytest.raises(Diverged, match=f"round 1: .*{message}"):
+        step(state, UpdateSum(delta, Counts(1.0, 1, loss, 7)))
 
 
 @pytest.mark.parametrize("kind", [LocalHParams, CentralHParams])
@@ -253,37 +205,8 @@ def test_an_update_that_is_not_finite_is_counted_and_never_becomes_a_number(valu
         clip_factor(global_norm(update), 0.2)
 
 
-# Smooth steps of Adam and RMSProp amplify rounding by no more than is derived, whatever a processor rounds.
-
-
-def last_step(optimizer: str, gradients: list[float]) -> float:
-    """What a rate of 1 has moved a weight of 0 by in the last step."""
-    weight = torch.zeros(1, dtype=torch.float64)
-    step = getattr(torch.optim, optimizer)([weight], lr=1.0)
-    for gradient in gradients:
-        weight.zero_()
-        weight.grad = torch.tensor([gradient], dtype=torch.float64)
-        step.step()
-    return weight.item()
-
-
-@given(
-    st.sampled_from(("Adam", "RMSprop")),
-    st.lists(st.tuples(st.floats(-9, 9), st.floats(-1, 1)), min_size=1, max_size=14),
-    st.sampled_from((1e-6, 1e-3, 0.1)),
-)
-@smooth_steps()
-def test_a_step_moves_by_hardly_more_than_its_gradients(
-    optimizer: str, gradients: list[tuple[float, float]], size: float
-) -> None:
-    exact = last_step(optimizer, [gradient for gradient, _ in gradients])
-    off = last_step(optimizer, [gradient + size * error for gradient, error in gradients])
-    most = {"Adam": 1.01, "RMSprop": 1.5}[optimizer] * size / EPSILON
-    assert abs(off - exact) <= most + 1e-14
-
-
 def test_the_constants_are_torchs() -> None:
-    """Which tests with smooth steps cannot tell."""
+    """Tests with smooth steps replace them."""
     adam, rmsprop = (inspect.signature(made).parameters for made in (torch.optim.Adam, torch.optim.RMSprop))
     assert (adam["betas"].default, adam["eps"].default) == (optimizers.BETAS, optimizers.EPSILON)
     assert (rmsprop["alpha"].default, rmsprop["eps"].default) == (optimizers.ALPHA, optimizers.EPSILON)

@@ -16,7 +16,6 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.central.engines import PackedEngine
 from flsim.training.central.stacked_engine import StackedEngine
 from flsim.training.state import State
 from flsim.training.update import global_norm
@@ -85,10 +84,7 @@ def change(state: State, start: State) -> Params:
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 def test_it_equals_the_autograd_engine(precision: Any, others: dict[str, Any]) -> None:
-    """Within the rounding that is derived.
-
-    A plain step rounds embeddings twice, as what is read and what is predicted are added one after the other.
-    """
+    """Within the rounding that is derived. A plain step rounds embeddings twice: when they are read and predicted."""
     training = training_of(precision, others)
     oracle = replace(training, device="cpu", engine="autograd", hparams=replace(training.hparams, precision="float32"))
     start = begin(training)
@@ -126,17 +122,3 @@ def test_resuming_is_exact(others: dict[str, Any]) -> None:
     assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
     for slot, moment in whole.moments.items():
         assert all(torch.equal(resumed.moments[slot][name], value) for name, value in moment.items())
-
-
-@pytest.mark.parametrize("others", OPTIONS, ids=str)
-def test_a_checkpoint_goes_to_a_cpu_and_back(others: dict[str, Any]) -> None:
-    """A plain step on a CPU adds products to weights one after another, as many as a batch has positions at most."""
-    training = training_of("float32", others)
-    at_home, start = replace(training, device="cpu"), begin(training)
-    expected, _ = stepped(PackedEngine(at_home, start), at_home, start, STEPS)
-    state, _ = stepped(StackedEngine(training, start), training, start, 2)
-    state, _ = stepped(PackedEngine(at_home, state), at_home, state, 4)
-    state, _ = stepped(StackedEngine(training, state), training, state, STEPS)
-    roundings = STEPS * (training.hparams.batch_size * LAYOUT.record_words if training.hparams.is_plain else 2)
-    tolerance = rounding("float32", start.params, global_norm(change(expected, start)), roundings)
-    assert relative_error(change(state, start), change(expected, start)) < tolerance

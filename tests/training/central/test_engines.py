@@ -1,34 +1,85 @@
-"""The fused engine equals the autograd one, whatever is asked for; what dropout, decay and the schedule do."""
+"""The fused engines equal the autograd one, whatever the settings; their states; what is refused."""
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from networks import CIFG, RECURRENT
 from smoothing import smooth_steps
-from stepping import LAYOUT, hparams_strategy, records_strategy, source, start, trained
+from stacking import relative_error, rounding
+from stepping import LAYOUT, batch_of, hparams_strategy, records_strategy, same, source, start, trained, training_of
 
 from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population, Twin, _reordered
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.training.central import CentralHParams
+from flsim.models.hparams import ModelHParams
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
+from flsim.training.central.engines import PackedEngine, engine_of
 from flsim.training.central.records import factors
-from flsim.training.central.task import EngineName
+from flsim.training.central.stacked_engine import StackedEngine
+from flsim.training.central.task import Engine, EngineName
+from flsim.training.cohort.kernels import TorchKernels
+from flsim.training.state import State
+
+RECORDS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 1, 2], [3], [], [5, 5, 5, 5]]
+optimizers = pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
 
 
-@settings(max_examples=30)
-@given(records=records_strategy, hparams=hparams_strategy)
+class Padded:
+    """PyTorch's kernels for an engine that does not know them, and therefore adds units to the model."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(TorchKernels(), name)
+
+
+def stepped(engine: Engine, training: CentralTraining, state: State, *until: int) -> State:
+    """Return the state after chunks that end at these steps."""
+    for end in until:
+        losses, tokens = engine.train(engine.pack(training.chunk(state.round, end)))
+        assert len(losses) == len(tokens) == end - state.round
+        state = replace(state, round=end, params=engine.params(), moments=engine.moments())
+    return state
+
+
+def assert_equal(actual: State, expected: State) -> None:
+    """In float64, to 1e-10."""
+    for name, value in expected.params.items():
+        torch.testing.assert_close(actual.params[name], value, rtol=0, atol=1e-10)
+    assert actual.moments.keys() == expected.moments.keys()
+    for slot, moment in expected.moments.items():
+        for name, value in moment.items():
+            torch.testing.assert_close(actual.moments[slot][name], value, rtol=0, atol=1e-10)
+
+
+@settings(max_examples=40)
+@given(records_strategy, hparams_strategy, st.sampled_from((CIFG, *RECURRENT)), st.booleans())
 @smooth_steps()
-def test_fused_is_autograd(records: list[list[int]], hparams: CentralHParams) -> None:
-    """float64, to 1e-10."""
-    fused, oracle = trained(records, hparams, "fused"), trained(records, hparams, "autograd")
-    for name, value in oracle.params.items():
-        torch.testing.assert_close(fused.params[name], value, rtol=0, atol=1e-10)
-    assert fused.moments.keys() == oracle.moments.keys()
+def test_they_equal_the_autograd_engine(
+    records: list[list[int]], hparams: CentralHParams, model: ModelHParams, padded: bool
+) -> None:
+    """float64, to 1e-10. With more units than the model has, too. Losses are those before each step."""
+    training = replace(training_of(records, hparams), model=model)
+    begin, chunk = start(model), training.chunk(0, 7)
+    oracle = engine_of(replace(training, engine="autograd"), begin)
+    engines: list[Engine] = [engine_of(training, begin)]
+    assert isinstance(engines[0], PackedEngine)
+    if model == CIFG:
+        engines.append(StackedEngine(training, begin, Padded() if padded else None))
+    expected, counts = oracle.train(oracle.pack(chunk))
+    for engine in engines:
+        losses, tokens = engine.train(engine.pack(chunk))
+        assert losses == pytest.approx(expected, rel=1e-10)
+        assert tokens == counts
+        actual, state = (replace(begin, params=e.params(), moments=e.moments()) for e in (engine, oracle))
+        assert_equal(actual, state)
 
 
 @pytest.mark.parametrize("engine", ["fused", "autograd"])
@@ -38,9 +89,7 @@ def test_the_gradient_is_clipped_before_the_decay(engine: EngineName) -> None:
     hparams = CentralHParams(steps=1, learning_rate=rate, gradient_clip=bound, weight_decay=decay)
     state = trained(records, hparams, engine, until=1)
     model = CIFGLanguageModel.from_params(start().params)
-    inputs = torch.tensor([[11 - 1, 1, 2, 3], [10, 4, 5, 0]])
-    assert (LAYOUT.bos, LAYOUT.eos, LAYOUT.pad) == (10, 11, 0)
-    targets = torch.tensor([[1, 2, 3, 11], [4, 5, 11, 0]])
+    inputs, targets = batch_of(records)
     loss = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=0)
     torch.autograd.backward(loss)
     gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
@@ -62,20 +111,8 @@ def test_dropout_is_a_function_of_seed_and_step_and_has_mean_one() -> None:
         assert not np.array_equal(drawn, other)
 
 
-def test_rates() -> None:
-    """By hand: sqrt(64 / 32) times 0.1; two steps of warm-up; then a line, or half a cosine, to 0 at step 10."""
-    at = CentralHParams(learning_rate=0.1, batch_size=64, tuned_at=32)
-    base = 0.1 * math.sqrt(2)
-    assert [at.rate(step, 10) for step in (0, 9)] == pytest.approx([base, base])
-    line = replace(at, schedule="linear", warmup=2)
-    assert [line.rate(step, 10) for step in (0, 1, 2, 6, 10)] == pytest.approx([base / 2, base, base, base / 2, 0])
-    cosine = replace(line, schedule="cosine")
-    expected = [base, base * (1 + math.sqrt(0.5)) / 2, base / 2, 0]
-    assert [cosine.rate(step, 10) for step in (2, 4, 6, 10)] == pytest.approx(expected)
-
-
 def test_budgets() -> None:
-    """100 records of 1,000 words at batch 8: 13 steps an epoch."""
+    """100 records of 1,000 words at batch 8: 13 steps an epoch; the rate follows the root of the batch size."""
     assert CentralHParams(batch_size=8, epochs=2).steps_over(100, 1_000) == 26
     assert CentralHParams(batch_size=8, epochs=0.5).steps_over(100, 1_000) == 7
     assert CentralHParams(batch_size=8, steps=5).steps_over(100) == 5
@@ -85,6 +122,8 @@ def test_budgets() -> None:
         CentralHParams(words=3_000).steps_over(100, 0)
     with pytest.raises(InputError, match="steps and words both set how long"):
         CentralHParams(words=3_000, steps=5)
+    tuned = CentralHParams(learning_rate=0.1, batch_size=64, tuned_at=32)
+    assert [tuned.rate(step, 10) for step in (0, 9)] == pytest.approx([0.1 * math.sqrt(2)] * 2)
 
 
 @settings(max_examples=30)
@@ -104,3 +143,65 @@ def test_records_at_positions_in_both_partitions(records: list[list[int]], data:
         positions = data.draw(st.lists(st.integers(0, len(records) - 1), max_size=12))
         found = partition.records_at(np.array(positions, np.int64))
         assert [record.tolist() for record in found] == [in_order[position] for position in positions]
+
+
+@optimizers
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_resuming_is_exact(optimizer: Any, precision: Any) -> None:
+    """From a state after 3 of 7 steps, in chunks of other sizes, a new stacked engine comes to the same bits."""
+    hparams = CentralHParams(
+        steps=7, batch_size=2, optimizer=optimizer, precision=precision, learning_rate=0.05, dropout=0.3,
+        schedule="cosine", warmup=2, weight_decay=0.1,
+    )  # fmt: skip
+    training = training_of(RECORDS, hparams)
+    begin = replace(start(), params={name: value.float() for name, value in start().params.items()})
+    whole = stepped(StackedEngine(training, begin), training, begin, 7)
+    part = stepped(StackedEngine(training, begin), training, begin, 1, 3)
+    assert same(stepped(StackedEngine(training, part), training, part, 6, 7), whole)
+
+
+@optimizers
+@smooth_steps()
+def test_a_checkpoint_goes_from_engine_to_engine(optimizer: Any) -> None:
+    """Two steps of one, then two of the other, and the other way round."""
+    hparams = CentralHParams(steps=4, batch_size=2, optimizer=optimizer, learning_rate=0.05, gradient_clip=0.3)
+    training = training_of(RECORDS, hparams)
+    expected = trained(RECORDS, hparams, "autograd", 4)
+    for first, second in ((StackedEngine, PackedEngine), (PackedEngine, StackedEngine)):
+        part = stepped(first(training, start()), training, start(), 2)
+        assert_equal(stepped(second(training, part), training, part, 4), expected)
+
+
+@pytest.mark.parametrize("engine", [StackedEngine, PackedEngine])
+@pytest.mark.parametrize(("optimizer", "dropout"), [("sgd", 0.3), ("momentum", 0.0)])
+def test_bfloat16_stays_within_its_rounding(engine: Any, optimizer: Any, dropout: float) -> None:
+    """The error of what training changed, relative to its norm, is what `rounding` derives."""
+    rng = stream(0, "test", "bfloat16")
+    records = [rng.integers(1, LAYOUT.last_word, 5, endpoint=True).tolist() for _ in range(60)]
+    hparams = CentralHParams(
+        steps=7, batch_size=16, optimizer=optimizer, momentum=0.5, learning_rate=0.1, dropout=dropout
+    )
+    state = init(LAYOUT.vocabulary_size, ModelHParams(16, 24), 0)
+    exact_start = replace(state, params={name: value.double() for name, value in state.params.items()})
+    ((exact, _),) = train_central(exact_start, training_of(records, hparams, "autograd"), 7)
+    low = training_of(records, replace(hparams, precision="bf16"))
+    actual = stepped(engine(low, state), low, state, 7)
+    change, expected = (
+        {name: after.params[name].double() - value for name, value in exact_start.params.items()}
+        for after in (actual, exact)
+    )
+    norm = float(torch.cat([value.flatten() for value in expected.values()]).norm())
+    assert 0 < relative_error(change, expected) < rounding("bf16", exact_start.params, norm, 7)
+
+
+def test_which_engine_a_precision_gets_and_what_is_refused() -> None:
+    bf16 = CentralTraining(source(RECORDS), CentralHParams(precision="bf16", batch_size=4), 0)
+    assert isinstance(engine_of(bf16, start()), PackedEngine)
+    assert isinstance(engine_of(replace(bf16, hparams=CentralHParams()), start()), PackedEngine)
+    for change, message in (
+        ({"engine": "autograd"}, 'needs engine "fused"'),
+        ({"privacy": PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0)}, "without clip or noise"),
+        ({"hparams": CentralHParams(precision="tf32")}, "needs an NVIDIA GPU"),
+    ):
+        with pytest.raises(InputError, match=message):
+            engine_of(replace(bf16, **change), start())

@@ -86,10 +86,7 @@ def test_cross_entropy() -> None:
 @pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])
 @pytest.mark.parametrize("with_low", [False, True])
 def test_add_rows(kernels: type[TritonKernels], with_low: bool) -> None:
-    """More positions than a program takes; of those that are none, rows are NaN and must not be read.
-
-    For the kernels that want it so, in the order of their tokens.
-    """
+    """More positions than a program takes, in the order of tokens for `SpreadKernels`; no unused row (NaN) is read."""
     given, rows = parts(), normal(U, T * B, D)
     if kernels is SpreadKernels:
         for user, count in enumerate(COUNTS.tolist()):
@@ -142,17 +139,13 @@ def test_norms_and_sums() -> None:
     "hparams",
     [
         LocalHParams(batch_size=3, learning_rate=0.5),
-        LocalHParams(batch_size=4, learning_rate=0.1, optimizer="momentum", gradient_clip=0.2),
         LocalHParams(batch_size=4, learning_rate=2.0, optimizer="adam", proximal=0.3, gradient_clip=0.25),
     ],
-    ids=["sgd", "momentum", "adam"],
+    ids=["sgd", "adam"],
 )
 @smooth_steps()
 def test_stacked_users_equal_the_local_engine(hparams: LocalHParams) -> None:
-    """Units that are no multiple of 16, users of one record and of none; the tolerance that `rounding` derives.
-
-    It holds on any processor, as the number format sets it and no step amplifies: see `smooth_steps`.
-    """
+    """Units that are no multiple of 16, users of one record and of none; the tolerance that `rounding` derives."""
     layout = Layout(40, record_words=4)
     model, population = model_of(0, layout, ModelHParams(6, 19)), random_population(3, 5, layout)
     exact = train_cohort(model, population, range(3), hparams, 0, 0, 0.5)
@@ -162,21 +155,12 @@ def test_stacked_users_equal_the_local_engine(hparams: LocalHParams) -> None:
     assert_within(found, exact, start, "float32", 2, times=amplification(hparams), of_loss=1e-6)
 
 
-@pytest.mark.parametrize(
-    "hparams",
-    [
-        CentralHParams(learning_rate=0.5, schedule="linear"),
-        CentralHParams(learning_rate=0.1, optimizer="momentum", gradient_clip=0.2, dropout=0.3),
-    ],
-    ids=["plain", "momentum"],
-)
-def test_central_training_equals_the_autograd_engine(hparams: CentralHParams) -> None:
-    """Units that are no multiple of 16, an epoch's smaller last batch; the tolerance that `rounding` derives.
-
-    A plain step adds products to weights one after another, as many as there are rows and times: 4 times 6.
-    """
-    roundings = 3 * (4 * 6 if hparams.is_plain else 1)
-    hparams, state = replace(hparams, batch_size=4, steps=3), init(LAYOUT.vocabulary_size, ModelHParams(6, 19), 0)
+def test_central_training_equals_the_autograd_engine() -> None:
+    """As above, with a smaller last batch."""
+    hparams = CentralHParams(
+        batch_size=4, learning_rate=0.1, optimizer="momentum", gradient_clip=0.2, dropout=0.3, steps=3
+    )
+    state = init(LAYOUT.vocabulary_size, ModelHParams(6, 19), 0)
     training = training_of([[1, 2, 3], [4, 4], [6, 7, 8, 9, 1, 2], [3], [], [5, 5, 5, 5]], hparams)
     exact_start = replace(state, params={name: value.double() for name, value in state.params.items()})
     ((exact, log),) = train_central(exact_start, replace(training, engine="autograd"), 3)
@@ -187,4 +171,4 @@ def test_central_training_equals_the_autograd_engine(hparams: CentralHParams) ->
         {name: after[name].double() - value for name, value in exact_start.params.items()}
         for after in (engine.params(), exact.params)
     )
-    assert relative_error(found, expected) < rounding("float32", state.params, global_norm(expected), roundings)
+    assert relative_error(found, expected) < rounding("float32", state.params, global_norm(expected), 3)

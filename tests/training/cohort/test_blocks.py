@@ -45,32 +45,26 @@ def start_of(hparams: ModelHParams, dtype: torch.dtype) -> Params:
 
 
 @pytest.mark.parametrize(
-    "local",
+    ("local", "clip"),
     [
-        LocalHParams(batch_size=4, learning_rate=0.5),
-        LocalHParams(batch_size=3, learning_rate=0.5, epochs=2, max_records=7),
-        LocalHParams(batch_size=4, learning_rate=0.1, optimizer="momentum", epochs=2),
-        LocalHParams(batch_size=4, learning_rate=0.01, optimizer="adam"),
-        LocalHParams(batch_size=4, learning_rate=0.01, optimizer="rmsprop"),
-        LocalHParams(batch_size=4, learning_rate=0.5, gradient_clip=0.05, proximal=0.3),
+        (LocalHParams(batch_size=3, learning_rate=0.5, epochs=2, max_records=7), 0.05),
+        (LocalHParams(batch_size=4, learning_rate=0.1, optimizer="momentum", epochs=2), None),
+        (LocalHParams(batch_size=4, learning_rate=0.01, optimizer="adam"), 0.05),
+        (LocalHParams(batch_size=4, learning_rate=0.5, gradient_clip=0.05, proximal=0.3), None),
     ],
-    ids=["sgd", "max records", "momentum", "adam", "rmsprop", "clip and proximal"],
+    ids=["max records", "momentum", "adam", "clip and proximal"],
 )
-@pytest.mark.parametrize("clip", [None, 0.05])
 def test_blocks_equal_one_user_after_another(local: LocalHParams, clip: float | None) -> None:
     compared(ModelHParams(architecture="hf", config=GPT2, lora=LORA), local, clip, torch.float64, 1e-10)
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-def test_blocks_of_llama_and_of_ffa_lora_equal_one_user_after_another(
-    clip: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_llama_and_of_ffa_lora_equal_one_user_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     norms_in_float64(monkeypatch)
     local = LocalHParams(batch_size=4, learning_rate=0.5)
-    compared(ModelHParams(architecture="hf", config=LLAMA, lora=LORA), local, clip, torch.float64, 1e-10)
+    compared(ModelHParams(architecture="hf", config=LLAMA, lora=LORA), local, 0.05, torch.float64, 1e-10)
     ffa = replace(LORA, freeze_a=True)
-    compared(ModelHParams(architecture="hf", config=GPT2, lora=ffa), local, clip, torch.float64, 1e-10)
-    compared(ModelHParams(architecture="hf", config=GPT2, lora=LORA), local, clip, torch.float32, 2e-6)
+    compared(ModelHParams(architecture="hf", config=GPT2, lora=ffa), local, None, torch.float64, 1e-10)
+    compared(ModelHParams(architecture="hf", config=GPT2, lora=LORA), local, None, torch.float32, 2e-6)
 
 
 class WithoutAnswers(SevenUsers):
@@ -87,10 +81,9 @@ class WithoutAnswers(SevenUsers):
         return replace(joined, prompts=np.concatenate([np.full(unanswered, LAYOUT.record_words), prompts]))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
-def test_steps_over_prompts_without_answers_have_no_gradient(optimizer: str) -> None:
+def test_steps_over_prompts_without_answers_have_no_gradient() -> None:
     hparams = ModelHParams(architecture="hf", config=GPT2, lora=LORA)
-    local = LocalHParams(batch_size=1, learning_rate=0.1, optimizer=optimizer, gradient_clip=1.0)
+    local = LocalHParams(batch_size=1, learning_rate=0.1, optimizer="momentum", gradient_clip=1.0)
     compared(hparams, local, None, torch.float64, 1e-10, WithoutAnswers())
 
 
@@ -101,19 +94,20 @@ def compared(
     start = start_of(hparams, dtype)
     size, cohort = LAYOUT.vocabulary_size, range(len(users))
     oracle = LocalEngine(restore(start, hparams, size), local).train(start, users, cohort, 1, 2, clip)
-    for at_once in (3, 7):
-        engine = engine_of("cohort", restore(start, hparams, size), LAYOUT, local, at_once)
-        assert isinstance(engine, CohortEngine)
-        for _ in range(2):  # buffers are used again
-            total = engine.train(start, users, cohort, 1, 2, clip)
-            for name, value in oracle.delta.items():
-                torch.testing.assert_close(total.delta[name], value, rtol=0, atol=exact * max(1, len(users)))
-            counts = {key: pytest.approx(value, rel=1e-6) for key, value in vars(oracle.counts).items()}
-            assert vars(total.counts) == counts
+    engine = engine_of("cohort", restore(start, hparams, size), LAYOUT, local, 3)
+    assert isinstance(engine, CohortEngine)
+    for _ in range(2):  # buffers are used again
+        total = engine.train(start, users, cohort, 1, 2, clip)
+        for name, value in oracle.delta.items():
+            torch.testing.assert_close(total.delta[name], value, rtol=0, atol=exact * max(1, len(users)))
+        counts = {key: pytest.approx(value, rel=1e-6) for key, value in vars(oracle.counts).items()}
+        assert vars(total.counts) == counts
     assert max(float(value.abs().max()) for value in oracle.delta.values()) > 1e-3
 
 
-def test_where_blocks_gain_nothing_users_train_one_after_another() -> None:
+def test_where_blocks_gain_nothing_users_train_one_after_another(tmp_path: Path) -> None:
+    """Also with an optimizer of torch's that has no kernel."""
+    (tmp_path / "mine.py").write_text("from torch.optim import Adagrad\n")
     hparams = ModelHParams(architecture="hf", config=GPT2, lora=LORA)
 
     def engine_for(hparams: ModelHParams, batch_size: int, layout: Layout = LAYOUT, **local: object) -> object:
@@ -126,11 +120,4 @@ def test_where_blocks_gain_nothing_users_train_one_after_another() -> None:
     assert isinstance(large, LocalEngine)
     for other in (replace(hparams, lora=None), replace(hparams, lora=replace(LORA, dropout=0.1))):
         assert isinstance(engine_for(other, 8), LocalEngine)
-
-
-def test_an_optimizer_of_torch_trains_one_user_after_another(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from torch.optim import Adagrad\n")
-    hparams = ModelHParams(architecture="hf", config=GPT2, lora=LORA)
-    local = LocalHParams(batch_size=8, optimizer=f"{tmp_path}/mine.py:Adagrad")
-    model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
-    assert isinstance(engine_of("cohort", model, LAYOUT, local), LocalEngine)
+    assert isinstance(engine_for(hparams, 8, optimizer=f"{tmp_path}/mine.py:Adagrad"), LocalEngine)

@@ -21,10 +21,10 @@ from training_oracle import train_cohort
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.cohort.devices import capture_stream
+from flsim.training.cohort.devices import capture_stream, products
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked_trainer import SLACK, StackedTrainer
-from flsim.training.hparams import LocalHParams
+from flsim.training.cohort.stacked_trainer import StackedTrainer
+from flsim.training.hparams import LocalHParams, Precision
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"
@@ -66,11 +66,7 @@ def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any], by_p
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 @smooth_steps()
 def test_graphs_change_nothing(precision: Any, others: dict[str, Any], by_position: bool) -> None:
-    """But rounding. Nor does a second time, with graphs that are there already, or larger users in between.
-
-    Graphs round shapes up, and other shapes may be summed in another order. Both updates are then as far from the exact
-    one as rounding allows. Users of 30 records take two steps at most. Larger users move buffers.
-    """
+    """But rounding, as shapes are rounded up. Nor do graphs that are used again, or larger users in between."""
     population, larger = random_population(USERS, 30, LAYOUT), random_population(USERS, 80, LAYOUT, seed=1)
     hparams = options(precision, **others)
     start = start_on_gpu()
@@ -123,19 +119,6 @@ def test_what_it_says_of_memory_holds(by_position: bool) -> None:
     assert torch.cuda.max_memory_allocated() - before <= fixed + users * per_user + libraries
 
 
-def test_how_many_users_fit_does_not_depend_on_what_is_free() -> None:
-    hparams = options("bf16")
-    start = start_on_gpu()
-    _, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
-    whole = torch.cuda.get_device_properties(0).total_memory
-    share = 20 * per_user / whole / SLACK  # so that memory, and not the multiprocessors, decides
-    before = StackedTrainer.users_that_fit(start, hparams, LAYOUT, share)
-    held = torch.empty(torch.cuda.mem_get_info()[0] - 10 * per_user, dtype=torch.uint8, device="cuda")
-    assert StackedTrainer.users_that_fit(start, hparams, LAYOUT, share) == before
-    assert 15 <= before <= 20
-    del held
-
-
 def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) -> None:
     """Twice as many users as there is memory for the weights of."""
     hparams = options("float32", batch_size=4)
@@ -147,6 +130,20 @@ def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) ->
     expected = train_cohort(model_of(0, LAYOUT, SIZES), population, range(USERS), hparams, 0, 0)
     assert relative_error(actual.delta, expected.delta) < 1e-3
     assert "out of memory" in "".join(capsys.readouterr())
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 8, reason="needs a GPU with TF32"
+)
+def test_a_product_on_a_gpu_has_the_precision_that_was_set() -> None:
+    """TF32 keeps 10 bits of a factor's fraction, so 1 + 2^-12 times 1 becomes 1; float32 keeps it."""
+    ones = torch.ones(128, 128, device="cuda")
+    factor = torch.eye(128, device="cuda") * (1 + 2**-12)
+    expected: dict[Precision, float] = {"float32": 1 + 2**-12, "tf32": 1.0, "bf16": 1 + 2**-12}
+    for precision, value in expected.items():
+        with products(precision, ones.device):
+            assert torch.equal(ones @ factor, torch.full_like(ones, value))
+            torch.get_float32_matmul_precision()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])

@@ -120,20 +120,15 @@ def assert_gates_are_prefetched(compilers: list[Compiler]) -> None:
 @pytest.mark.parametrize(
     ("hparams", "users", "words"),
     [
-        (LocalHParams(precision="bf16"), 2, 2),
         (LocalHParams(precision="bf16", batch_size=64, optimizer="adam", gradient_clip=1.0, proximal=0.1), 2, 2),
         (LocalHParams(precision="float32", optimizer="momentum"), 2, 2),
-        (LocalHParams(precision="bf16", batch_size=1, learning_rate=1), 1, 0),
     ],
-    ids=["plain", "adam", "float32", "least"],
+    ids=["adam", "float32"],
 )
 def test_a_whole_step_compiles(
     hparams: LocalHParams, users: int, words: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that a micro-cohort launches, launched by the trainer itself: 7 of the 8 kernels, as one of two updates.
-
-    Numbers that are 1 are constants of the machine code, as Triton has it.
-    """
+    """All that a micro-cohort launches, launched by the trainer itself: 7 of the 8 kernels, as one of two updates."""
     from flsim.training.cohort import triton_kernels, triton_recurrence
 
     compilers = compilers_in(monkeypatch, triton_recurrence, triton_kernels)
@@ -152,9 +147,7 @@ def test_a_whole_step_compiles(
     assert_within_limits(compilers, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("precision", "optimizer"), [("bf16", "sgd"), ("bf16", "adam"), ("tf32", "sgd"), ("float32", "sgd")]
-)
+@pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adam"), ("float32", "sgd")])
 def test_a_step_by_position_compiles(
     precision: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +185,7 @@ def recur_by_position(precision: Any, width: int, rows: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "tf32", "float32"])
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
 def test_the_recurrence_of_the_widest_embeddings_fits_an_a100(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 64, of which a program has fewer rows the wider the embedding is."""
     from flsim.training.cohort import triton_positions
@@ -208,12 +201,10 @@ def test_the_recurrence_of_the_widest_embeddings_fits_an_a100(precision: Any, mo
 @pytest.mark.parametrize(
     "hparams",
     [
-        CentralHParams(precision="bf16"),
         CentralHParams(batch_size=256, optimizer="rmsprop", precision="tf32", gradient_clip=1.0, weight_decay=0.1),
         CentralHParams(optimizer="adam", dropout=0.1),
-        CentralHParams(),
     ],
-    ids=["bf16", "tf32", "adam", "plain"],
+    ids=["tf32", "adam"],
 )
 def test_a_whole_step_of_central_training_compiles(
     hparams: CentralHParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
