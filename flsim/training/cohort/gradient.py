@@ -1,13 +1,14 @@
 """A model's gradient over one batch on a CPU, written out, and plain SGD with this gradient.
 
 There is no padding: a batch is a sequence of ever shorter blocks, see `Steps`. The gradient of the cross-entropy
-overwrites the logits. What does not depend on another time step is computed for all steps together. Buffers are reused.
+overwrites the logits, of which a block of positions is in memory. What does not depend on another time step is computed
+for all steps together. Buffers are reused.
 For plain SGD, the matrix products update the weights directly. The layers between embeddings and output differ by
 architecture. Shapes: N positions of a batch, D embedding, H units, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from flsim.models.language_model import Params, representative
-from flsim.training.cohort.products import Products, Scratch
+from flsim.training.cohort.products import Products, Scratch, aligned
 from flsim.training.cohort.steps import Steps
 
+LOGITS = 2**22  # number of logits in memory at a time: 16 MB in float32, about what the caches of a processor hold
 RARE = 1e-30  # a probability below it has lost digits; its logarithm is computed from the logits
 
 
@@ -49,13 +51,19 @@ def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
 
 
 @dataclass(frozen=True)
-class Gradients:
-    """The gradients of a batch's summed loss, as terms per position."""
+class Terms:
+    """The gradients of the summed loss by weights, as terms per position."""
 
-    read: Tensor  # [rows, D], by the embeddings that are read
     # matrices [rows, m] and [rows, n] by the name of the weight [m, n] whose gradient is their product
     products: dict[str, tuple[Tensor, Tensor]]
     sums: dict[str, Tensor]  # a matrix [rows, n] by the name of the bias [n] whose gradient is the sum of its rows
+
+
+@dataclass(frozen=True)
+class Gradients(Terms):
+    """The gradients by the weights of the cells, and by the embeddings that are read, [rows, D]."""
+
+    read: Tensor
 
 
 Backward = Callable[[Tensor], Gradients]  # of d_outputs [rows, D], which it can overwrite
@@ -68,7 +76,7 @@ class PackedModel(ABC):
     """
 
     def __init__(self, like: Params, products: Products | None = None) -> None:
-        self.weights = {name: torch.empty_like(value) for name, value in like.items()}
+        self.weights = {name: aligned(value.dtype, *value.shape) for name, value in like.items()}
         self._products = products or Products()
         self._buffer = Scratch(representative(like).dtype)
 
@@ -92,7 +100,7 @@ class PackedModel(ABC):
     @torch.no_grad()
     def gradient(self, batch: PackedBatch) -> tuple[float, Params]:
         """Return the summed cross-entropy (nats), and the gradient of its mean, which the next call overwrites."""
-        into = {name: self._buffer(f"d {name}", *value.shape).zero_() for name, value in self.weights.items()}
+        into = self._zeros(self.weights)
         return self._step(batch, into, 1.0), into
 
     @torch.no_grad()
@@ -101,7 +109,8 @@ class PackedModel(ABC):
 
         `places`, int64 [2, N], is the record and time of each position. Records without positions have gradients of 0.
         """
-        losses, cells = self._back(batch)
+        output: list[Terms] = []
+        losses, cells = self._back(batch, [slice(None)], output.append)
         (record, _), count, times = places, len(batch.inputs), len(batch.sizes)
         positions = record.bincount(minlength=records).clamp(min=1)
 
@@ -111,11 +120,12 @@ class PackedModel(ABC):
             padded[tuple(places)] = values[:count]
             return padded
 
-        gradients = {
-            name: torch.bmm(by_record(left).transpose(1, 2), by_record(right))
-            for name, (left, right) in cells.products.items()
-        }
-        gradients |= {name: by_record(terms).sum(1) for name, terms in cells.sums.items()}
+        gradients: Params = {}
+        for terms in (cells, *output):
+            for name, (left, right) in terms.products.items():
+                gradients[name] = torch.bmm(by_record(left).transpose(1, 2), by_record(right))
+            for name, values in terms.sums.items():
+                gradients[name] = by_record(values).sum(1)
         gradients["embedding"].index_put_((record, batch.inputs), cells.read[:count], accumulate=True)
         for value in gradients.values():
             value.div_(positions.to(value).view(-1, *[1] * (value.dim() - 1)))
@@ -123,17 +133,44 @@ class PackedModel(ABC):
 
     def _step(self, batch: PackedBatch, into: Params, factor: float) -> float:
         """Add the mean loss' gradient times a factor to tensors, which can be the weights; return the summed loss."""
-        losses, cells = self._back(batch)
-        scale = factor / max(len(batch.inputs), 1)
-        for name, (left, right) in cells.products.items():
-            self._products.add(left.T, right, scale, into[name])
-        for name, terms in cells.sums.items():
-            into[name].add_(terms.sum(0), alpha=scale)
-        into["embedding"].index_add_(0, batch.inputs, cells.read[: len(batch.inputs)], alpha=scale)
+        count, output = len(batch.inputs), into
+        scale, blocks = factor / max(count, 1), self._blocks(count)
+        if into is self.weights and len(blocks) > 1:  # the next block needs these weights as they are
+            output = self._zeros(("embedding", "output_bias"))
+        losses, cells = self._back(batch, blocks, lambda terms: self._add(terms, scale, output))
+        if output is not into:
+            for name, change in output.items():
+                into[name].add_(change)
+        self._add(cells, scale, into)
+        into["embedding"].index_add_(0, batch.inputs, cells.read[:count], alpha=scale)
         return float(losses.sum())
 
-    def _back(self, batch: PackedBatch) -> tuple[Tensor, Gradients]:
-        """Return the loss of each position, nats [N], and the gradients of their sum by all weights."""
+    def _add(self, terms: Terms, scale: float, into: Params) -> None:
+        for name, (left, right) in terms.products.items():
+            self._products.add(left.T, right, scale, into[name])
+        for name, values in terms.sums.items():
+            into[name].addmv_(values.T, values.new_ones(len(values)), alpha=scale)
+
+    def _zeros(self, names: Iterable[str]) -> Params:
+        return {name: self._buffer(f"d {name}", *self.weights[name].shape).zero_() for name in names}
+
+    def _blocks(self, count: int) -> list[slice]:
+        """Return blocks of the rows of `count` positions, whose logits are in memory at a time; all but one are equal.
+
+        The blocks do not depend on the processor, because they change the order of sums.
+        """
+        rows, words = self._products.rows(count), len(self.weights["embedding"])
+        blocks = max(1, -(-rows * words // LOGITS))
+        size = max(1, self._products.rows(-(-rows // blocks)))
+        return [slice(first, first + size) for first in range(0, rows, size)]
+
+    def _back(
+        self, batch: PackedBatch, blocks: Iterable[slice], add: Callable[[Terms], None]
+    ) -> tuple[Tensor, Gradients]:
+        """Return the loss of each position, nats [N], and the gradients of their sum by the weights of the cells.
+
+        `add` is called with the gradients by the output layer, for each block of rows; the next block overwrites them.
+        """
         inputs, mask, operand = batch.inputs, batch.dropout_mask, self._products.operand
         count, width = len(inputs), self.width
         embedding = operand("embedding", self.weights["embedding"])
@@ -147,21 +184,23 @@ class PackedModel(ABC):
             predicted = self._rows("predicted", count, width).copy_(predicted)
             predicted[:count].mul_(mask[1])
         low_predicted = operand("predicted", predicted)
-        losses, errors = self._cross_entropy(predicted, low_predicted, embedding, batch.targets)
-        low_errors = operand("errors", errors)
-        d_outputs = self._products.multiply(low_errors, embedding, self._rows("d_outputs", count, width))
+        losses, d_outputs = outputs.new_empty(count), self._rows("d_outputs", count, width)
+        for block in blocks:
+            rows = low_predicted[block]
+            losses[block], errors = self._cross_entropy(predicted[block], rows, embedding, batch.targets[block])
+            low_errors = operand("errors", errors)
+            self._products.multiply(low_errors, embedding, d_outputs[block])
+            add(Terms({"embedding": (low_errors, rows)}, {"output_bias": errors}))
         if mask:
             d_outputs[:count].mul_(mask[1])
         cells = back(d_outputs)
         if mask:
             cells.read[:count].mul_(mask[0])
-        cells.products["embedding"] = low_errors, low_predicted
-        cells.sums["output_bias"] = errors
         return losses, cells
 
     def _rows(self, name: str, count: int, width: int) -> Tensor:
         """Return memory for `count` positions, with rows of zeros up to the number of rows in products."""
-        rows = self._buffer(name, self._products.rows(count), width)
+        rows = self._buffer.aligned(name, self._products.rows(count), width)
         rows[count:] = 0
         return rows
 
@@ -232,7 +271,7 @@ class PackedRecurrent(PackedModel):
                 products |= gradients.products
                 sums |= gradients.sums
                 d_hidden = gradients.read
-            return Gradients(d_hidden, products, sums)
+            return Gradients(products, sums, d_hidden)
 
         return outputs, backward
 
@@ -260,7 +299,7 @@ class Cell(ABC):
         return f"cells.{name}_l{self._layer}"
 
     def _buffer(self, name: str, width: int | None = None) -> Tensor:
-        return self._scratch(f"{name} {self._layer}", len(self._read), self._units if width is None else width)
+        return self._scratch.aligned(f"{name} {self._layer}", len(self._read), self._units if width is None else width)
 
     def _inputs(self, read: Tensor, sizes: list[int], bias: Tensor) -> Tensor:
         """Keep the inputs, and return their contribution to the gates, [N, gates x H], with a bias."""
@@ -437,19 +476,22 @@ class PackedCIFG(PackedModel):
         gates = self._products.multiply(
             self._products.operand("read", read), input_weight, self._rows("gates", count, 3 * units), w["gate_bias"]
         )
-        memory, bounded = (self._buffer(name, count, units) for name in ("memory", "bounded"))
+        memory, bounded = (self._buffer.aligned(name, count, units) for name in ("memory", "bounded"))
         hidden, outputs = self._rows("hidden", count, units), self._rows("outputs", count, width)
         sigmoids, g = gates[:count, : 2 * units], gates[:count, 2 * units :]
         parts = (gates[:count], sigmoids, sigmoids[:, :units], sigmoids[:, units:], g, memory, bounded, hidden, outputs)
         blocks = (torch.split_with_sizes(part[:count], sizes) for part in parts)
+        recurrent, projection = w["recurrent_weight"], w["projection"]
         before: tuple[Tensor, Tensor] | None = None
-        for gate, fo, f, o, g, c, tanh_c, m, r in zip(*blocks, strict=True):
+        for rows, gate, fo, f, o, g, c, tanh_c, m, r in zip(sizes, *blocks, strict=True):
             if before:
-                gate.addmm_(before[1][: len(gate)], w["recurrent_weight"])
+                if len(before[0]) != rows:  # a view takes as long as a small operation
+                    before = before[0][:rows], before[1][:rows]
+                gate.addmm_(before[1], recurrent)
             fo.sigmoid_()
             g.tanh_()
-            torch.lerp(g, before[0][: len(g)] if before else torch.zeros_like(g), f, out=c)  # f c + (1 - f) g
-            torch.mm(torch.mul(o, torch.tanh(c, out=tanh_c), out=m), w["projection"], out=r)
+            torch.lerp(g, before[0] if before else torch.zeros_like(g), f, out=c)  # f c + (1 - f) g
+            torch.mm(torch.mul(o, torch.tanh(c, out=tanh_c), out=m), projection, out=r)
             before = c, r
         return Tape(read, gates, memory, bounded, hidden, outputs, sizes)
 
@@ -459,7 +501,8 @@ class PackedCIFG(PackedModel):
         recurrent, projection = (self.weights[name].T for name in ("recurrent_weight", "projection"))
         gates, hidden, d_outputs = tape.gates[:count].view(count, 3, units), tape.hidden[:count], d_outputs[:count]
         f, o, g = gates.unbind(1)
-        kept, through, gained, lost = (self._buffer(n, count, units) for n in ("kept", "through", "gained", "lost"))
+        names = ("kept", "through", "gained", "lost")
+        kept, through, gained, lost = (self._buffer.aligned(name, count, units) for name in names)
         kept.copy_(f)
         torch.addcmul(o, hidden, tape.bounded, value=-1, out=through)  # dc = dm o (1 - tanh^2 c)
         torch.neg(g[:first], out=gained[:first])
@@ -470,13 +513,17 @@ class PackedCIFG(PackedModel):
         torch.ops.aten.sigmoid_backward(tape.bounded, o, grad_input=o)  # do = dm tanh c o (1 - o)
         parts = (tape.gates[:count], gates[:, ::2], o, through, kept, d_outputs)
         blocks = (torch.split_with_sizes(part, tape.sizes) for part in parts)
-        carried, later = hidden.new_zeros(first, units), None
-        for d_gate, d_fg, d_o, to_c, keep, d_r in reversed(list(zip(*blocks, strict=True))):
-            if later is not None:
+        carried = hidden.new_zeros(first, 1, units)
+        later, d_cell, dc = tape.gates[:0], carried[:0], carried[:0, 0]  # after the last time, no row
+        for rows, d_gate, d_fg, d_o, to_c, keep, d_r in reversed(list(zip(tape.sizes, *blocks, strict=True))):
+            if len(later) == rows:
+                d_r.addmm_(later, recurrent)
+            else:
                 d_r[: len(later)].addmm_(later, recurrent)
+                d_cell, dc = carried[:rows], carried[:rows, 0]
             dm = torch.mm(d_r, projection)
-            dc = carried[: len(dm)].addcmul_(dm, to_c)
-            d_fg.mul_(dc[:, None])
+            dc.addcmul_(dm, to_c)
+            d_fg.mul_(d_cell)
             d_o.mul_(dm)
             dc.mul_(keep)
             later = d_gate

@@ -24,6 +24,19 @@ from flsim.training.hparams import Precision
 
 TILE = 16  # rows
 LARGE = 2**18  # entries of the largest weight
+LINE = 64  # bytes of a cache line
+
+
+def padded(columns: int, dtype: torch.dtype) -> int:
+    """Return a number of columns, at least `columns`, that fills cache lines."""
+    values = LINE // dtype.itemsize
+    return -(-columns // values) * values
+
+
+def aligned(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Return an uninitialised tensor, in which rows of a matrix begin at cache lines, which makes products faster."""
+    *rows, columns = shape
+    return torch.empty(*rows, padded(columns, dtype), dtype=dtype)[..., :columns]
 
 
 class Scratch:
@@ -39,6 +52,10 @@ class Scratch:
         if flat is None or len(flat) < size:
             flat = self._flat[name] = torch.empty(size, dtype=self._dtype)
         return flat[:size].view(shape)
+
+    def aligned(self, name: str, rows: int, columns: int) -> Tensor:
+        """Return a matrix as `aligned` does."""
+        return self(name, rows, padded(columns, self._dtype))[:, :columns]
 
 
 class Products:
