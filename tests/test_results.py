@@ -57,7 +57,14 @@ def test_a_figure_is_in_one_file() -> None:
 
     Differences that a tested command computes are not copied, and can be equal by chance.
     """
-    computed = {"dp-ftrl-differences", "dp-ftrl-clip", "table1-partitions", "table1-techniques", "secret-sharer-layers"}
+    computed = {
+        "dp-ftrl-differences",
+        "dp-ftrl-clip",
+        "table1-partitions",
+        "table1-techniques",
+        "secret-sharer-layers",
+        "shadows-users",
+    }
     files: dict[tuple[float, ...], set[str]] = {}
     for frame, figure in intervals():
         if frame not in computed and all(abs(number) >= 0.1 for number in figure):
@@ -137,6 +144,7 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
         ("lora", "lora*"),
         ("dp-small", "dp-seeds"),
         ("layers", "secret-sharer-layers-runs"),
+        ("shadows-users", "shadows-users"),
     ],
 )
 def test_tables_are_computed_again(
