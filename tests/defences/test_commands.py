@@ -78,14 +78,12 @@ def test_sanitizing_with_an_optimizer_of_ones_own_says_which_code_it_was(experim
 def test_bad_input_is_one_line_and_leaves_nothing(
     experiment: Experiment,
     make_corpus: MakeCorpus,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     message: str,
 ) -> None:
     make_corpus([[]], name="empty")
     command = ["data", arguments[0], "--out", "made", *arguments[1:]]
-    assert_refused(experiment.folder, monkeypatch, capsys, command, message)
+    assert_refused(experiment.folder, command, message)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import torch
@@ -97,3 +97,14 @@ class Oracle:
 
     def scores(self, prefix: Phrase, phrases: list[Phrase]) -> NDArray[np.float64]:
         return np.array([self.score(prefix, phrase) for phrase in phrases])
+
+    def beam(self, prefix: Phrase, length: int, width: int) -> tuple[list[Phrase], list[float], float]:
+        """Phrases and scores, best first; and the closest two scores that an order was decided on."""
+        beams: list[tuple[float, Phrase]] = [(0.0, ())]
+        closest = np.inf
+        for _ in range(length):
+            longer = [(score + self._costs(prefix + s)[word], (*s, word)) for score, s in beams for word in WORDS]
+            longer.sort(key=lambda scored: scored[0])
+            closest = min([closest, *(b[0] - a[0] for a, b in pairwise(longer[: width + 1]))])
+            beams = longer[:width]
+        return [s for _, s in beams], [float(score) for score, _ in beams], float(closest)

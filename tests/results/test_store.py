@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -128,14 +129,13 @@ def test_a_damaged_run_json_is_named(make_run: MakeRun, about: str) -> None:
 
 def test_the_partition_of_new_and_of_older_runs(make_run: MakeRun) -> None:
     """It is stored, or in an older run begins the setting; a label may look like a partition."""
-    for number, (about, expected) in enumerate(
-        (
-            ({"setting": "Non-IID, FedAvg"}, ("non-iid", "FedAvg")),
-            ({"setting": "DP-SGD"}, (None, "DP-SGD")),
-            ({"setting": "IID, A", "partition": "iid", "label": "A"}, ("iid", "A")),
-            ({"setting": "IID, A", "partition": None, "label": "IID, A"}, (None, "IID, A")),
-        )
-    ):
+    cases: list[tuple[dict[str, Any], tuple[str | None, str]]] = [
+        ({"setting": "Non-IID, FedAvg"}, ("non-iid", "FedAvg")),
+        ({"setting": "DP-SGD"}, (None, "DP-SGD")),
+        ({"setting": "IID, A", "partition": "iid", "label": "A"}, ("iid", "A")),
+        ({"setting": "IID, A", "partition": None, "label": "IID, A"}, (None, "IID, A")),
+    ]
+    for number, (about, expected) in enumerate(cases):
         run = read_run(make_run(name=f"run-{number}", **about))
         assert (run.partition, run.label, run.setting) == (*expected, about["setting"])
 
