@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -222,7 +221,7 @@ def test_a_large_sweep_stays_below_three_megabytes() -> None:
     rows += [("run", at, metric, canary, float(at > 4000)) for at, metric, canary in flags]
     rows += [("run", at, metric, "", value) for at, (metric, value) in product(rounds, of_model.items())]
     frame, names = pd.DataFrame(rows, columns=SCHEMA.names), ("IID, A", "Non-IID, A")
-    known = frame, planted.assign(p_e=1.0), {}, 100.0, 0
+    known: tuple[pd.DataFrame, pd.DataFrame, dict[str, str], float, int] = frame, planted.assign(p_e=1.0), {}, 100.0, 0
     runs = [RunResults(name, name, "completed", None, 8000, 8000, *known, name) for name in names]
     settings = [Setting(run.name, run.name[:-3].lower(), [RunView(Path(run.name), run, None)]) for run in runs]
     assert 50_000 < len(render(Gathered([], [Line("A", settings)], [])).encode()) < 3_000_000 / 8
