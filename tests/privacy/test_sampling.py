@@ -1,6 +1,10 @@
 """Cohorts are a pure function of (seed, round, population): users without or with replacement, or each by chance."""
 
 import math
+from collections import Counter
+from itertools import combinations, product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -265,3 +269,21 @@ def test_streams_differ_by_seed_purpose_and_every_key() -> None:
     draws = {int(stream(seed, purpose, *rest).integers(2**62)) for seed, purpose, rest in keys}
     assert len(draws) == len(keys)
     assert stream(3, "a", np.int64(4)).random() == stream(3, "a", 4).random()  # type: ignore[arg-type]
+
+
+def test_thinned_poisson_sampling_has_the_exact_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 users at q = 1/3, p = 1/2: uniform numbers on grids of 3 and 2 give each of 216 outcomes as often.
+
+    A set of s users has (1/6)^s (5/6)^(3 - s), which is 5^(3 - s) of the 216 outcomes.
+    """
+    outcomes: Counter[tuple[int, ...]] = Counter()
+    for users in product((0, 1 / 3, 2 / 3), repeat=3):
+        for answers in product((0, 1 / 2), repeat=3):
+            numbers = {"poisson-cohort": users, "dropout": answers}
+
+            def fake(seed: int, purpose: str, round_: int, numbers: dict[str, Any] = numbers) -> Any:
+                return SimpleNamespace(random=lambda size: np.array(numbers[purpose][:size]))
+
+            monkeypatch.setattr("flsim.privacy.sampling.stream", fake)
+            outcomes[tuple(draw_cohort(0, 0, 3, 1, 'poisson{"dropout": 0.5}').tolist())] += 1
+    assert outcomes == {users: 5 ** (3 - size) for size in range(4) for users in combinations(range(3), size)}

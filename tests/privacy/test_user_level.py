@@ -81,6 +81,11 @@ def test_without_sampling_a_user_is_a_gaussian_mechanism_of_the_complete_distanc
     assert epsilon(ledger(1.0, 8.0, 5), 1e-5, user_level(3)) == pytest.approx(exact, abs=5e-3)
 
 
+def test_a_published_mixture() -> None:
+    """dp_accounting 0.6.0 with its default step, for rate 0.01, z = 1, 1,000 rounds, delta 1e-6."""
+    assert epsilon(ledger(0.01, 1.0, 1_000), 1e-6, user_level(2)) == pytest.approx(4.554096, rel=3e-4)
+
+
 def test_rdp_of_mixtures_of_different_rounds_is_above_the_published_epsilon() -> None:
     """17.193115 at delta 1e-6, by losses: test_mixture_of_gaussians_basic of dp_accounting."""
     first = MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2])
