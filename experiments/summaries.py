@@ -438,7 +438,7 @@ def layers(folders: list[str]) -> None:
 
 def units(folders: list[str]) -> None:
     """Write the differences in exposure between numbers of units, and between batch sizes, over new seeds."""
-    pattern = r"secret-sharer-table2-directions-batch_size(?P<batch>\d+)-units(?P<units>\d+)-.*"
+    pattern = r"secret-sharer-table2-lstm-batch_size(?P<batch>\d+)-units(?P<units>\d+)-.*"
     groups = by_seed(measured("secret-sharer-units-runs", folders, pattern), ["batch", "units"])
     pairs = {f"75 minus 45 units, batch size {size}": (groups[size, "75"], groups[size, "45"]) for size in ("8", "32")}
     pairs |= {
