@@ -130,8 +130,9 @@ class Run:
                 f"{checkpoints}: no such folder; restore it, or create an empty folder to train the run again from "
                 "the beginning"
             )
-        newest = checkpoint.latest(checkpoints)
-        if newest is not None and (trained := checkpoint.round_of(newest)) > run.rounds:
+        rounds = map(checkpoint.round_of, checkpoint.all_in(checkpoints))
+        trained = max((round_ for round_ in rounds if round_ <= started.rounds), default=0)  # others are misnamed
+        if trained > run.rounds:
             raise InputError(
                 f"{path}: {trained:,} rounds are trained already, and the settings have {run.rounds:,}; a "
                 f"resumed run can only become longer; set at least {trained:,} rounds, or train a new run"

@@ -168,14 +168,14 @@ def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
     checkpoints, rows = run / "checkpoints", run / "rows"
     shutil.copy(checkpoints / "round-000020.safetensors", checkpoints / "round-000020 (copy).safetensors")
     shutil.copy(rows / "round-000020.parquet", rows / "round-000020 (copy).parquet")
-    (checkpoints / "round-000025.safetensors").rename(checkpoints / "round-000028.safetensors")
+    (checkpoints / "round-000025.safetensors").rename(checkpoints / "round-000240.safetensors")
     with (run / "evaluations.jsonl").open("ab") as log:
         log.write(b"\xff\xfe\n")
     said = " ".join(resume(experiment, "strange").split())
     for name in ("round-000020 (copy).safetensors", "round-000020 (copy).parquet"):
         assert f"{name}: flsim does not write files with this name; the file is ignored" in said
-    assert "round-000028.safetensors: the file has round 25, but its name has another round" in said
-    assert (checkpoints / "round-000028.safetensors.damaged").exists()
+    assert "round-000240.safetensors: the file has round 25, but its name has another round" in said
+    assert (checkpoints / "round-000240.safetensors.damaged").exists()
     assert_equal_runs(run, undisturbed)
     assert [line["round"] for line in map(json.loads, _log(run))] == list(range(1, 31))
 
