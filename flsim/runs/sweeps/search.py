@@ -321,7 +321,8 @@ class TuningOutcome:
         values = asdict(self)
         del values["source"]
         with new_file(path) as partial:
-            partial.write_text(f"# Written by `flsim tune`; name it in a tier of the sweep.\n\n{tomli_w.dumps(values)}")
+            header = "# Written by `flsim tune`; name it in a tier of the sweep."
+            partial.write_text(f"{header}\n\n{tomli_w.dumps(values)}", encoding="utf-8")
 
 
 def _chosen(groups: Iterable[GroupOutcome]) -> str:
