@@ -232,13 +232,20 @@ def _setting(group: str) -> str:
 def at_both_rates(name: str, folders: list[str], pairs: Sequence[tuple[str, str]]) -> None:
     """Write differences between groups of runs, first minus second, at chosen learning rates and at half of them."""
     runs = measured(f"{name}-runs", folders, rf"{name}-(?P<group>.+)-(?P<share>chosen|half)-seed\d+")
-    rows: list[Cells] = [{"difference": f"{_setting(a)} minus {_setting(b)}"} for a, b in pairs]
+    rows: list[Cells] = [{} for _ in pairs]
     for share in ("chosen", "half"):
         groups = by_seed(runs[runs["share"] == share], ["group"])
-        named = {f"{a} minus {b}": (groups[a], groups[b]) for a, b in pairs}
-        for row, (_, *others) in zip(rows, (tuple(cells.items()) for cells in differences(named)), strict=True):
-            row |= {f"{share}_{column}": cell for column, cell in others}
+        add_columns(
+            rows, differences({f"{_setting(a)} minus {_setting(b)}": (groups[a], groups[b]) for a, b in pairs}), share
+        )
     write(f"{name}-refined", rows)
+
+
+def add_columns(rows: list[Cells], added: list[Cells], share: str) -> None:
+    """Add the first column of other rows as it is, and their further columns with the prefix of a share."""
+    for row, cells in zip(rows, added, strict=True):
+        label, *others = cells.items()
+        row |= dict([label]) | {f"{share}_{column}": cell for column, cell in others}
 
 
 def table2(folders: list[str]) -> None:
@@ -284,10 +291,7 @@ def table1(folders: list[str]) -> None:
             pairs = {f"{name}, FedAvg {users} minus SGD {records}": (a, b) for users, records, a, b in order}
             by_table["techniques"] += family(pairs, f"{name}, FedAvg minus SGD, mean")
         for name, rows in by_table.items():
-            known = tables.setdefault(name, [{} for _ in rows])
-            for row, cells in zip(known, rows, strict=True):
-                label, *others = cells.items()
-                row |= dict([label]) | {f"{share}_{column}": cell for column, cell in others}
+            add_columns(tables.setdefault(name, [{} for _ in rows]), rows, share)
     shares = [
         f"{100 * found / 90:.1f}"  # of 90 canaries, by increasing size
         for technique in sizes

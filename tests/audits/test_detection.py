@@ -158,7 +158,7 @@ def test_honest_correlated_noise_and_turns_are_not_refuted(noise: str) -> None:
     ],
 )
 def test_noise_of_another_law_than_the_ledger_states_is_refuted(claiming: Path, name: str, options: str) -> None:
-    """Of another matrix, or with half of the standard deviation."""
+    """A test of noise refutes noise of another matrix, and noise with half of the standard deviation."""
     spent = ledger('min-separation{"separation": 4}', f"{claiming}:{name}{{{options}}}")
     tested = independence(spent, 0, LIKE, executes_code=True)
     assert tested is not None

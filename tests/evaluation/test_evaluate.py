@@ -102,7 +102,7 @@ def test_the_order_of_canaries_does_not_matter(model: CIFGLanguageModel, populat
 
 
 def test_rows_are_the_same_for_all_rounds_and_runs(model: CIFGLanguageModel, population: Split) -> None:
-    """The same references are drawn, and measuring changes no parameter."""
+    """Each evaluation draws the same references, and no evaluation changes a parameter."""
     before = [parameter.clone() for parameter in model.parameters()]
     first, second = measure(model, population), measure(model, population, run="b", round_=13)
     assert by_key(first) == by_key(second)

@@ -221,7 +221,7 @@ def test_what_is_left_of_the_advantage_by_seed_from_the_windows_end_to_the_last_
 
 
 def test_measures_without_ranks_have_neither_a_plot_nor_panels_of_exposure() -> None:
-    """As in runs with evaluation.decide."""
+    """Runs with evaluation.decide have no exposure, and therefore no figure of exposure."""
     observed = simulated(seeds=1, canaries=4)
     measured = measure(observed.assign(**dict.fromkeys(("p_in", "p_out", "bits_in", "bits_out"), math.nan)))
     assert len(measured.success)

@@ -34,7 +34,7 @@ def test_best_thresholds_lie_halfway() -> None:
 
 
 def test_a_canary_is_of_one_half_at_all_rounds() -> None:
-    """Of used canaries in the order of seeds and names, every second one: b was never used, and c comes later."""
+    """Every second used canary chooses, in the order of seeds and names: b was never used, and c comes later."""
     rows = [(round_, canary) for round_ in (10, 20) for canary in "abcd"] + [(30, "c"), (30, "d")]
     rows_of = pd.DataFrame(rows, columns=["round", "canary"]).assign(seed=0, run="r")
     rows_of["last_use"] = rows_of["canary"].map({"a": 5, "c": 6, "d": 7})

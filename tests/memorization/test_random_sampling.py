@@ -77,7 +77,7 @@ def test_a_reference_that_has_spent_just_the_canarys_score_is_kept() -> None:
 
 
 def test_the_first_reference_that_beats_the_canary_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the 8 likeliest by what words tend to cost, one beats the worst: 8 x 3 states, the sample's, the canary's."""
+    """One of the 8 references that unigrams rank first beats the canary: 8 x 3 states, the sample's, the canary's."""
     monkeypatch.setattr("flsim.measures.memorization.random_sampling.LIKELY", (8,))
     monkeypatch.setattr("flsim.measures.memorization.random_sampling.TYPICAL", 4)
     model, among = Noisy(random_model(3)), torch.tensor(PHRASES)
