@@ -255,7 +255,7 @@ def test_a_corpus_whose_canaries_are_of_some_rounds_is_refused(experiment: Exper
         Planted.read(planted)
 
 
-# Strict injection: pseudo-users who hold a canary and take part in one round, beside its cohort.
+# Strict injection: pseudo-users who hold a canary and take part in one round, in addition to its cohort.
 
 
 LENGTH = 6

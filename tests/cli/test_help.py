@@ -149,7 +149,7 @@ def test_tab_completes_commands_and_options(shell: str) -> None:
 
 
 def in_terminal(command: list[str], keys: str, until: str) -> str:
-    """Type keys into a command in a terminal of its own, and return what it prints up to a text."""
+    """Type keys into a command in a new terminal, and return what it prints up to a text."""
     folder = Path(sys.executable).parent  # where the script flsim is installed
     environment = {
         **os.environ,

@@ -61,7 +61,7 @@ def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment, undist
 def test_a_run_killed_within_a_window_resumes_to_the_same_bits(
     experiment: Experiment, trained_here: Trained, canaries: str, until_round: int
 ) -> None:
-    """Those of training without messages; the log is that of a run that nobody killed."""
+    """Those of training without messages; the log is that of an undisturbed run."""
     experiment.config.write_text(experiment.config.read_text().replace("p_u = [0.2]\np_e = [0.5, 1.0]\n", canaries))
     settings = ["training.rounds=30", "evaluation.every=10", "system.checkpoint_every=5", "system.shards=2"]
     options = ["--out", "broken", "--in-process", *(part for text in settings for part in ("--set", text))]

@@ -19,7 +19,7 @@ from flsim.report.evidence import forgetting_figures
 
 REFERENCES = 20_000
 START = 6.0  # standard deviations between the arms' scores at k = 0
-DECAY = {1: 5.0, 4: 15.0, 10: 40.0}  # by copies: rounds after which a factor e is left
+DECAY = {1: 5.0, 4: 15.0, 10: 40.0}  # by copies: rounds after which 1/e remains
 
 
 def simulated(

@@ -183,7 +183,7 @@ def test_trackers_that_fail_at_the_start(
 def test_tensorboard_without_its_folder(
     make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It writes in a thread of its own, whose errors Python would print whole. Rounds go on, and it is said once."""
+    """It writes in another thread, whose errors Python would print in full. Training continues, with one message."""
     run = make("run", ("tensorboard",))
     folder = run.path / "tensorboard"
 
