@@ -15,7 +15,7 @@ from flsim.base.rng import stream
 
 IS_WHOLE, SEED = bool(os.environ.get("CHAOS_KILLS")), int(os.environ.get("CHAOS_SEED", "0"))
 
-GoOn = Callable[[Path], str]  # continues in a folder and returns the result in a word; AssertionError if it is wrong
+GoOn = Callable[[Path], str]  # continues in a folder; returns the result in a word, or raises AssertionError
 
 
 @dataclass
