@@ -151,7 +151,7 @@ def test_a_selection_counts_what_is_left(sizes: list[int], data: st.DataObject) 
     assert left.planned_sharers.tolist() == left.planned_insertions.tolist() == [9, 9, 9]
 
 
-# Canaries of an exact number of copies: every copy is there, each in another record, and all records are equally likely.
+# Canaries of an exact number of copies: every copy is there, each in another record, all equally likely.
 
 
 def split_of(sizes: list[int]) -> Split:
