@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import engine
+from benchmarks import engine, libraries
 from flsim.data.vocabulary import Layout
+from flsim.models.hparams import ModelHParams
 
 
 def test_drawn_users_are_as_said() -> None:
@@ -23,6 +24,10 @@ def test_drawn_users_are_as_said() -> None:
     wide = engine.DrawnUsers(101, spread=1.0)
     # The median's logarithm has a standard error of 1.25 / sqrt(101).
     assert abs(np.log(np.median([wide[user].words for user in range(101)]) / 2_000)) < 4 * 1.25 / 101**0.5
+
+
+def test_libraries_are_compared_on_the_same_users() -> None:
+    assert libraries.ratio(4, ModelHParams(4, 6), users=1, words=50, turns=1) > 0
 
 
 def test_a_row_for_each_size_and_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
