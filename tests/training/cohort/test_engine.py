@@ -137,7 +137,7 @@ def test_where_memory_runs_out_fewer_users_train_at_once_or_the_run_fails() -> N
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2] / "support",
-        # Memory of 100 kB and more returns to the system when it is freed, so that what the first sums left is not room.
+        # Freed memory of 100 kB and more returns to the system, so that what the first sums left is not room.
         env=os.environ | {"PYTHONPATH": ".", "MALLOC_MMAP_THRESHOLD_": "100000"},
     )
     first, second, *said = done.stderr.splitlines()
