@@ -8,7 +8,8 @@ time loses unfinished runs only:
 
 - `table1`: Table 1 of Thakkar et al. (2020), tier `smoke` of `table1.toml`. Learning rates are searched between the one
   in `tuned/table1-smoke.toml` and its double, in steps of a factor of 1.2 and with six seeds, and below it if a seed
-  diverges even there. Seeds 10 to 19 are then trained at the chosen learning rate and at half of it (`chosen`).
+  diverges even there. A learning rate at which a seed diverged gets no further seeds.
+  Seeds 10 to 19 are then trained at the chosen learning rate and at half of it (`chosen`).
 - `table2` and `four-settings`: the same for three settings of Table 2, and for the four settings on synthetic text,
   with seeds 10 to 14.
 - `ten-times`: four settings with ten times the users (see `docs/result-ten-times.md`), seeds 0 to 9.
@@ -50,6 +51,7 @@ their kernels run at the same time.
 import argparse
 import json
 import math
+import re
 import tarfile
 import time
 from collections import defaultdict
@@ -234,12 +236,14 @@ class Pool:
         executor: the processes.
         machine: folders and device of training.
         out: folder of outcomes and archives.
+        matching: regular expression of names of runs of a sweep that are trained.
         outcomes: the outcomes so far.
     """
 
     executor: ProcessPoolExecutor
     machine: Machine
     out: Path
+    matching: str = ""
     outcomes: list[Outcome] = field(default_factory=list)
 
     def start(self, jobs: Iterable[Job]) -> list[Future[Outcome]]:
@@ -288,25 +292,25 @@ def refined(
     groups = configs(pool.machine.synthetic(sweep, tier, 1), 0)
     tried = {group: [_rate(config) * STEP**power for power in range(4)] for group, config in groups.items()}
     while True:
-        jobs = [
-            Job(
-                f"search/{stem}-{group}-{rate:.3g}-seed{seed}",
-                replace(_at_rate(groups[group], float(f"{rate:.3g}")), seed=seed),
-                {"sweep": stem, "group": group, "rate": float(f"{rate:.3g}"), "seed": seed},
-                is_search=True,
-            )
-            for group, rates in tried.items()
-            for rate in rates
-            for seed in seeds
-        ]
-        pool.follow(pool.start(jobs))
-        perplexities: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for outcome in pool.outcomes:
-            if outcome.is_search and outcome.facts["sweep"] == stem and outcome.status != "interrupted":
-                perplexities[outcome.facts["group"]][outcome.facts["rate"]].append(outcome.perplexity)
-        if sum(len(values) for by_rate in perplexities.values() for values in by_rate.values()) < len(jobs):
-            say(f"{stem}: the search is not complete; run the command again to continue it")
-            return
+        for seed in seeds:
+            perplexities = _of_search(pool, stem)
+            jobs = [
+                Job(
+                    f"search/{stem}-{group}-{rate:.3g}-seed{seed}",
+                    replace(_at_rate(groups[group], float(f"{rate:.3g}")), seed=seed),
+                    {"sweep": stem, "group": group, "rate": float(f"{rate:.3g}"), "seed": seed},
+                    is_search=True,
+                )
+                for group, rates in tried.items()
+                for rate in rates
+                if math.inf not in perplexities[group][float(f"{rate:.3g}")]  # no seed can make it stable again
+            ]
+            pool.follow(pool.start(jobs))
+            finished = {outcome.name for outcome in pool.outcomes if outcome.status != "interrupted"}
+            if not all(job.name in finished for job in jobs):
+                say(f"{stem}: the search is not complete; run the command again to continue it")
+                return
+        perplexities = _of_search(pool, stem)
         unstable = [group for group, by_rate in perplexities.items() if not math.isfinite(sum(by_rate[min(by_rate)]))]
         if not unstable:
             break
@@ -323,6 +327,15 @@ def refined(
                 facts = {"group": group, "rate": rate, "share": share, "seed": seed}
                 final.append(Job(f"{stem}-{group}-{suffix}-seed{seed}", _at_rate(config, rate), facts, also=("space",)))
     yield from pool.start(final)
+
+
+def _of_search(pool: Pool, stem: str) -> dict[str, dict[float, list[float]]]:
+    """Return the perplexities of tuning seeds so far, by group and learning rate."""
+    perplexities: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for outcome in pool.outcomes:
+        if outcome.is_search and outcome.facts["sweep"] == stem and outcome.status != "interrupted":
+            perplexities[outcome.facts["group"]][outcome.facts["rate"]].append(outcome.perplexity)
+    return perplexities
 
 
 def ten_times(pool: Pool) -> Iterator[Future[Outcome]]:
@@ -367,7 +380,7 @@ def dp_small(pool: Pool) -> Iterator[Future[Outcome]]:
 
 
 def plain(pool: Pool, name: str) -> Iterator[Future[Outcome]]:
-    """Train all runs of `SWEEP:TIER:FIRST-LAST[:GRID]`, and evaluate them at the end."""
+    """Train runs of `SWEEP:TIER:FIRST-LAST[:GRID]` whose names match `--matching`, and evaluate them at the end."""
     stem, tier, seeds, *only = name.split(":")
     first, last = map(int, seeds.split("-"))
     sweep = HERE / f"{stem}.toml"
@@ -383,6 +396,7 @@ def plain(pool: Pool, name: str) -> Iterator[Future[Outcome]]:
         for entry in planned_runs(
             definition, definition.tiers[tier], corpus, str(sweep), range(first, last + 1), only, overrides
         )
+        if re.search(pool.matching, entry.name)
     )
 
 
@@ -410,6 +424,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8, help="runs that train at the same time (default: 8)")
     parser.add_argument("--seconds", type=float, default=7 * 86_400, help="time for everything (default: a week)")
     parser.add_argument("--quick", action="store_true", help="tiny corpora and models, which only try the script")
+    parser.add_argument("--matching", default="", help="regular expression: of SWEEP:..., only runs of such names")
     arguments = parser.parse_args()
     runs = (arguments.runs or arguments.out).resolve()
     until = time.time() + arguments.seconds
@@ -417,7 +432,7 @@ def main() -> None:
     for folder in (arguments.out, runs / "search", machine.corpora):
         folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as executor:
-        pool = Pool(executor, machine, arguments.out)
+        pool = Pool(executor, machine, arguments.out, arguments.matching)
         if (arguments.out / "outcomes.json").exists():
             stored = json.loads((arguments.out / "outcomes.json").read_text(encoding="utf-8"))["outcomes"]
             pool.outcomes = [Outcome(**outcome) for outcome in stored]

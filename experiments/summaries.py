@@ -229,8 +229,12 @@ def _setting(group: str) -> str:
     return f"{PARTITIONS[partition]} {TECHNIQUES[technique]} {size}".strip()
 
 
-def at_both_rates(name: str, folders: list[str], pairs: Sequence[tuple[str, str]]) -> None:
-    """Write differences between groups of runs, first minus second, at chosen learning rates and at half of them."""
+def at_both_rates(name: str, folders: list[str], pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
+    """Write differences between groups of runs, first minus second, at chosen learning rates and at half of them.
+
+    Returns:
+        The final measurements, as of `measured`.
+    """
     runs = measured(f"{name}-runs", folders, rf"{name}-(?P<group>.+)-(?P<share>chosen|half)-seed\d+")
     rows: list[Cells] = [{} for _ in pairs]
     for share in ("chosen", "half"):
@@ -239,6 +243,7 @@ def at_both_rates(name: str, folders: list[str], pairs: Sequence[tuple[str, str]
             rows, differences({f"{_setting(a)} minus {_setting(b)}": (groups[a], groups[b]) for a, b in pairs}), share
         )
     write(f"{name}-refined", rows)
+    return runs
 
 
 def add_columns(rows: list[Cells], added: list[Cells], share: str) -> None:
@@ -248,11 +253,39 @@ def add_columns(rows: list[Cells], added: list[Cells], share: str) -> None:
         row |= dict([label]) | {f"{share}_{column}": cell for column, cell in others}
 
 
+def rs_beside_paper(name: str, runs: pd.DataFrame, settings: Mapping[str, str]) -> None:
+    """Add RS among as many references as in the paper to NAME-settings.csv.
+
+    Args:
+        name: name of the table, such as "table3".
+        runs: the final measurements, with the columns technique and partition, and with size if it varies.
+        settings: the name of each technique in NAME-settings.csv.
+    """
+    sizes = runs["size"].astype("string").fillna("") if "size" in runs else ""
+    setting = (runs["technique"].map(settings) + " " + sizes).str.strip()
+    means = runs.groupby([setting, runs["partition"]])["rs_2m_percent"].mean()
+    rows = pd.read_csv(RESULTS / f"{name}-settings.csv", dtype=str, keep_default_na=False).to_dict("records")
+    for row in rows:
+        for partition in PARTITIONS:
+            share = means.get((row["setting"], partition), math.nan)
+            row[f"{partition.replace('-', '_')}_rs_2m_percent"] = "" if math.isnan(share) else f"{share:.1f}"
+    write(f"{name}-settings", [dict(row) for row in rows])
+
+
+def of_tier_smoke(folders: list[str], name: str) -> None:
+    """Add RS among as many references as in the paper to the settings of Table 3 or 4."""
+    pattern = rf"{name}-(?P<technique>[a-z-]+?)-(?P<partition>iid|non-iid)(?:-[a-z_]+(?P<size>\d+))?-seed\d+"
+    settings = TECHNIQUES | {"momentum": "Momentum", "adam": "Adam", "fedavg-adam": "FedAvg with Adam"}
+    rs_beside_paper(name, measured(f"{name}-runs", folders, pattern), settings)
+
+
 def table2(folders: list[str]) -> None:
-    """Write the differences of three settings of Table 2 at refined learning rates."""
+    """Write the differences of three settings of Table 2 at refined learning rates, and their RS."""
     pairs = [(f"{name}-iid", f"{name}-non-iid") for name in ("fedavg", "clip", "dp")]
     pairs += [(f"clip-{data}", f"fedavg-{data}") for data in PARTITIONS]
-    at_both_rates("table2", folders, [*pairs, *((f"dp-{data}", f"clip-{data}") for data in PARTITIONS)])
+    runs = at_both_rates("table2", folders, [*pairs, *((f"dp-{data}", f"clip-{data}") for data in PARTITIONS)])
+    parts = runs["group"].str.extract(r"(?P<technique>[a-z]+)-(?P<partition>.+)")
+    rs_beside_paper("table2", runs.join(parts)[runs["share"] == "chosen"], TECHNIQUES | {"fedavg": "no clip"})
 
 
 def four_settings(folders: list[str]) -> None:
@@ -503,6 +536,7 @@ SUMMARIES: dict[str, Callable[[list[str]], None]] = {
     "table1": table1,
     "table2": table2,
     "four-settings": four_settings,
+    **{name: partial(of_tier_smoke, name=name) for name in ("table3", "table4")},
     "dp-small": dp_small,
     "dp-ftrl": dp_ftrl,
     "dp-ftrl-attacks": dp_ftrl_attacks,
