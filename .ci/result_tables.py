@@ -97,7 +97,7 @@ def table(frame: str, columns: list[str], pattern: str, page: Path) -> str:
     headings = sources()["headings"]
     units, unit = {row.get("interval_over") or "seeds" for row in rows}, ""
     if len(units) == 1 and "seeds" not in units:  # the unit is then in the heading, not in each cell
-        unit = f", over {rows[0]['interval_over']}"
+        unit = f" (interval over {rows[0]['interval_over']})"
         rows = [{**row, "interval_over": ""} for row in rows]
     columns = columns or list(dict.fromkeys(re.sub("_(low|high|error)$", "", name) for name in rows[0]))
     columns = [name for name in columns if not PARTS.fullmatch(name)]
@@ -109,6 +109,8 @@ def table(frame: str, columns: list[str], pattern: str, page: Path) -> str:
     rule = ["---:" if number else "---" for number in is_number]
     with_interval = [column for column in columns if f"{column}_low" in rows[0]]
     names = [headings.get(name, name.replace("_", " ")) + (unit if name in with_interval else "") for name in columns]
+    if columns[0] == "difference":  # differences of percentages are in percentage points
+        names = [name.replace(", %", ", percentage points") for name in names]
     lines = [f"| {' | '.join(line)} |" for line in (names, *cells)]
     return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]]) + "\n"
 

@@ -354,7 +354,8 @@ def dp_small(folders: list[str]) -> None:
     names = {"none": "FedAvg", "clip": "clip, S = 0.3", "dp": "clip and noise, z = 1"}
     trained = [name for name in names if len(groups.get(name, ())) > 1]
     write("dp-seeds", settings({names[name]: groups[name] for name in trained}))
-    pairs = {f"{names[b]} minus {names[a]}": (groups[b], groups[a]) for a, b in pairwise(trained)}
+    short = {name: label.partition(",")[0] for name, label in names.items()}
+    pairs = {f"{short[b]} minus {short[a]}": (groups[b], groups[a]) for a, b in pairwise(trained)}
     write("dp-seeds-differences", differences(pairs))
 
 
