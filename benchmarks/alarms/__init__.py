@@ -60,14 +60,14 @@ def describe(measured: dict[str, Any]) -> str:
         )
         for figure in measured["elsewhere"]
     ]
-    of_ours = ("Bound", "Truth", "Above it", "Promised")
+    of_ours = ("Bound", "Truth", "False alarms", "Permitted")
     return "\n\n".join(
         [
             f"{simulations:,} simulations of each row.",
             table(of_ours, [*rows("bounds")]),
             table(of_ours, [*rows("estimates")]),
-            table(("Project", "Procedure", "Above it", "flsim", "Promised"), others),
-            f"{MARK} More than three standard deviations above the promised number.",
+            table(("Project", "Procedure", "False alarms", "flsim", "Permitted"), others),
+            f"{MARK} More than three standard deviations above the permitted percentage.",
         ]
     )
 

@@ -219,7 +219,7 @@ ELSEWHERE = (
     Elsewhere(
         "PrivacyGuard",
         PRIVACY_GUARD,
-        "the same, noises without end",
+        "the same, larger noise allowed",
         0.05,
         numbers_of_guesses_by_f_dp(1e9),
     ),
@@ -237,11 +237,11 @@ ELSEWHERE = (
         0.05,
         by_vertices(_one_run),
     ),
-    Elsewhere("jax_privacy", f"{JAX_PRIVACY}, 8967688", "the same by f-DP", 0.05, by_vertices(_one_run_by_f_dp)),
+    Elsewhere("jax_privacy", f"{JAX_PRIVACY}, 8967688", "the same with f-DP", 0.05, by_vertices(_one_run_by_f_dp)),
     Elsewhere(
         "jax_privacy",
         f"{JAX_PRIVACY}, before pull request 270",
-        "absolute mu at the ends of intervals",
+        "largest absolute mu of the vertices",
         0.05,
         by_vertices(_absolute_mu),
     ),

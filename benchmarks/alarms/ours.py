@@ -325,7 +325,7 @@ def _our_bounds() -> Iterator[Case]:
 
 
 def _estimates() -> Iterator[Case]:
-    bound, by_mu = epsilon_of_gaussian_threshold, "thresholds.epsilon_of_gaussian_threshold"
+    bound, by_mu = epsilon_of_gaussian_threshold, "epsilon_of_gaussian_threshold"
     for mu in (0.0, 1.0, 2.0):
         simulate = models_at_a_threshold(bound, float(ndtr(mu / 2)), trade_off.epsilon_of_gaussian(mu, DELTA))
         yield Case(by_mu, f"Gaussian, mu {mu:g}", simulate)
