@@ -264,7 +264,8 @@ def rs_beside_paper(name: str, runs: pd.DataFrame, settings: Mapping[str, str]) 
     sizes = runs["size"].astype("string").fillna("") if "size" in runs else ""
     setting = (runs["technique"].map(settings) + " " + sizes).str.strip()
     means = runs.groupby([setting, runs["partition"]])["rs_2m_percent"].mean()
-    rows = pd.read_csv(RESULTS / f"{name}-settings.csv", dtype=str, keep_default_na=False).to_dict("records")
+    stored = Path(__file__).parent / "results" / f"{name}-settings.csv"
+    rows = pd.read_csv(stored, dtype=str, keep_default_na=False).to_dict("records")
     for row in rows:
         for partition in PARTITIONS:
             share = means.get((row["setting"], partition), math.nan)
