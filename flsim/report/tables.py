@@ -84,8 +84,8 @@ CONTRASTS = (
     "exchanging runs within seeds (Fisher). With one seed, they are Student’s t and McNemar’s exact test over its "
     "canaries, valid for these two models, not for other seeds. Holm: p corrected for the number of rows with the "
     "same test of the quantity. Equal perplexity: the lowest perplexity that both runs of a seed reached, with "
-    "interpolation between evaluations. At the ceiling: canaries whose exposure is the largest that |R| references can show. If "
-    f"there are many, a difference near zero does not show that both are alike; {WHAT_TO_DO}"
+    "interpolation between evaluations. At the ceiling: canaries whose exposure is the largest that |R| references "
+    f"can show. If there are many, a difference near zero does not show that both are alike; {WHAT_TO_DO}"
 )
 CONTRAST = (
     *(Field("Contrast, a − b", "row"), Field("Quantity", "name"), Field("a", "value_a", "{}")),
