@@ -19,7 +19,7 @@ from flsim.report.contrasts import contrasts
 from flsim.report.gather import Gathered, gather
 from flsim.results.run_file import PARTITIONS
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
-from flsim.show.figure import page_style, with_classes
+from flsim.show.figure import page_style
 
 FOLDER = Path(__file__).parent
 MOST_NAMES = 3  # in a title
@@ -51,7 +51,7 @@ def render(gathered: Gathered) -> str:
     environment.filters["subscripts"] = subscripts
     openings, frame = _openings(gathered), contrasts(gathered)
     with page_style():
-        html = environment.get_template("template.html").render(
+        return environment.get_template("template.html").render(
             title=" · ".join(opening["title"] for opening in openings),
             openings=openings,
             answer=answer(gathered, frame),
@@ -59,7 +59,6 @@ def render(gathered: Gathered) -> str:
             sections=sections(gathered, frame),
             style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
         )
-    return with_classes(html, "/* styles of figures */")
 
 
 def answer(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
