@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 
 from flsim.attacks.audit import ranks
 from flsim.attacks.audit.audit import audit_subject, pooled, tables
+from flsim.attacks.audit.canary_users import CanaryUsers
+from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Subject, subject_of
 from flsim.attacks.forgetting import plot as forgotten
 from flsim.attacks.forgetting.measure import Forgetting, measure_forgetting
@@ -85,11 +87,13 @@ def proof(gathered: Gathered) -> list[Block]:
             with suppress(InputError):  # an older run has no row
                 subjects.append((_label(setting, run), subject_of(run.path, round_)))
         ranked = [subject for _, subject in subjects if len(subject.ranks)]
-        moved = [subject for _, subject in subjects if subject.canary_users]
+        users = [subject.canary_users for _, subject in subjects if subject.canary_users]
+        users = [one for one in users if len(one.members) and len(one.others)]
         if ranked:
             images.append((setting.label, _roc_of_ranks(pooled(ranked), f"proof-{index}")))
-        if moved:
-            images.append((f"{setting.label}: canary users", _roc_of_users(moved, f"proof-users-{index}")))
+        if users:
+            claim = subjects[0][1].claim
+            images.append((f"{setting.label}: canary users", _roc_of_users(users, claim, f"proof-users-{index}")))
         if len(ranked) > 1:
             subjects = [(name, replace(subject, ranks=subject.ranks[:0])) for name, subject in subjects]
             subjects.insert(0, (f"{setting.label}, all seeds", pooled(ranked)))
@@ -114,14 +118,10 @@ def _roc_of_ranks(subject: Subject, id_: str) -> Markup:
     return _roc(curve, (1 / (references + 1), 1 / len(subject.ranks)), allowed, id_)
 
 
-def _roc_of_users(subjects: Sequence[Subject], id_: str) -> Markup:
-    every = filter(None, (subject.canary_users for subject in subjects))
-    members, others = (np.concatenate(side) for side in zip(*((one.members, one.others) for one in every), strict=True))
-    claim, rates = subjects[0].claim, np.geomspace(1 / max(1, len(others)), 1.0, 60)
+def _roc_of_users(users: Sequence[CanaryUsers], claim: Claim | None, id_: str) -> Markup:
+    members, others = np.concatenate([one.members for one in users]), np.concatenate([one.others for one in users])
+    rates, points = np.geomspace(1 / len(others), 1.0, 60), roc(members, others)
     allowed = (rates, np.array([claim.curve.tpr(rate) for rate in rates])) if claim else None
-    if not len(members) or not len(others):
-        return _roc((np.ones(1), np.ones(1)), (0.1, 0.1), allowed, id_)
-    points = roc(members, others)
     return _roc((points.fpr, points.tpr), (1 / len(others), 1 / len(members)), allowed, id_)
 
 
