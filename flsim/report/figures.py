@@ -86,7 +86,7 @@ def overview(gathered: Gathered) -> list[Figure]:
     """
     rows: dict[str, list[Dot]] = {}
     for line in gathered.lines:
-        exposures = {setting: values for setting in line.settings if (values := setting.exposures)}
+        exposures = {setting: setting.exposures for setting in line.settings if setting.exposures}
         common = set.intersection(*map(set, exposures.values())) if exposures else set()
         for setting, by_seed in exposures.items():
             values = [value for seed, value in by_seed.items() if seed in common or not common]
@@ -98,8 +98,8 @@ def overview(gathered: Gathered) -> list[Figure]:
     if len(dots) < 2:
         return []
     ceiling = max((run.ceiling or 0.0 for run in gathered.runs), default=0.0) or None
-    values = [value for dot in dots for value in (dot.mean, *dot.parts)]
-    ends = min(0.0, *values), ceiling or 1.1 * max(values) or 1.0
+    every = [value for dot in dots for value in (dot.mean, *dot.parts)]
+    ends = min(0.0, *every), ceiling or 1.1 * max(every) or 1.0
     caption = (
         f"{PRIMARY.caption} at the end of training, in {PRIMARY.unit}, with 95% intervals over seeds (Student’s t) and "
         f"each seed (hollow).{f' Dotted: {ceiling:.1f}, the largest possible, log₂(|R| + 1).' if ceiling else ''}"
@@ -298,7 +298,7 @@ def _maps(setting: Setting, maps: Sequence[tuple[Quantity, pd.DataFrame]], id_: 
     figure, grid = panels(height=rows * high + (rows - 1) * 42 + 42, **size)
     description = []
     for place, (axes, cells, (quantity, outcomes)) in enumerate(zip(grid, cells_of_maps, maps, strict=False)):
-        template, highest = ("{:.0f}", 100.0) if quantity.is_flag else (quantity.format, float(cells.max(axis=None)))
+        template, highest = ("{:.0f}", 100.0) if quantity.is_flag else (quantity.format, float(cells.to_numpy().max()))
         if quantity.is_primary:
             highest = setting.shown_runs[0][0].ceiling or highest
         draw_map(axes, cells, template, highest or 1.0, has_rows=not place % columns)

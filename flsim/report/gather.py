@@ -233,8 +233,8 @@ def gather(paths: Sequence[Path]) -> Gathered:
 
 def by_configuration(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return rows of a roster by the names of configurations of canaries, with the fewest expected copies first."""
-    planned = rows.get("planned_insertions", rows.get("insertions"))
-    named = rows.assign(copies=pd.NA if planned is None else planned.astype("Int64"))
+    unknown = pd.Series(pd.NA, rows.index, "Int64")
+    named = rows.assign(copies=rows.get("planned_insertions", rows.get("insertions", unknown)).astype("Int64"))
     names = pd.Series([name_of_configuration(row) for row in named.to_dict("records")], rows.index)
     numbers = named[["p_u", "p_e", "copies"]].astype("Float64").assign(name=names)
     numbers["often"] = (numbers["p_u"] * numbers["p_e"]).round(12).fillna(numbers["copies"]).fillna(0)

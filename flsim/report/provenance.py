@@ -144,7 +144,7 @@ def settings(gathered: Gathered) -> list[Block]:
     is_common = here.nunique(axis=1) == 1
     differs = (here != defaults).any(axis=1)
     common = here[is_common & differs].iloc[:, 0]
-    rows = [{"key": key, "here": text, "default": defaults.loc[key].iloc[0]} for key, text in common.items()]
+    rows = [{"key": key, "here": text, "default": defaults.loc[str(key)].iloc[0]} for key, text in common.items()]
     blocks: list[Block] = [Note(f"No setting that all runs share differs from the defaults, {OF_PAPER}.")]
     if rows:
         blocks = listed(f"All runs: settings that differ from the defaults, {OF_PAPER}", rows, SETTING, most=40)

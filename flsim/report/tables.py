@@ -120,7 +120,7 @@ def contrast_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
                 quantity.format,
             )
             sign = f"{{:{signed(quantity)}}}" if quantity.of_canaries else "{:+.3g}"
-        texts = {side: number(row[side] * scale, value) for side in ("value_a", "value_b")}
+        texts: dict[str, str | None] = {side: number(row[side] * scale, value) for side in ("value_a", "value_b")}
         low, high, change = (number(row[end] * scale, sign) for end in ("low", "high", "difference"))
         texts |= {"difference": change, "interval": None if low == "–" else f"{low} to {high}"}
         over = None if pd.isna(row["test"]) else f"{row['n']} {row['over'] if row['n'] != 1 else row['over'][:-1]}"
