@@ -142,7 +142,7 @@ class Setting:
 
     @cached_property
     def exposures(self) -> dict[int, float]:
-        """Return mean exposure at the last round that is shown, by seed; negative places stand for unknown seeds."""
+        """Return mean exposure at the last round that is shown, by seed; an unknown seed is a negative place."""
         seeds = [
             -place if run.results.seed is None else run.results.seed
             for place, (run, _) in enumerate(self.shown_runs, 1)
