@@ -1,56 +1,50 @@
 """Blocks of the sections of a report, which template.html lays out, and the text of numbers."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
 from flsim.show.figure import swatch
-
-Cell = str | Markup
-NUMBER = re.compile(r"[−+]?\d")
+from flsim.show.table import Column, Field, table_of
+from flsim.show.table import Table as ShownTable
 
 
 @dataclass(frozen=True)
 class Note:
     """A paragraph in smaller type."""
 
-    text: Cell
+    text: str
 
 
 @dataclass(frozen=True)
 class Facts:
     """A list of names, each with a description."""
 
-    pairs: Sequence[tuple[str, Cell]]
+    pairs: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Table:
     """A table whose first column names its rows."""
 
-    caption: Cell
-    headings: Sequence[Cell]
-    rows: Sequence[Sequence[Cell]]
-    note: Cell = ""
+    caption: str
+    columns: Sequence[Column]
+    notes: Sequence[str] = ()
 
     @property
-    def is_number(self) -> list[bool]:
-        """Return for each column whether it has numbers, which are right-aligned."""
-        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.headings)
-        filled = [[cell for cell in column if cell != "–"] for column in columns]
-        return [place > 0 and all(map(NUMBER.match, cells)) for place, cells in enumerate(filled)]
+    def rows(self) -> list[tuple[str, ...]]:
+        return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
 @dataclass(frozen=True)
 class Figure:
     """Panels of one width, side by side if they fit."""
 
-    caption: Cell
-    panels: Sequence[tuple[Cell, Markup]]
+    caption: str
+    panels: Sequence[tuple[str, Markup]]
     legend: Sequence[tuple[int, str]] = ()
 
     @property
@@ -62,7 +56,7 @@ class Figure:
 class Fold:
     """Folded blocks, which a click opens; a printed report shows them."""
 
-    title: Cell
+    title: str
     blocks: "Sequence[Block]"
     is_open: bool = False
 
@@ -79,14 +73,28 @@ class Section:
     blocks: list[Block] = field(default_factory=list)
 
 
-def folded(block: Table | Figure, title: str, most: int = 8) -> list[Block]:
-    """Return a table or a figure with its first rows or panels shown, and all others folded."""
-    if isinstance(block, Table):
-        return [block] if len(block.rows) <= most else [Fold(f"{title}: {len(block.rows)}", [block])]
-    if not block.panels:
+def shown(table: ShownTable, caption: str, most: int = 8) -> list[Block]:
+    """Return a table of the command line with all columns side by side; folded if it has more than `most` rows."""
+    columns = [*table.labels, *(column for unit in table.units for column in unit)]
+    below, *others = (" ".join(part.split()) for part in table.below.split("\n\n"))
+    explained = " ".join(filter(None, dict.fromkeys([*(column.note for column in columns), below])))
+    block = Table(caption, columns, list(filter(None, [explained, *others])))
+    return [block] if len(block.rows) <= most else [Fold(f"{caption}: {len(block.rows)} rows", [block])]
+
+
+def listed(
+    caption: str, rows: Sequence[Mapping[Any, Any]], fields: Sequence[Field], *notes: str, most: int = 8
+) -> list[Block]:
+    """Return rows as a table of the fields that some row has, see `shown`; no block without rows."""
+    return shown(table_of(pd.DataFrame(rows, dtype=object), fields, [], notes), caption, most) if rows else []
+
+
+def folded(figure: Figure, title: str, most: int) -> list[Block]:
+    """Return a figure with its first panels shown, and all others folded."""
+    if not figure.panels:
         return []
-    rest = Figure(f"{block.caption} (continued)", block.panels[most:], block.legend)
-    first = Figure(block.caption, block.panels[:most], block.legend)
+    rest = replace(figure, caption=f"{figure.caption} (continued)", panels=figure.panels[most:])
+    first = replace(figure, panels=figure.panels[:most])
     return [first, *([Fold(f"{title}: {len(rest.panels)} more", [rest])] if rest.panels else [])]
 
 

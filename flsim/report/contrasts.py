@@ -1,28 +1,23 @@
-"""Contrasts: the effect of one factor on the numbers of a report, with all other settings equal, as one long frame.
+"""Contrasts: the effect of one factor on the numbers of a report, with all other settings equal.
 
 A factor is a setting that differs between runs, or several that change only together, such as layers and units of
 equally large networks. A learning rate belongs to the factor that it changes with, unless some settings differ only in
 a learning rate. Two settings differ in one factor if no other pair of settings differs in a part of it.
 
-The frame of `contrasts` has a row for each contrast and quantity:
+`contrasts` returns the frame of `flsim.results.differences` with a row for each contrast and quantity, and the columns
 
     factor, setting      the factor, and what the compared settings share
-    a, b                 the two values of the factor
-    quantity, at         name of the quantity, at the "end" of training, or "equal perplexity"
-    value_a, value_b     means over seeds and pairs of settings; flags as percentages of the planted canaries
-    difference           mean of a - b
-    low, high, p         95% interval and p from Student's t over `unit`; p of a flag of one pair of settings is exact
-    p_holm               p corrected by Holm for the number of rows with a test of the same quantity and scope
-    n, unit              number of seeds, and the independent unit: "seeds", or "canaries" of one pair of models
     scope                "factor": a mean over all pairs of settings; "pair": the IID and the non-IID run of one setting
     is_main              whether the row is of a factor, or of the only pair of settings that a factor has
     pairs, of_pairs      number of compared pairs of settings, of all
-    left_out             excluded seeds or runs, with the reasons; empty without any
+
+Rows of a factor are means over pairs and seeds, with Student's t over seeds. Their flags are shares of the planted
+canaries, times the number in the row "canaries".
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -30,23 +25,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.mappings import flat
-from flsim.base.statistics import holm
-from flsim.measures.built_in import PERPLEXITY, PRIMARY
-from flsim.measures.quantity import Quantity, flags, numbers
-from flsim.report.gather import Gathered, RunView, Setting
-from flsim.results.differences import LIKE, Pair, differences, planned, to_wide
-from flsim.results.pairs import MANY, left_out_text, of_mean, pair_at_like_utility, share_at_ceiling
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.quantity import Quantity, panels_first
+from flsim.report.gather import Gathered, RunView, Setting, text_of_setting
+from flsim.results.columns import described
+from flsim.results.differences import COLUMNS, END, LIKE, Pair, Row, differences, frame_of, planned, two_means
+from flsim.results.pairs import compared_in, left_out_text, of_mean, pair_at_like_utility, share_at_ceiling
 from flsim.results.run_file import PARTITIONS
 from flsim.runs.config.custom_code import without_folders
-from flsim.show.differences import quantities_in_pairs
 
 PARTITION, TECHNIQUE, OPTIMIZER, CLIP, NOISE, RATE = (
     *("Partition", "Technique", "Optimizer", "Clip", "Noise multiplier", "Learning rate"),
 )
-CORPUS = "data.corpus"
 # Names of factors with several keys, or with another name than their key.
 FACTORS = {
     PARTITION: ("data.partition",),
@@ -68,15 +62,10 @@ FOLLOWING = re.compile(
 )
 LIKE_LENGTH = 0.05  # relative difference of lengths of training that count as equal: the paper's 7,840 and 8,000 rounds
 PLAIN_NAME = re.compile(r"^DP-|\+.*$")
-END, EQUAL = "end", "equal perplexity"
-AT_CEILING = "at_ceiling"
-TESTS = {None, "t", "exchange", "McNemar"}  # columns of a row of differences, one row for each quantity
-SCALED = ("value_a", "value_b", "difference", "low", "high", "p")
-
+OF_CONTRASTS = dict.fromkeys(("factor", "setting", "scope"), "string") | {"is_main": "boolean"}
+OF_CONTRASTS |= dict.fromkeys(("pairs", "of_pairs"), "Int64")
 Pairs = Sequence[tuple[dict[int, RunView], dict[int, RunView]]]  # by seed, the completed runs of two settings
-
-
-Contrast = tuple[dict[str, Any], list[tuple[Setting, Setting]]]  # cells of its rows; pairs that differ in its factor
+Contrast = tuple[Row, list[tuple[Setting, Setting]]]  # cells of its rows; pairs that differ in its factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,85 +79,98 @@ class _Profile:
 
 def contrasts(gathered: Gathered) -> pd.DataFrame:
     """Return the frame of this module's docstring; a single pair of partitions has its row, not that of a factor."""
-    single, rows = list[tuple[Setting, Setting]](), list[dict[str, Any]]()
+    quantities = panels_first(compared_in([run.results for run in gathered.runs]))
+    single, rows = list[tuple[Setting, Setting]](), list[Row]()
     for common, pairs in factor_contrasts(gathered):
         if common["factor"].startswith(PARTITION) and len(pairs) == 1:
             single += pairs
         else:
-            rows += measured(common, pairs, gathered.quantities)
-    main = single if single or any(row["factor"].startswith(PARTITION) for row in rows) else None
-    frame = pd.DataFrame([*rows, *_of_pairs(gathered, main)], columns=COLUMNS)
-    families = frame.groupby(["scope", "quantity", "at"], sort=False).indices.values()
-    for places in families:
-        frame.loc[places, "p_holm"] = holm(frame.loc[places, "p"].astype("float64").tolist())
-    return frame
+            rows += _measured(common, pairs, quantities)
+    of_factors = frame_of(rows, COLUMNS | OF_CONTRASTS, quantities)
+    has_main = bool(single) or any(row["factor"].startswith(PARTITION) for row in rows)
+    both = {line.label: pair for line in gathered.lines if (pair := line.both_partitions)}
+    main = {label: not has_main or pair in single for label, pair in both.items()}
+    of_pairs = differences(
+        [
+            Pair(label, *([run.planned or planned([run.results])[0] for run in side.runs] for side in pair))
+            for label, pair in both.items()
+        ]
+    )
+    of_pairs = of_pairs.assign(a="IID", b="non-IID", factor=PARTITION, setting=of_pairs["row"], scope="pair")
+    of_pairs = of_pairs.assign(is_main=of_pairs["row"].map(main), pairs=1, of_pairs=1)
+    of_pairs["row"] = "IID − non-IID: " + of_pairs["row"]
+    frame = pd.concat([of_factors, of_pairs.astype(COLUMNS | OF_CONTRASTS)], ignore_index=True)
+    return described(frame, quantities)
 
 
-COLUMNS = (
-    *("factor", "setting", "a", "b", "quantity", "at", "value_a", "value_b", "difference", "low", "high", "p"),
-    *("p_holm", "n", "unit", "scope", "is_main", "pairs", "of_pairs", "left_out"),
-)
-
-
-def measured(
-    common: dict[str, Any], settings: Sequence[tuple[Setting, Setting]], quantities: Sequence[Quantity]
-) -> list[dict[str, Any]]:
-    """Return the rows of one factor's contrast, a row for each quantity that its runs measured.
+def _measured(
+    common: Row, settings: Sequence[tuple[Setting, Setting]], quantities: Sequence[Quantity]
+) -> Iterator[Row]:
+    """Yield the rows of one factor's contrast, one for each quantity that its runs measured.
 
     Only completed runs are compared. A seed without a completed run on one side of a pair is excluded from all pairs,
     so that the mean of each seed is over the same settings. If no seed remains, the pairs with the fewest common seeds
     are excluded. Exposures among different numbers of references are not comparable.
     """
     by_seed = [(_completed(a), _completed(b)) for a, b in settings]
-    alike = [pair for pair in by_seed if len({frozenset(run.references for run in of.values()) for of in pair}) == 1]
+    alike = [pair for pair in by_seed if len({frozenset(map(_references, of.values())) for of in pair}) == 1]
     pairs, seeds = _with_common_seeds([(a, b) for a, b in alike if {*a} & {*b}])
     compared = [both for both, pair in zip(settings, by_seed, strict=True) if pair in pairs] or settings
-    runs = [run.results for both in compared for setting in both for run in setting.runs]
-    diverged = sorted({run.seed for run in runs if run.status == "diverged" and run.seed is not None} - {*seeds})
-    common = common | {"scope": "factor", "is_main": True, "unit": "seeds"}
-    common |= {"pairs": len(pairs), "of_pairs": len(settings)}
-    lost = f"seeds {', '.join(map(str, diverged))}: a run diverged" if diverged else ""
-    if not seeds:
-        nothing = {"quantity": PRIMARY.name, "at": END, "n": 0}
-        return [common | nothing | {"left_out": lost or "no seed is completed on both sides"}]
-    rows = [common | _at_end(pairs, seeds, PRIMARY) | {"left_out": lost}, common | _at_equal_perplexity(pairs, seeds)]
-    others = [quantity for quantity in quantities if quantity.of_canaries and not quantity.is_primary]
-    rows += [common | _at_end(pairs, seeds, quantity) for quantity in [*others, PERPLEXITY]]
-    shares = [
-        share_at_ceiling((run.results, run.results.evaluated[-1]) for by in side for run in map(by.get, seeds) if run)
-        for side in zip(*pairs, strict=True)
+    diverged = [
+        {run.results.seed for setting in side for run in setting.runs if run.results.status == "diverged"} - {*seeds}
+        for side in zip(*compared, strict=True)
     ]
-    if max(shares) >= MANY:
-        values = {"value_a": 100 * shares[0], "value_b": 100 * shares[1], "difference": 100 * (shares[0] - shares[1])}
-        rows.append(common | {"quantity": AT_CEILING, "at": END, "n": len(seeds)} | values)
-    return [row for row in rows if row["n"]]
+    lost = ", ".join(map(str, sorted(seed for seed in set.union(*diverged) if seed is not None)))
+    of_pairs = f"{len(settings)} pair{'s' * (len(settings) != 1)}"
+    of_pairs = of_pairs if len(pairs) in (0, len(settings)) else f"{len(pairs)} of {of_pairs}"
+    words = ", ".join(filter(None, (common["factor"], common["setting"], of_pairs)))
+    common = common | {"row": f"{common['a']} − {common['b']}: {words}", "at": END, "scope": "factor", "is_main": True}
+    common |= {"pairs": len(pairs), "of_pairs": len(settings), "over": "seeds", "n": len(seeds)}
+    yield common | two_means("diverged", *map(len, diverged))
+    if lost or not seeds:
+        why = f"seeds {lost}: a run diverged" if lost else "no seed is completed on both sides"
+        yield common | {"quantity": "left out", "left_out": why}
+    if not seeds:
+        return
+    sides = [[[of[seed] for of in side] for seed in seeds] for side in zip(*pairs, strict=True)]
+    flattened = [[run for of_seed in side for run in of_seed] for side in sides]
+    canaries = float(np.mean([len(run.results.planted) for side in flattened for run in side]))
+    at_last = [[(run.results, run.results.evaluated[-1]) for run in side] for side in flattened]
+    yield common | two_means("canaries", canaries, canaries)
+    yield common | two_means("at_ceiling", *(canaries * share_at_ceiling(side) for side in at_last))
+    for quantity in quantities:
+        a, b = (_means(side, quantity) * (canaries if quantity.is_flag else 1 / quantity.scale) for side in sides)
+        if np.isfinite(a - b).all():
+            tested = of_mean(a - b) | {"test": "t"} if quantity.of_canaries else {}
+            yield common | two_means(quantity.name, float(a.mean()), float(b.mean())) | tested
+    yield common | {"at": LIKE, "quantity": PRIMARY.name, "test": "t"} | _at_equal_perplexity(pairs, seeds)
 
 
-def _at_end(pairs: Pairs, seeds: Sequence[int], quantity: Quantity) -> dict[str, Any]:
-    """Return the difference of a quantity at each run's last evaluation; without seeds if it was not measured."""
-
-    def value(run: RunView) -> float:
-        return run.value(quantity) * (100 / (len(run.results.planted) or 1) if quantity.is_flag else 1)
-
-    a, b = (
-        np.array([np.mean([value(side[seed]) for side in of_side]) for seed in seeds], dtype="float64")
-        for of_side in zip(*pairs, strict=True)
-    )
-    means = {"value_a": a.mean(), "value_b": b.mean()}
-    return {"quantity": quantity.name, "at": END} | means | of_mean(a - b if np.isfinite(a - b).all() else a[:0])
+def _references(run: RunView) -> float | None:
+    return run.results.references(run.results.evaluated[-1])
 
 
-def _at_equal_perplexity(pairs: Pairs, seeds: Sequence[int]) -> dict[str, Any]:
+def _means(side: Sequence[Sequence[RunView]], quantity: Quantity) -> NDArray[np.float64]:
+    """Return the mean of each seed over its runs [seeds] at their last evaluations; flags as shares of canaries."""
+    planted = [[len(run.results.planted) or 1 if quantity.is_flag else 1 for run in runs] for runs in side]
+    values = [[run.value(quantity) for run in runs] for runs in side]
+    means: NDArray[np.float64] = (np.array(values, dtype="float64") / planted).mean(axis=1)
+    return means
+
+
+def _at_equal_perplexity(pairs: Pairs, seeds: Sequence[int]) -> Row:
     """Return the difference of exposure at the first equal perplexity, over the seeds whose pairs all have it."""
-    means, reasons = list[float](), dict[int, str]()
+    means, reasons = list[list[float]](), dict[int, str]()
     for seed in seeds:
         try:
             of_pairs = [pair_at_like_utility(a[seed].results, b[seed].results) for a, b in pairs]
-            means.append(float(np.mean([pair.differences.mean() for pair in of_pairs])))
+            values = [(one.value_a, one.value_b, float(one.differences.mean())) for one in of_pairs]
+            means.append(np.mean(values, axis=0).tolist())
         except InputError as error:
             reasons[seed] = str(error)
     lost = {"left_out": left_out_text(reasons)} if reasons else {}
-    return {"quantity": PRIMARY.name, "at": EQUAL} | of_mean(means) | lost
+    a, b, change = np.array(means, dtype="float64").reshape(-1, 3).T
+    return lost | (two_means(PRIMARY.name, float(a.mean()), float(b.mean())) | of_mean(change) if len(means) else {})
 
 
 def _completed(setting: Setting) -> dict[int, RunView]:
@@ -190,78 +192,25 @@ def _with_common_seeds(pairs: Pairs) -> tuple[Pairs, list[int]]:
     return [], []
 
 
-def _of_pairs(gathered: Gathered, main: Sequence[tuple[Setting, Setting]] | None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of each setting with runs of both partitions, from the frame of `flsim.results.differences`."""
-    for line in gathered.lines:
-        if both := line.both_partitions:
-            sides = [[run.planned or planned([run.results])[0] for run in setting.runs] for setting in both]
-            pair = Pair(line.label, *sides)
-            common: dict[str, Any] = {
-                "factor": PARTITION,
-                "setting": line.label,
-                "a": "IID",
-                "b": "non-IID",
-                "scope": "pair",
-            }
-            common |= {"is_main": main is None or both in main, "pairs": 1, "of_pairs": 1}
-            for row in _of_pair(differences([pair])):
-                yield common | row
-
-
-def _of_pair(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield exposure at the end and at equal perplexity, then flags, other numbers, perplexity and the ceiling."""
-    rows = [row for row in frame.replace({pd.NA: None}).to_dict("records") if row["test"] in TESTS]
-    at_end = {row["quantity"]: row for row in rows if row["at"] == END}
-    why = at_end.get("left out", {}).get("left_out") or ""
-    if "canaries" not in at_end:
-        yield {"quantity": PRIMARY.name, "at": END, "n": 0, "left_out": why}
-        return
-    canaries, ceiling = at_end["canaries"]["value_a"], at_end[AT_CEILING]
-    unit = {"n": at_end["canaries"]["n"], "unit": at_end["canaries"]["over"], "at": END}
-
-    def cells(row: Mapping[Any, Any], factor: float = 1.0) -> dict[str, Any]:
-        known = {value: row[value] * (1 if value == "p" else factor) for value in SCALED if row[value] is not None}
-        return unit | {"quantity": row["quantity"]} | known
-
-    if PRIMARY.name in at_end:
-        yield cells(at_end[PRIMARY.name]) | {"left_out": why}
-    for like in rows:
-        if (like["at"], like["quantity"]) == (LIKE, PRIMARY.name) and (
-            like["difference"] is not None or like["left_out"]
-        ):
-            of_seeds = {"at": EQUAL, "n": like["n"] or 0, "unit": "seeds", "left_out": like["left_out"] or ""}
-            yield cells(like) | of_seeds
-    compared = [quantity for quantity in quantities_in_pairs(to_wide(frame)) if quantity.of_canaries]
-    for quantity in [*flags(compared), *numbers(compared)]:
-        if quantity.name in at_end and not quantity.is_primary:
-            yield cells(at_end[quantity.name], 100 / canaries if quantity.is_flag else 1.0)
-    if at_end.get(PERPLEXITY.name, {}).get("difference") is not None:
-        yield cells(at_end[PERPLEXITY.name])
-    if max(ceiling["value_a"], ceiling["value_b"]) >= MANY * canaries:
-        yield cells(ceiling, 100 / canaries)
-
-
 def factor_contrasts(gathered: Gathered) -> list[Contrast]:
     """Return the contrasts of each factor: partitions within techniques, then techniques within partitions."""
     profiles = _profiles(gathered)
     names = _techniques(profiles)
-    pairs = [
-        (a, b, factors) for a, b in combinations(profiles, 2) if a.sweep == b.sweep and (factors := _differing(a, b))
-    ]
+    both = [(a, b) for a, b in combinations(profiles, 2) if a.sweep == b.sweep]
+    pairs = [(a, b, factors) for a, b in both if (factors := _differing(a, b))]
     # learning rates follow from other factors, such as the optimizer
     if frozenset({RATE}) not in {factors for _, _, factors in pairs}:
         pairs = [(a, b, factors - {RATE}) for a, b, factors in pairs]
     every = {factors for _, _, factors in pairs}
     smallest = [factors for factors in every if not any(other < factors for other in every)]
-    smallest.sort(
-        key=lambda factors: (min(ORDER.get(one, len(ORDER)) for one in factors), len(factors), sorted(factors))
-    )
+    places = {factors: min(ORDER.get(one, len(ORDER)) for one in factors) for factors in smallest}
+    smallest.sort(key=lambda factors: (places[factors], len(factors), sorted(factors)))
     strata: dict[tuple[frozenset[str], str], list[tuple[_Profile, _Profile]]] = {}
     for factors in smallest:
         for a, b, others in pairs:
             if others == factors:
                 strata.setdefault((factors, _within(a, factors, names)), []).append((a, b))
-    return [one for (factors, within), both in strata.items() for one in _contrasts(factors, within, both, names)]
+    return [one for (factors, within), of in strata.items() for one in _contrasts(factors, within, of, names)]
 
 
 def _profiles(gathered: Gathered) -> list[_Profile]:
@@ -331,24 +280,18 @@ def _within(profile: _Profile, factors: frozenset[str], names: Mapping[Setting, 
     if TECHNIQUE in factors:
         partitions = {other.partition for other in names} - {None}
         partition = profile.setting.partition
-        return (
-            "" if PARTITION in factors or len(partitions) < 2 or partition is None else f"{_partition(partition)} data"
-        )
+        is_one = PARTITION in factors or len(partitions) < 2
+        return "" if is_one or partition is None else f"{_partition(partition)} data"
     return names[profile.setting] if len({*names.values()}) > 1 else ""
 
 
 def _contrasts(
-    factors: frozenset[str],
-    within: str,
-    pairs: Sequence[tuple[_Profile, _Profile]],
-    names: Mapping[Setting, str],
+    factors: frozenset[str], within: str, pairs: Sequence[tuple[_Profile, _Profile]], names: Mapping[Setting, str]
 ) -> Iterator[Contrast]:
     """Yield each value of the first factor with its first value; for numbers, only the largest with the smallest."""
     first_factor, *following = sorted(factors, key=lambda factor: (ORDER.get(factor, len(ORDER)), factor))
     levels: dict[tuple[Any, ...], str] = {}
-    for profile in sorted(
-        (profile for pair in pairs for profile in pair), key=lambda one_profile: _rank(first_factor, one_profile)
-    ):
+    for profile in sorted((one for pair in pairs for one in pair), key=lambda one: _rank(first_factor, one)):
         name = names[profile.setting] if first_factor == TECHNIQUE else _word(first_factor, profile)
         levels.setdefault(_level(first_factor, profile), name)
     first, *others = levels
@@ -357,9 +300,8 @@ def _contrasts(
         others, between = others[-1:], len(others) - 1
     both_ways = [*pairs, *((b, a) for a, b in pairs)]
     for level in others:
-        compared = [
-            (a, b) for a, b in both_ways if (_level(first_factor, a), _level(first_factor, b)) == (level, first)
-        ]
+        wanted = level, first
+        compared = [both for both in both_ways if tuple(_level(first_factor, one) for one in both) == wanted]
         if not compared:
             continue
         has_rates = RATE not in factors and any(RATE in _differing(a, b) for a, b in compared)
@@ -377,13 +319,9 @@ def _keys(factor: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _level(factor: str, profile: _Profile) -> tuple[Any, ...]:
-    values = profile.values
-    return tuple(_single(values.get(key)) for key in _keys(factor, values))
-
-
-def _single(value: Any) -> Any:
-    """Return the only value of a list."""
-    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+    """Return the values of a factor's settings; of a list of one value, this value."""
+    values = [profile.values.get(key) for key in _keys(factor, profile.values)]
+    return tuple(value[0] if isinstance(value, tuple) and len(value) == 1 else value for value in values)
 
 
 def _rank(factor: str, profile: _Profile) -> tuple[Any, ...]:
@@ -394,33 +332,8 @@ def _rank(factor: str, profile: _Profile) -> tuple[Any, ...]:
         return (profile.values["training.kind"] != "central",)
     if factor == OPTIMIZER:
         return ()
-    return tuple(
-        (value is not None, value if isinstance(value, int | float) else 0.0) for value in _level(factor, profile)
-    )
-
-
-def _word(factor: str, profile: _Profile) -> str:
-    values = profile.values
-    if factor == PARTITION:
-        return _partition(values["data.partition"])
-    if factor == OPTIMIZER:
-        local = values.get("local.optimizer", "sgd")
-        return profile.setting.technique if local == "sgd" else f"{profile.setting.technique} with local {local}"
-    if factor == CLIP:
-        clip, quantile = (values.get(key) for key in FACTORS[CLIP])
-        return f"clip at quantile {quantile:g}" if quantile else "no clip" if clip is None else f"clip {clip:g}"
-    if factor == NOISE:
-        noise = values.get("privacy.noise_multiplier")
-        return f"z={noise:g}" if noise else "no noise"
-    if factor in {"Batch size", "Cohort size"}:
-        return f"{'b_r' if factor == 'Batch size' else 'b_u'}={values[FACTORS[factor][0]]}"
-    if factor == CORPUS:
-        return "/".join(Path(str(values[factor]).partition("?")[0]).parts[-2:])
-    keys = [key for key in _keys(factor, values) if key in values]
-    if factor == "Length of training":
-        return ", ".join(f"{_text(values[key])} {key.rpartition('.')[2]}" for key in keys)
-    keys = [key for key in keys if key.endswith("learning_rate")] or keys if factor == RATE else keys
-    return _text(values[keys[0]]) if len(keys) == 1 else ", ".join(f"{key} {_text(values[key])}" for key in keys)
+    level = _level(factor, profile)
+    return tuple((value is not None, value if isinstance(value, int | float) else 0.0) for value in level)
 
 
 def _partition(partition: str) -> str:
@@ -428,8 +341,31 @@ def _partition(partition: str) -> str:
     return PARTITIONS[partition].replace("N", "n")
 
 
-def _text(value: Any) -> str:
-    value = _single(value)
-    if isinstance(value, tuple):
-        return ", ".join(map(_text, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+def _clip(clip: float | None, quantile: float | None) -> str:
+    return f"clip at quantile {quantile:g}" if quantile else "no clip" if clip is None else f"clip {clip:g}"
+
+
+# The text of a factor's values, for factors whose text is not only the values of its settings.
+WORDS: Mapping[str, Callable[..., str]] = {
+    PARTITION: _partition,
+    CLIP: _clip,
+    NOISE: lambda noise: f"z={noise:g}" if noise else "no noise",
+    "Batch size": "b_r={}".format,
+    "Cohort size": "b_u={}".format,
+    "data.corpus": lambda corpus: "/".join(Path(str(corpus).partition("?")[0]).parts[-2:]),
+}
+
+
+def _word(factor: str, profile: _Profile) -> str:
+    values = dict(zip(_keys(factor, profile.values), _level(factor, profile), strict=True))
+    if factor in WORDS:
+        return WORDS[factor](*values.values())
+    if factor == OPTIMIZER:
+        local = profile.values.get("local.optimizer", "sgd")
+        return profile.setting.technique + (f" with local {local}" if local != "sgd" else "")
+    texts = {key: text_of_setting(value) for key, value in values.items() if value is not None}
+    if factor == "Length of training":
+        return ", ".join(f"{text} {key.rpartition('.')[2]}" for key, text in texts.items())
+    if factor == RATE:
+        texts = {key: text for key, text in texts.items() if key.endswith("learning_rate")} or texts
+    return "".join(texts.values()) if len(texts) == 1 else ", ".join(f"{key} {text}" for key, text in texts.items())

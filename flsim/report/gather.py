@@ -1,7 +1,7 @@
-"""The data of a report: its runs, grouped like the rows of a table, and the configurations of their canaries."""
+"""The data of a report: its runs, grouped like the rows of a table, and groups of their canaries."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,14 +15,22 @@ from flsim.base.errors import InputError
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
+from flsim.results.differences import name_of_configuration
 from flsim.results.run_file import PARTITIONS, read_evaluations
 from flsim.results.seeds import distinctions, without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
-from flsim.results.tables import copies, rounds_text, user_share
+from flsim.results.tables import user_share
 from flsim.runs import roundlog
 from flsim.runs.config import Config, load
 from flsim.show.plots import Curve, curve, exposure_by_utility, is_drawn, measured_values
+
+COUNTS = {
+    "planned_sharers": "Sharers, planned",
+    "sharers": "actual",
+    "planned_insertions": "Copies, planned",
+    "insertions": "actual",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,21 +59,18 @@ class RunView:
         values = None if at is None else measured_values(quantity, self.results, at)
         return math.nan if values is None else float(values.mean())
 
-    @property
-    def references(self) -> float | None:
-        """Return the |R| of the last evaluation; None without an evaluation."""
-        last = self.results.evaluated
-        return self.results.references(last[-1]) if last else None
-
     @cached_property
-    def log(self) -> list[dict[str, Any]]:
-        """Return the lines of rounds.jsonl."""
-        return roundlog.read(self.path)
+    def ceiling(self) -> float | None:
+        """Return log2(|R| + 1), the largest exposure in bits at the last evaluation; None if |R| is unknown."""
+        evaluated = self.results.evaluated
+        references = self.results.references(evaluated[-1]) if evaluated else None
+        return math.log2(references + 1) if references else None
 
     @property
     def training_seconds(self) -> float | None:
         """Wall-clock time of all rounds; None if the folder does not store it."""
-        seconds = [line["seconds"] for line in self.log if isinstance(line.get("seconds"), int | float)]
+        times = [line.get("seconds") for line in roundlog.read(self.path)]
+        seconds = [time for time in times if isinstance(time, int | float)]
         return sum(seconds) if seconds else None
 
     @property
@@ -114,24 +119,36 @@ class Setting:
         """Return the number of the line style of the setting's partition."""
         return {"iid": 0, "non-iid": 1}.get(self.partition or "", 2)
 
-    @property
-    def ceiling(self) -> float | None:
-        """Return log2(|R| + 1), the largest exposure in bits; None if |R| is unknown."""
-        return ceiling_of([run for run, _ in self.shown_runs])
+    def canaries(self, quantities: Sequence[Quantity]) -> pd.DataFrame:
+        """Return the rosters of all runs, with the quantities of planted canaries at the last round that is shown."""
+        rounds, parts = dict(self.shown_runs), list[pd.DataFrame]()
+        for run in rounds or self.runs:
+            roster = run.results.roster
+            for quantity in quantities:
+                values = run.of_planted(quantity.name).reindex(index=[rounds.get(run)], columns=roster["canary"])
+                roster = roster.assign(**{quantity.name: values.to_numpy("float64")[0]})
+            parts.append(roster)
+        return pd.concat(parts, ignore_index=True)
 
-    def last(self, metric: str) -> pd.DataFrame:
-        """Return the planted canaries of all shown runs at their last round, as roster and ``value``; can be empty."""
-        parts = []
-        for run, round_ in self.shown_runs:
-            measured = run.of_planted(metric)
-            if round_ in measured.index:
-                parts.append(run.results.planted.assign(value=measured.loc[round_].to_numpy()))
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    def outcomes(self, quantities: Sequence[Quantity]) -> pd.DataFrame:
+        """Return a row for each configuration of canaries: how often they occur, and means of the quantities."""
+        rows = []
+        for name, group in by_configuration(self.canaries(quantities)).items():
+            means = group.reindex(columns=["p_u", "p_e", *COUNTS, *(quantity.name for quantity in quantities)]).mean()
+            rows.append({"planted": name, "canaries": len(group)} | means.to_dict())
+        scales = {quantity.name: 100 if quantity.is_flag else quantity.scale for quantity in quantities}
+        frame = pd.DataFrame(rows, columns=["planted", "canaries", "p_u", "p_e", *COUNTS, *scales])
+        return frame.assign(**{name: frame[name].astype("float64") * scale for name, scale in scales.items()})
 
-    @property
-    def is_measured(self) -> bool:
-        """Return whether a shown run has measured exposure at its last round."""
-        return any(not math.isnan(run.value(PRIMARY, round_)) for run, round_ in self.shown_runs)
+    @cached_property
+    def exposures(self) -> dict[int, float]:
+        """Return mean exposure at the last round that is shown, by seed; an unknown seed is a negative place."""
+        seeds = [
+            -place if run.results.seed is None else run.results.seed
+            for place, (run, _) in enumerate(self.shown_runs, 1)
+        ]
+        values = [run.value(PRIMARY, round_) for run, round_ in self.shown_runs]
+        return {seed: value for seed, value in zip(seeds, values, strict=True) if not math.isnan(value)}
 
     def curve(self, quantity: Quantity, in_epochs: bool) -> Curve:
         """Return the mean of a quantity over seeds, with a band from the lowest to the highest of several seeds."""
@@ -150,12 +167,6 @@ def _extent(values: NDArray[np.float64]) -> tuple[float, float]:
     return (float(values.min()), float(values.max())) if len(values) > 1 else (math.nan, math.nan)
 
 
-def ceiling_of(runs: Sequence[RunView]) -> float | None:
-    """Return the largest exposure that the references of any of the runs allow, in bits."""
-    sizes = [references for run in runs if (references := run.references)]
-    return math.log2(max(sizes) + 1) if sizes else None
-
-
 @dataclass(frozen=True, eq=False)
 class Line:
     """Settings that differ only in the partition: a row of a table that compares IID and non-IID."""
@@ -169,17 +180,6 @@ class Line:
         by_partition = {setting.partition: setting for setting in reversed(self.settings)}
         both = [by_partition[partition] for partition in PARTITIONS if partition in by_partition]
         return (both[0], both[1]) if len(both) == len(PARTITIONS) else None
-
-    @property
-    def paired(self) -> list[Setting]:
-        """Return the IID and the non-IID setting with their common seeds, if any: a comparison excludes other seeds."""
-        both = self.both_partitions or ()
-        seeds = [{run.results.seed for run, _ in setting.shown_runs} for setting in both]
-        common = set.intersection(*seeds) - {None} if seeds else set()
-        if not common:
-            return [*both]
-        runs_of = [[run for run, _ in setting.shown_runs if run.results.seed in common] for setting in both]
-        return [Setting(setting.label, setting.partition, runs) for setting, runs in zip(both, runs_of, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,54 +231,31 @@ def gather(paths: Sequence[Path]) -> Gathered:
     return Gathered(sweeps, _lines([run for run in views if run.results in distinct]), waiting)
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """The common probabilities or number of copies, and the common rounds, of a group of canaries."""
-
-    p_u: float  # p_u, p_e: probabilities; NaN if a number of copies was set
-    p_e: float
-    copies: float  # planned number of copies; NaN if probabilities were set, or if the number is unknown
-    window: str = ""  # the rounds in which canaries are planted, in words; empty for all rounds
-
-    @property
-    def is_grid(self) -> bool:
-        return not math.isnan(self.p_u)
-
-    @property
-    def label(self) -> str:
-        """Return the configuration as text."""
-        often = "all canaries" if math.isnan(self.copies) else copies(int(self.copies))
-        often = "controls, never planted" if self.copies == 0 else often
-        often = f"p_u {user_share(self.p_u)}, p_e {percent(self.p_e)}" if self.is_grid else often
-        return ", ".join(filter(None, (often, self.window)))
-
-
-def by_configuration(rows: pd.DataFrame) -> Mapping[Configuration, pd.DataFrame]:
-    """Return rows with a roster's columns by configuration, with the fewest expected insertions first."""
-    absent = pd.Series(math.nan, rows.index)
-    has_grid = rows["p_u"].notna() & rows["p_e"].notna()
-    keys = {
-        "p_u": rows["p_u"].where(has_grid),
-        "p_e": rows["p_e"].where(has_grid),
-        "copies": rows.get("planned_insertions", rows.get("insertions", absent)).where(~has_grid),
-        "first": rows.get("first_round", absent),
-        "last": rows.get("last_round", absent),
-    }
-    known = pd.DataFrame({name: column.astype("float64").to_numpy() for name, column in keys.items()})
-    number = known.groupby(list(keys), dropna=False, sort=False).ngroup().to_numpy()
-    order = known.assign(often=(known["p_u"] * known["p_e"]).round(12).fillna(known["copies"]).fillna(0.0))
-    order = order.drop_duplicates(list(keys)).sort_values(["often", "p_u", "first"], na_position="first")
-    groups = dict[Configuration, pd.DataFrame]()
-    for at, row in order.iterrows():
-        window = rounds_text(*(None if math.isnan(row[bound]) else int(row[bound]) for bound in ("first", "last")))
-        configuration = Configuration(float(row["p_u"]), float(row["p_e"]), float(row["copies"]), window)
-        groups[configuration] = rows.iloc[np.flatnonzero(number == number[int(str(at))])]
-    return groups
+def by_configuration(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return rows of a roster by the names of configurations of canaries, with the fewest expected copies first."""
+    unknown = pd.Series(pd.NA, rows.index, "Int64")
+    named = rows.assign(copies=rows.get("planned_insertions", rows.get("insertions", unknown)).astype("Int64"))
+    names = pd.Series([name_of_configuration(row) for row in named.to_dict("records")], rows.index)
+    numbers = named[["p_u", "p_e", "copies"]].astype("Float64").assign(name=names)
+    numbers["often"] = (numbers["p_u"] * numbers["p_e"]).round(12).fillna(numbers["copies"]).fillna(0)
+    order = numbers.sort_values(["often", "p_u"], na_position="first", kind="stable")["name"].unique()
+    return {name: rows[names == name] for name in order}
 
 
 def percent(share: float) -> str:
     """Return a share as a percentage with up to six digits."""
     return f"{100 * share:.6g}%"
+
+
+def text_of_setting(value: Any, key: str = "") -> str:
+    """Return the value of a setting as text."""
+    if key in {"canaries.p_u", "canaries.p_e"}:
+        return ", ".join(map(user_share if key.endswith("u") else percent, value))
+    if value is None or isinstance(value, bool):
+        return "none" if value is None else str(value).lower()
+    if isinstance(value, tuple | list):
+        return ", ".join(map(text_of_setting, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _view(path: Path, results: RunResults, planned: SweepRun | None) -> RunView:

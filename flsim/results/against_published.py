@@ -69,7 +69,6 @@ class Order:
     clear_agreeing: float
     of_rows: tuple[float, ...]  # for each row, the share of its clear pairs that agrees; NaN if it has none
     tau: float  # Kendall's tau-b between our and the published values; NaN if either has only one value
-    p: float  # two-sided p-value of tau (scipy), which treats rows as exchangeable and independent; NaN if tau is
 
 
 def order(ours: Sequence[float], published: Sequence[float], is_clear: NDArray[np.bool_] | None = None) -> Order:
@@ -88,13 +87,11 @@ def order(ours: Sequence[float], published: Sequence[float], is_clear: NDArray[n
         float(sum_ / count) if count else math.nan
         for sum_, count in zip(clearly.sum(axis=1), clear.sum(axis=1), strict=True)
     ]
-    tau = p = math.nan
-    if len(set(a)) > 1 and len(set(b)) > 1:
-        tau, p = map(float, scipy.stats.kendalltau(a, b))
+    tau = float(scipy.stats.kendalltau(a, b).statistic) if len(set(a)) > 1 and len(set(b)) > 1 else math.nan
     all_pairs, clear_pairs = (
         (int(which.sum()) // 2, float(scores.sum()) / 2) for which, scores in ((differ, agree), (clear, clearly))
     )
-    return Order(*all_pairs, *clear_pairs, tuple(of_rows), tau, p)
+    return Order(*all_pairs, *clear_pairs, tuple(of_rows), tau)
 
 
 @dataclass(frozen=True)

@@ -148,10 +148,10 @@ def differences(pairs: Sequence[Pair], round: int | None = None, epoch: float | 
     refuse_two_points(round, epoch)
     runs = [run.results for pair in pairs for run in (*pair.a, *pair.b) if run.results]
     quantities = panels_first(compared_in(runs))
-    return _frame([row for pair in pairs for row in _of_pair(pair, quantities, round, epoch)], COLUMNS, quantities)
+    return frame_of([row for pair in pairs for row in _of_pair(pair, quantities, round, epoch)], COLUMNS, quantities)
 
 
-def _frame(rows: Sequence[Row], types: Mapping[str, str], quantities: Sequence[Quantity]) -> pd.DataFrame:
+def frame_of(rows: Sequence[Row], types: Mapping[str, str], quantities: Sequence[Quantity]) -> pd.DataFrame:
     """Return rows as a frame, with p corrected within each family, which is a quantity and a test at one point."""
     frame = pd.DataFrame(rows, columns=list(types)).astype(types)
     tests = frame[frame["row"] != ALL].groupby(["at", "quantity", "test"], sort=False)
@@ -165,11 +165,11 @@ def _of_pair(pair: Pair, quantities: Sequence[Quantity], round: int | None, epoc
     a, b = (runs[0].setting if runs else None for runs in begun)
     side = {"row": pair.row, "a": a, "b": b, "at": END}
     diverged = [sum(run.status == "diverged" for run in runs) for runs in begun]
-    yield side | _two("diverged", *diverged)
+    yield side | two_means("diverged", *diverged)
     published = [runs[0].published or {} for runs in (pair.a, pair.b)]
     if published[0] != published[1]:  # equal runs of two sweeps have the same published row
         for name in COUNTED_OF:
-            yield side | _two(f"{PREFIX}{name}", *(row.get(name) for row in published))
+            yield side | two_means(f"{PREFIX}{name}", *(row.get(name) for row in published))
     why = [f"{run.name} (not started)" for run in (*pair.a, *pair.b) if run.results is None]
     rows: list[Row] = []
     try:
@@ -186,7 +186,7 @@ def _of_pair(pair: Pair, quantities: Sequence[Quantity], round: int | None, epoc
         yield side | row
 
 
-def _two(quantity: str, a: float | None, b: float | None) -> Row:
+def two_means(quantity: str, a: float | None, b: float | None) -> Row:
     return {"quantity": quantity, "value_a": a, "value_b": b, "difference": None if a is None or b is None else a - b}
 
 
@@ -201,18 +201,18 @@ def _of_runs(
     pairs = pairs_of_seeds(a, b)
     paired = [paired_canaries(run_a, run_b, round, epoch) for _, run_a, run_b in pairs]
     unit = {"over": "seeds" if len(pairs) > 1 else "canaries", "n": len(pairs)}
-    yield unit | _two("canaries", *[float(np.mean([len(one.canaries) for one in paired]))] * 2)
+    yield unit | two_means("canaries", *[float(np.mean([len(one.canaries) for one in paired]))] * 2)
     counts = np.mean([at_ceiling_of(one.canaries, one.references) for one in paired], axis=0)
-    yield unit | _two("at_ceiling", *counts.tolist())
+    yield unit | two_means("at_ceiling", *counts.tolist())
     points = [[(run, run.at(round, epoch)) for run in runs] for _, *runs in pairs]
-    yield unit | _two(
+    yield unit | two_means(
         "epochs", *(mean_of_known([run.epochs_of(at) for run, at in side]) for side in zip(*points, strict=True))
     )
     for quantity in of_model(quantities):
         sides = (
             mean_of_known([run.of_model(quantity.name, at) for run, at in side]) for side in zip(*points, strict=True)
         )
-        yield unit | _two(quantity.name, *sides)
+        yield unit | two_means(quantity.name, *sides)
     for quantity in (*numbers(quantities), *flags(quantities)):
         if all(quantity in one.quantities for one in paired):
             rows = [_over_seeds(paired, quantity)] if len(paired) > 1 else of_canaries(paired[0].canaries, quantity)
@@ -236,11 +236,11 @@ def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:
     if not quantity.is_flag:
         means = np.mean([[side.mean() for side in sides] for sides in values], axis=0)
         per_seed = [np.round((a - b).to_numpy(), statistics.ROUNDING).mean() for a, b in values]
-        return _two(quantity.name, *means.tolist()) | of_mean(per_seed) | {"test": "t"}
+        return two_means(quantity.name, *means.tolist()) | of_mean(per_seed) | {"test": "t"}
     counts = np.array([[int((side == 1).sum()) for side in sides] for sides in values])
     gaps = counts[:, 0] - counts[:, 1]
     low, high = statistics.t_interval(gaps.astype(float)) if np.ptp(gaps) else (math.nan, math.nan)
-    row = _two(quantity.name, *counts.mean(axis=0).tolist())
+    row = two_means(quantity.name, *counts.mean(axis=0).tolist())
     return row | {"low": low, "high": high, "p": statistics.sign_flip_p(gaps.tolist()), "test": "exchange"}
 
 
@@ -249,7 +249,7 @@ def of_canaries(canaries: pd.DataFrame, quantity: Quantity) -> list[Row]:
     a, b = (canaries[f"{quantity.name}_{side}"] for side in "ab")
     if quantity.is_flag:
         return of_flags((a == 1).to_numpy(bool), (b == 1).to_numpy(bool), quantity.name)
-    return [_two(quantity.name, float(a.mean()), float(b.mean())) | row for row in of_differences(a - b)]
+    return [two_means(quantity.name, float(a.mean()), float(b.mean())) | row for row in of_differences(a - b)]
 
 
 def of_differences(values: "pd.Series[float]") -> list[Row]:
@@ -268,10 +268,10 @@ def of_flags(a: NDArray[np.bool_], b: NDArray[np.bool_], name: str) -> list[Row]
     row = {"over": "canaries"}
     return [
         row
-        | _two(name, int(a.sum()), int(b.sum()))
+        | two_means(name, int(a.sum()), int(b.sum()))
         | {"n": len(a), "p": statistics.mcnemar_p(only_a, only_b), "test": "McNemar"},
         row
-        | _two(name, only_a, only_b)
+        | two_means(name, only_a, only_b)
         | {"difference": only_a / discordant if discordant else math.nan, "low": low, "high": high}
         | {"n": discordant, "test": "discordant"},
     ]
@@ -315,7 +315,7 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
         refuse_two_points(round, epoch)
         for run in (a, b):
             round_of(run, round, epoch)  # raises if there is no comparison
-        return Comparison(_frame([], types, ()), memorization_table([a, b], round, epoch), quantities)
+        return Comparison(frame_of([], types, ()), memorization_table([a, b], round, epoch), quantities)
     pair = paired_canaries(a, b, round, epoch)
     rows = [side | row for row in _of_configuration(pair.canaries, pair)]
     keys = [name for name in (*CONFIGURATION, *WINDOW) if name in pair.canaries]
@@ -327,8 +327,8 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
     try:
         like = pair_at_like_utility(a, b)
         rows += [
-            at_like | _two(PERPLEXITY.name, like.perplexity, like.perplexity),
-            at_like | _two("round", *like.rounds),
+            at_like | two_means(PERPLEXITY.name, like.perplexity, like.perplexity),
+            at_like | two_means("round", *like.rounds),
         ]
         means: Row = {"quantity": PRIMARY.name, "value_a": like.value_a, "value_b": like.value_b}
         rows += [at_like | means | row for row in of_differences(like.differences)]
@@ -336,12 +336,12 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
         rows.append(at_like | {"quantity": PRIMARY.name, "left_out": str(error)})
     of_canary = [quantity for quantity in quantities if quantity.of_canaries]
     models = memorization_table([a, b], round, epoch)
-    return Comparison(_frame(rows, types, of_canary), models, quantities, pair.never_planted)
+    return Comparison(frame_of(rows, types, of_canary), models, quantities, pair.never_planted)
 
 
 def _of_configuration(canaries: pd.DataFrame, pair: PairedCanaries) -> Iterator[Row]:
     counts = at_ceiling_of(canaries, pair.references)
-    yield _two("at_ceiling", *counts) | {"over": "canaries", "n": len(canaries)}
+    yield two_means("at_ceiling", *counts) | {"over": "canaries", "n": len(canaries)}
     for quantity in pair.quantities:
         if quantity.of_canaries:
             yield from of_canaries(canaries, quantity)

@@ -41,7 +41,7 @@ import pandas as pd
 from flsim.base.errors import InputError
 from flsim.canaries.roster import SCHEMA, is_drawn
 from flsim.measures.built_in import QUANTITIES
-from flsim.results.canary_table import KINDS
+from flsim.results.canary_table import KINDS, canary_table
 from flsim.results.canary_table import TYPES as CANARY_TABLE
 from flsim.results.columns import described, quantities_of
 from flsim.results.seeds import without_copies
@@ -60,23 +60,13 @@ RUN = {
 }
 
 
+OF_CANARY = (
+    *("folder", "run", "partition", "seed", "is_final", "round", "epochs", "canary", "words", "p_u", "p_e"),
+    *("is_planted", "sharers", "insertions", "first_round", "last_round"),
+)
+KNOWN = RUN | CANARY_TABLE | {"run": "string", "epochs": "Float64", "words": "string", "is_planted": "boolean"}
 CANARY = {
-    "folder": "string",
-    "run": "string",
-    "partition": "string",
-    "seed": "Int64",
-    "is_final": "boolean",
-    "round": "Int64",
-    "epochs": "Float64",
-    "canary": "string",
-    "words": "string",
-    "p_u": "Float64",
-    "p_e": "Float64",
-    "is_planted": "boolean",
-    "sharers": "Int64",
-    "insertions": "Int64",
-    "first_round": "Int64",
-    "last_round": "Int64",
+    **{name: KNOWN[name] for name in OF_CANARY},
     **{quantity.name: KINDS[quantity.kind] for quantity in QUANTITIES.values() if "canaries" in quantity.places},
 }
 # Columns in addition to those of measures, in any table or frame of results.
@@ -175,12 +165,8 @@ def _canaries(listed: list[Listed]) -> pd.DataFrame:
     types = CANARY | {quantity.name: KINDS[quantity.kind] for quantity in quantities}
     tables = [pd.DataFrame(columns=list(types))]
     for cells, run, _ in listed:
-        words = run.roster["words"].map(" ".join) if "words" in run.roster else None
-        for round_ in _rounds(run):
-            at = {"run": run.name, "round": round_, "epochs": run.epochs_of(round_), "words": words}
-            for quantity in quantities:
-                values = run.of_canaries(quantity.name, round_, quantity.is_partial)
-                at[quantity.name] = None if values is None else values.to_numpy()
-            columns = _columns(cells, run, round_) | at | {"is_planted": is_drawn(run.roster)}
-            tables.append(run.roster.assign(**columns).reindex(columns=list(types)))
+        for round_ in _rounds(run) if len(run.roster) else ():
+            columns = _columns(cells, run, round_) | {"run": run.name, "epochs": run.epochs_of(round_)}
+            table = canary_table(run, round_).rename(columns={"phrase": "words"})
+            tables.append(table.assign(**columns, is_planted=is_drawn(run.roster)).reindex(columns=list(types)))
     return described(pd.concat([table.astype(types) for table in tables], ignore_index=True), quantities)

@@ -2,12 +2,13 @@
 
 import json
 import math
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from flsim.base import files
 from flsim.base.errors import InputError
@@ -145,22 +146,28 @@ def _text(value: Any) -> str:
 # succeeded, independent of its lines.
 EVALUATIONS = "evaluations.jsonl"
 Outcome = Literal["stored", "diverged", "failed", "retried"]
-NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
+
+
+Checkpoint = Annotated[str, Field(pattern="^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$")]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """An attempt to evaluate one checkpoint."""
 
-    checkpoint: str  # name of the checkpoint's file, such as ``round-000010.safetensors``
+    checkpoint: Checkpoint  # name of the checkpoint's file, such as ``round-000010.safetensors``
     # ``stored``: the rows exist. ``diverged``: the model is not finite, and a row records this. ``failed``: only `flsim
     # run --resume` repeats it. ``retried``: the process of the evaluator was lost, and another attempt follows.
     outcome: Outcome
     attempt: int  # number of the attempt, from 1
-    seconds: float  # wall-clock time since the evaluator got the checkpoint
-    ended: float  # seconds since 1970, on the clock of the evaluator's machine if known
-    cpu_seconds: float | None = None  # processor time, including the start of the process; None if the process was lost
+    seconds: Finite  # wall-clock time since the evaluator got the checkpoint
+    ended: Finite  # seconds since 1970, on the clock of the evaluator's machine if known
+    cpu_seconds: Finite | None = None  # processor time with the start of the process; None if the process was lost
     reason: str | None = None  # one line; None if the rows are stored
+
+
+EVALUATION = TypeAdapter(Evaluation)
 
 
 def log_evaluation(run_folder: Path, evaluation: Evaluation) -> None:
@@ -175,23 +182,10 @@ def read_evaluations(run_folder: Path) -> list[Evaluation]:
     attempts = []
     for line in files.read_lines(run_folder / EVALUATIONS):
         try:
-            attempts.append(_checked(Evaluation(**line)))
-        except (ValueError, TypeError):
+            attempts.append(EVALUATION.validate_python(line))
+        except ValidationError:
             continue
     return attempts
-
-
-def _checked(attempt: Evaluation) -> Evaluation:
-    """Return an attempt; raise ValueError or TypeError for invalid values."""
-    numbers = (attempt.attempt, attempt.seconds, attempt.ended, attempt.cpu_seconds or 0.0)
-    if not (
-        NAME.fullmatch(attempt.checkpoint)
-        and attempt.outcome in get_args(Outcome)
-        and all(map(math.isfinite, numbers))
-        and isinstance(attempt.reason, str | None)
-    ):
-        raise ValueError
-    return attempt
 
 
 def failures(run_folder: Path) -> dict[str, str]:

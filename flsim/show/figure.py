@@ -299,8 +299,6 @@ NEEDLESS = re.compile(
     r"""|\ clip-path="[^"]*"|\ transform="rotate\(-0[^"]*"|font-family:[^;"]*;?\ ?|xlink:(?=href)""",
     re.DOTALL | re.VERBOSE,
 )
-NUMBERS = re.compile(r' (d|x|y)="([^"]*)"')
-LONG = 300  # length of a path from which on tenths of a pixel are enough
 
 
 def _reduced(svg: str, id_: str) -> str:
@@ -308,32 +306,9 @@ def _reduced(svg: str, id_: str) -> str:
     body = NEEDLESS.sub("", svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")])
     names = {name: f"{id_}-{place}" for place, name in enumerate(re.findall(r'<path id="([^"]*)"', body))}
     body = re.sub(r'(id="|href="#)(\w+)"', lambda match: f'{match[1]}{names.get(match[2], match[2])}"', body)
-    body = NUMBERS.sub(_rounded, body)
     body = re.sub(
         r'style="[^"]*"',
         lambda style: re.sub(r"#[0-9a-f]{6}", lambda colour: VARIABLES.get(colour[0], colour[0]), style[0]),
         body,
     )
     return re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", body)).strip()
-
-
-def _rounded(attribute: "re.Match[str]") -> str:
-    name, value = attribute.groups()
-    decimals = 1 if name != "d" or len(value) > LONG else 2
-
-    def number(match: "re.Match[str]") -> str:
-        return f"{float(match[0]):.{decimals}f}".rstrip("0").rstrip(".")
-
-    value = " ".join(re.sub(r"-?\d+\.\d+", number, value).split())
-    return ' {}="{}"'.format(name, re.sub(" ?([MLCQz]) ?", r"\1", value))
-
-
-def with_classes(html: str, mark: str) -> str:
-    """Return a page in which each style of an element is a class, whose rules replace `mark`."""
-    classes: dict[str, str] = {}
-
-    def named(match: "re.Match[str]") -> str:
-        return f' class="{classes.setdefault(match[1], f"k{len(classes)}")}"'
-
-    html = re.sub(r' style="([^"]*)"', named, html)
-    return html.replace(mark, "\n".join(f".{name} {{ {style} }}" for style, name in classes.items()), 1)

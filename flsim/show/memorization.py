@@ -223,7 +223,7 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
     unit = [
         Column(f"{name} %", formatted(share, "{:.1f}", 100), note=note),
         interval,
-        *_paper(formatted(published, "{:.1f}", 100)),
+        *_published(published.to_frame("published_share"), "share", "{:.1f}", 100),
         *marks(table, source),
     ]
     lowest = _lowest(table, flag, f"{name} lowest")
@@ -262,7 +262,7 @@ def _lowest(table: pd.DataFrame, flag: Quantity, heading: str) -> list[Column]:
     note = LOWEST_OF_BOTH if len(has_copies) > 1 else COPIES if True in has_copies else LOWEST
     return [
         Column(heading, cells, is_number=False, is_late=True, note=note),
-        *_published(table, f"{metric}_lowest", "{}", is_number=False),
+        *_published(table, f"{metric}_lowest"),
     ]
 
 
@@ -272,12 +272,12 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
     if f"{metric}_size" in table:
         cells = [MARKS.get(cell, "") for cell in text_of(table[f"{metric}_size"])]
         columns.append(Column("vs", cells, is_number=False, note=VS))
+    pairs, twin = (
+        Field("Pairs", f"{metric}_pairs", "{:.0f}%", 100, note=PAIRS),
+        Field("Twin", f"{metric}_twin", note=TWIN),
+    )
     # for counts, the marks of size and twins are enough
-    if f"{metric}_pairs" in table and metric not in against_published.COUNTED:
-        columns.append(Column("Pairs", formatted(table[f"{metric}_pairs"], "{:.0f}%", 100), note=PAIRS))
-    if f"{metric}_twin" in table:
-        columns.append(Column("Twin", text_of(table[f"{metric}_twin"]), is_number=False, note=TWIN))
-    return columns
+    return columns + columns_of(table, [twin] if metric in against_published.COUNTED else [pairs, twin])
 
 
 def agreement(table: pd.DataFrame) -> str:
@@ -326,12 +326,10 @@ def epsilons(table: pd.DataFrame) -> list[list[Column]]:
         convention = Column("Convention", text_of(table["sound_convention"]), is_number=False, is_extra=True)
         units.append([Column("Eps.", cells, note=note), *_published(table, "epsilon", "{:.3g}"), convention])
     if "record_epsilon" in table:
-        cells = formatted(table["record_epsilon"], "{:.3g}")
         note = RECORD_EPSILON.format(_listed(table["record_convention"]), _listed(table["record_delta"], "{:.3g}"))
+        epsilon = columns_of(table, [Field("Rec. eps.", "record_epsilon", "{:.3g}", note=note)])
         convention = Column("Convention", text_of(table["record_convention"]), is_number=False, is_extra=True)
-        units.append(
-            [Column("Rec. eps.", cells, note=note), *_published(table, "record_epsilon", "{:.3g}"), convention]
-        )
+        units.append([*epsilon, *_published(table, "record_epsilon", "{:.3g}"), convention])
     return units
 
 
@@ -356,16 +354,8 @@ def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[list[Col
     return [], ""
 
 
-def _published(table: pd.DataFrame, name: str, template: str, scale: float = 1, is_number: bool = True) -> list[Column]:
-    name = f"published_{name}"
-    if name not in table:
-        return []
-    cells = formatted(table[name], template, scale) if is_number else text_of(table[name])
-    return _paper(cells, is_number)
-
-
-def _paper(cells: list[str], is_number: bool = True) -> list[Column]:
-    return [Column("Paper", cells, is_number, note=PAPER)] if any(cells) else []
+def _published(table: pd.DataFrame, name: str, template: str = "", scale: float = 1) -> list[Column]:
+    return columns_of(table, [Field("Paper", f"published_{name}", template, scale, note=PAPER)])
 
 
 def _listed(values: "pd.Series[Any]", template: str = "{}") -> str:

@@ -12,10 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -183,9 +181,8 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     quantities = [quantity for quantity in select_for(quantities_of(runs), "plot") if is_drawn(quantity, runs)]
     columns, rows = min(2, len(labels)), math.ceil(len(quantities) / 2)
     height = 2.9 * rows + 0.25 * math.ceil(len(labels) / columns)
-    figure = Figure(figsize=(9.5, height), layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05))
-    FigureCanvasAgg(figure)
-    grid: list[Axes] = figure.subplots(rows, 2, sharex=True).ravel().tolist()
+    figure, all_axes = show.subplots(9.5, height, rows, 2, sharex=True)
+    grid: list[Axes] = all_axes.ravel().tolist()
     panels = dict(zip(quantities, grid, strict=False))
     for empty in grid[len(quantities) :]:
         empty.set_axis_off()
@@ -300,9 +297,7 @@ def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -
     number.
     """
     taken, labels = _lines(runs, over_seeds)
-    figure = Figure(figsize=(7.5, 5.2), layout=ConstrainedLayoutEngine())
-    FigureCanvasAgg(figure)
-    panel = figure.subplots()
+    figure, ((panel,),) = show.subplots(7.5, 5.2, 1, 1, gap=0.02)
     draw_utility(panel, {style: exposure_by_utility(group, over_seeds) for style, group in enumerate(taken)})
     panel.set(xlabel="perplexity of test text (log)", ylabel="mean exposure (bits)")
     lines = [*panel.get_lines()]  # without ceilings
@@ -322,6 +317,34 @@ def draw_utility(axes: Axes, paths: Mapping[int, Values]) -> None:
         if has_interval.any():
             axes.vlines(*ends, color=show.line_style(style)["color"], alpha=0.3, linewidth=2)
         show.draw_line(axes, perplexity, bits, style)
+
+
+def draw_roc(
+    axes: Axes,
+    curves: Sequence[tuple[int, Values, Values, str]],
+    lowest: tuple[float, float],
+    band: tuple[int, Values, Values, Values] | None = None,
+    allowed: tuple[Values, Values] | None = None,
+) -> None:
+    """Draw true-positive rates over false-positive rates on logarithmic scales that begin at the lowest rates.
+
+    Each curve has the number of its style, both rates, and its name; `band` has a style, false-positive rates, and both
+    ends of an interval. Dotted: `allowed`, the largest curve that a ledger allows. Dashed: chance.
+    """
+    left, floor = lowest
+    show.scale(axes.xaxis, left, 1.0, is_log=True)
+    show.scale(axes.yaxis, floor, 1.0, is_log=True)
+    chance = [max(left, floor), 1.0]
+    axes.plot(chance, chance, color=show.STRONG, linestyle=(0, (3, 2)), linewidth=1.1, label="chance")
+    if band is not None:
+        style, fpr, low, high = band
+        show.draw_band(axes, fpr, low, high, style)
+    if allowed is not None:
+        fpr, tpr = (values[allowed[0] >= left] for values in allowed)
+        look: dict[str, Any] = {"color": show.SOFT, "linestyle": (0, (1, 1.5)), "clip_on": False}
+        axes.plot(fpr, np.maximum(tpr, floor), linewidth=1.8, label="allowed by the ledger", **look)
+    for style, fpr, tpr, name in curves:
+        show.draw_line(axes, np.maximum(fpr, left), np.maximum(tpr, floor), style, has_markers=False, label=name)
 
 
 LOSS_COLUMNS = 2
@@ -344,9 +367,8 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
     is_estimated = all(run.of_planted(fitted, round_) is not None for run in runs for round_ in run.evaluated)
     columns = min(LOSS_COLUMNS, len(groups))
     rows = math.ceil(len(groups) / columns)
-    figure = Figure(figsize=(max(7.0, 5.6 * columns), 3.9 * rows + 0.8), layout=ConstrainedLayoutEngine())
-    FigureCanvasAgg(figure)
-    grid: list[Axes] = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    figure, all_axes = show.subplots(max(7.0, 5.6 * columns), 3.9 * rows + 0.8, rows, columns, gap=0.02)
+    grid: list[Axes] = all_axes.ravel().tolist()
     for empty in grid[len(groups) :]:
         empty.set_axis_off()
     tokens = {token_of(run) for run in runs}

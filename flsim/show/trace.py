@@ -19,7 +19,7 @@ from flsim.results.columns import quantities_in
 from flsim.results.differences import name_of_configuration
 from flsim.results.store import RunResults
 from flsim.results.tables import rounds_text, user_share
-from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, write_figure
+from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, subplots, write_figure
 from flsim.show.plots import draw_ceilings
 from flsim.show.table import Column, formatted, json_rows, markdown, note, text_of
 
@@ -121,8 +121,7 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     last, has_rounds = int(table["round"].max()), "sharer_rounds" in table
     height = max(1.8, 0.6 + 0.17 * max(map(len, groups.values())))
     size = (4.4 * (len(quantities) + has_rounds), height * len(groups) + 0.6)
-    figure = Figure(size, layout="constrained")
-    grid = figure.subplots(len(groups), len(quantities) + has_rounds, squeeze=False, sharex=True)
+    figure, grid = subplots(*size, len(groups), len(quantities) + has_rounds, gap=0.02, sharex=True)
     for (label, canaries), row in zip(groups.items(), grid, strict=True):
         row[0].set_title(plain(label), loc="left", fontsize=10)
         for quantity, axes, first in zip(quantities, row, grid[0], strict=False):

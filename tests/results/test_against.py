@@ -162,9 +162,8 @@ def test_pairs_and_tau_are_those_counted_one_by_one(values: list[tuple[int, int]
     untied = sum(ours[i] != ours[j] for i, j in pairs)
     if sign and untied:
         assert found.tau == pytest.approx(sum(sign.values()) / math.sqrt(len(sign) * untied))
-        assert 0 <= found.p <= 1
     else:
-        assert np.isnan([found.tau, found.p]).all()
+        assert math.isnan(found.tau)
 
 
 HOSTILE = r"*[x]\input{x} & 100% $b_x$ #1 {~^} <|> `--é漢"

@@ -1,7 +1,7 @@
 """`flsim audit`: evidence from canaries about the privacy of a training, and the claims of its ledger, as rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from flsim.attacks.audit import coins, guesses, ranks
 from flsim.attacks.audit.claim import Claim
-from flsim.attacks.audit.ranks import Detection, detection_at
 from flsim.attacks.audit.subject import Subject, subject_of, subject_with
 from flsim.attacks.audit.testing import LedgerTest, Verdict
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
@@ -23,7 +22,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.results.rows import SCHEMA
 from flsim.results.store import RunResults, refuse_two_points
 from flsim.results.sweeps import over_runs
-from flsim.show.table import Field, table_of
+from flsim.show.table import Field, Table, table_of
 from flsim.simulation import Central, FedAvg, Planted, refuse_not_planted
 from flsim.training.state import State
 
@@ -293,35 +292,19 @@ def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
     return None
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """The combined bounds from the canaries of several runs of one setting, each of which is in one run.
-
-    `low` is of one unit, replace-one, at delta 0; `allowed` is the largest true-positive rate of an attacker.
-    """
-
-    runs: int
-    detection: Detection
-    low: float
-    claim: Claim | None
-    allowed: float | None
-    verdict: Verdict | None
-
-
-def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
-    references = min(subject.references for subject in subjects)
-    threshold = guesses.default_threshold(references) if threshold is None else threshold
-    ranks = np.concatenate([subject.ranks for subject in subjects])
-    groups = np.concatenate([subject.groups for subject in subjects])
-    detection = detection_at(ranks, references, threshold)
-    low = guesses.epsilon_of_ranks(detection.detected, threshold, references, groups.tolist())
-    claim, allowed, verdict = subjects[0].claim, None, None
-    if claim is not None:
-        largest = int(groups.max())
-        allowed = 1 - claim.least_of_group(largest)(1 - detection.fpr_high)
-        test = LedgerTest.of_ranks(len(ranks), threshold, references, largest * claim.steps)
-        verdict = test.verdict(claim, detection.detected)
-    return Pooled(len(subjects), detection, low, claim, allowed, verdict)
+def pooled(subjects: Sequence[Subject]) -> Subject:
+    """Return runs of one setting as one subject of an audit of ranks; each canary is in one run."""
+    return replace(
+        subjects[0],
+        ranks=np.concatenate([subject.ranks for subject in subjects]),
+        groups=np.concatenate([subject.groups for subject in subjects]),
+        references=min(subject.references for subject in subjects),
+        control_ranks=np.concatenate([subject.control_ranks for subject in subjects]),
+        coins=None,
+        canary_users=None,
+        participation=None,
+        noise=None,
+    )
 
 
 def _of_each_kind(canaries: int) -> int:
@@ -352,8 +335,9 @@ def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
 
 
 def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
-    canaries, claim, proven = len(subject.ranks), subject.claim, pooled([subject], threshold)
-    hits, largest = proven.detection.detected, int(subject.groups.max())
+    canaries, claim, largest = len(subject.ranks), subject.claim, int(subject.groups.max())
+    hits = int((subject.ranks <= threshold).sum())
+    low = guesses.epsilon_of_ranks(hits, threshold, subject.references, subject.groups.tolist())
     common = {
         "neighbours": "replace-one",
         "group": largest,
@@ -364,7 +348,7 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
         "trials": canaries,
         "confidence": CONFIDENCE,
     }
-    yield common | {"method": "epsilon", "kind": "bound", "low": proven.low, "delta": 0.0}
+    yield common | {"method": "epsilon", "kind": "bound", "low": low, "delta": 0.0}
     if claim is not None:
         test = LedgerTest.of_ranks(canaries, threshold, subject.references, largest * claim.steps)
         yield common | {"method": "trade-off", "kind": "bound"} | asdict(test.verdict(claim, hits))
@@ -471,18 +455,22 @@ def _of_guesses(
 
 
 def to_text(subject: Subject, audited: Result) -> str:
-    results, frame = subject.results, audited.frame
+    title = f"{subject.results.setting} ({subject.results.name}), after round {subject.round:,}"
+    return text_of(title, tables(audited.frame).values(), audited.notes)
+
+
+def tables(frame: pd.DataFrame, labels: Sequence[Field] = ()) -> dict[str, Table]:
+    """Return the tables of rows of audits by title: of found canaries, and of statements, with labels of their rows."""
     rates, others = frame[frame["method"] == "tpr"], frame[frame["method"] != "tpr"]
     refuted = others["refuted"].map({True: "refuted", False: "not refuted"})
     verdicts = [verdict and verdict.in_words for verdict in map(Verdict.of_row, others.to_dict("records"))]
     others = others.assign(verdict=pd.Series(verdicts, others.index, "object").fillna(refuted))
     kinds = " ".join(text for kind, text in KINDS.items() if kind in set(others["kind"]))
-    tables = [
-        table_of(rates, [Field("FPR", "fpr", "{:.2g}", note=FPR)], [RATES]),
-        table_of(others, [Field("Method", "method", note=kinds)], STATEMENTS),
-    ]
-    title = f"{results.setting} ({results.name}), after round {subject.round:,}"
-    return text_of(title, [table for table in tables if len(table.frame)], audited.notes)
+    by_title = {
+        "Detected canaries": table_of(rates, [*labels, Field("FPR", "fpr", "{:.2g}", note=FPR)], [RATES]),
+        "Statements about epsilon": table_of(others, [*labels, Field("Method", "method", note=kinds)], STATEMENTS),
+    }
+    return {title: table for title, table in by_title.items() if len(table.frame)}
 
 
 def to_json(subject: Subject, audited: Result) -> dict[str, Any]:

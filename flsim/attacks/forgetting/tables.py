@@ -1,6 +1,6 @@
 """Forgetting as tables: times of groups, the success of attacks by rounds since last use, and tests of differences."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -8,7 +8,7 @@ import pandas as pd
 from flsim.attacks.forgetting.measure import Forgetting
 from flsim.attacks.result import text_of
 from flsim.results.tables import user_share
-from flsim.show.table import Field, table_of
+from flsim.show.table import Field, Table, table_of
 
 LEVEL = 0.05  # level of a corrected log-rank test
 SUMMARY = (
@@ -33,6 +33,7 @@ LABELS = (
     Field("Planted", "planted"),
     Field("Hardness", "hardness"),
 )
+SINCE = Field("k", "k", "{:,}")
 BY_K = (
     Field("n", "canaries", "{:,}"),
     Field("Bits IN", "bits_in", "{:.1f}", ends=("bits_in_low", "bits_in_high")),
@@ -93,35 +94,57 @@ def time_text(rounds: Any, is_censored: Any) -> str:
 
 def to_text(measured: Forgetting) -> str:
     """Return the times of groups, a table for each group, the significant tests, and notes."""
-    times, alpha = measured.times, float(measured.times["alpha"].iloc[0])
-    rows = times.to_dict("records")
-    named = times.assign(
-        window=[window_text(row) for row in rows],
-        planted=[planted_text(row) for row in rows],
+    parts = [text_of("How fast canaries are forgotten", [times_table(measured)])]
+    for row in measured.times.to_dict("records"):
+        setting = f"{row['setting']}: " if measured.times["series"].nunique() > 1 else ""
+        table = measured.success[measured.success["group"] == row["group"]]
+        tables = [table_of(table, [SINCE], [BY_K])] if len(table) else []
+        parts.append(text_of(f"{setting}{group_text(row)}", tables, [] if tables else ["No canary was used."]))
+    if len(measured.tests):
+        parts.append(_tests(measured))
+    return "\n".join([*parts, text_of(summary_of(measured), [], [K, *measured.notes])])
+
+
+def summary_of(measured: Forgetting) -> str:
+    """Return the explanation of the table of times."""
+    return SUMMARY.format(alpha=float(measured.times["alpha"].iloc[0]))
+
+
+def times_table(measured: Forgetting) -> Table:
+    """Return the table of forgetting times, a row for each group."""
+    times, rows = measured.times, measured.times.to_dict("records")
+    named = _named(times).assign(
         used=times["canaries"] - times["never_used"],
         forgotten_by=[
             time_text(row["k_max"] if pd.isna(row["time"]) else row["time"], row["is_censored"]) for row in rows
         ],
         half_by=[time_text(row["median_time"], row["median_is_censored"]) for row in rows],
     )
-    labels = [label for label in LABELS if named[label.name].nunique(dropna=False) > 1] or LABELS[1:3]
     summary = (
         Field("Canaries", "used", "{:,}"),
         Field("Seeds", "seeds", "{:,}"),
         Field("Last k", "k_max", "{:,}"),
-        Field(f"T({alpha:g})", "forgotten_by"),
+        Field(f"T({float(times['alpha'].iloc[0]):g})", "forgotten_by"),
         Field("At best", "least_alpha", "{:.2f}"),
         Field("Half by", "half_by"),
     )
-    parts = [text_of("How fast canaries are forgotten", [table_of(named, labels, [summary, ADVANTAGE])])]
-    for row in rows:
-        setting = f"{row['setting']}: " if times["series"].nunique() > 1 else ""
-        table = measured.success[measured.success["group"] == row["group"]]
-        tables = [table_of(table, [Field("k", "k", "{:,}")], [BY_K])] if len(table) else []
-        parts.append(text_of(f"{setting}{group_text(row)}", tables, [] if tables else ["No canary was used."]))
-    if len(measured.tests):
-        parts.append(_tests(measured))
-    return "\n".join([*parts, text_of(SUMMARY.format(alpha=alpha), [], [K, *measured.notes])])
+    return table_of(named, _labels(named), [summary, ADVANTAGE])
+
+
+def success_table(measured: Forgetting) -> Table:
+    """Return one table of the success of attacks, a row for each group and k."""
+    named = _named(measured.success)
+    return table_of(named, [*_labels(named), SINCE], [BY_K], [K])
+
+
+def _named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of groups with their windows and configurations in words."""
+    records = rows.to_dict("records")
+    return rows.assign(window=[*map(window_text, records)], planted=[*map(planted_text, records)])
+
+
+def _labels(named: pd.DataFrame) -> Sequence[Field]:
+    return [label for label in LABELS if named[label.name].nunique(dropna=False) > 1] or LABELS[1:3]
 
 
 def _tests(measured: Forgetting) -> str:

@@ -1,6 +1,6 @@
 """Attacks on membership as tables, and means over the seeds of settings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from flsim.attacks.result import Result, over_seeds, text_of
 from flsim.base.statistics import paired_t_p
 from flsim.results.seeds import named_apart
 from flsim.runs.folder import Run
-from flsim.show.table import Field, note, table_of
+from flsim.show.table import Field, Table, note, table_of
 
 LEVEL = 0.01  # false-positive rate of the rate in means over seeds
 AREA = (
@@ -66,12 +66,16 @@ def to_text(name: str, attacked: Result) -> str:
     first = attacked.frame.iloc[0]
     what = " and ".join(f"{unit}s" for unit in dict.fromkeys(attacked.frame["unit"]))
     title = f"{first['setting']} ({name}), after round {first['round']:,}: membership of {what}"
-    labels = [label for label in LABELS if label.name != "unit" or set(attacked.frame["unit"]) != {"record"}]
-    units = [[replace(AUROC, note=AREA)], *RATES, CONTROLS]
-    return text_of(title, [table_of(attacked.frame, labels, units)], attacked.notes)
+    return text_of(title, [table(attacked.frame)], attacked.notes)
 
 
-def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) -> str:
+def table(rows: pd.DataFrame, labels: Sequence[Field] = (), controls: Sequence[Field] = CONTROLS) -> Table:
+    """Return the table of rows of attacks, with further labels of its rows."""
+    labels = [*labels, *(label for label in LABELS if label.name != "unit" or set(rows["unit"]) != {"record"})]
+    return table_of(rows, labels, [[replace(AUROC, note=AREA)], *RATES, controls])
+
+
+def shadows_to_text(setting: str, attacks: pd.DataFrame, targets: pd.DataFrame) -> str:
     """Return the results of attacks with shadow models, from the rows of `success` and `counterfactual`, as text."""
     known = targets[targets["standard_error"].notna()]
     above = int((known["memorization"] > 2 * known["standard_error"]).sum())
@@ -80,10 +84,10 @@ def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) ->
         f"runs with a target than in runs without it; {above} of {len(known)} targets are above two standard "
         "errors."
     )
-    first = table.iloc[0]
+    first = attacks.iloc[0]
     title = f"{setting}: membership of {first['unit']}s with {first['shadows']} shadow models"
     labels = [label for label in LABELS if label.name != "unit"]
-    return text_of(title, [table_of(table, labels, [[AUROC], *RATES], [SHADOWS])], [memorization])
+    return text_of(title, [table_of(attacks, labels, [[AUROC], *RATES], [SHADOWS])], [memorization])
 
 
 def means_over_seeds(attacked: Mapping[Path, Result]) -> pd.DataFrame:
