@@ -17,7 +17,7 @@ from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import factors
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.devices import Graphs, kernels_for, products
-from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
+from flsim.training.cohort.kernels import Kernels, Rule
 from flsim.training.cohort.packing import (
     EXACT,
     SCALARS,
@@ -59,7 +59,7 @@ class StackedEngine:
         self._like = {name: value.detach().to(self._device) for name, value in state.params.items()}
         self._kernels = kernels or kernels_for(self._like, self._hparams.precision, is_single=True)
         on_gpu = self._device.type == "cuda"
-        use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
+        use_graphs = graphs if graphs is not None else on_gpu and self._kernels.makes_graphs
         self._graphs = Graphs(self._device) if use_graphs else None
         rows, times = training.largest_batch, training.records.layout.record_words
         self._largest = Shape(1, times, rows, times * rows)

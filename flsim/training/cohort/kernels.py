@@ -4,7 +4,7 @@ Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabular
 weights in the products; sums over time or steps have that of the master weights.
 """
 
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,14 @@ class Rule(NamedTuple):
     decay: float = 0.0  # lambda of torch's weight decay
 
 
-class Kernels(Protocol):
-    """The operations of a stacked step; methods write to their arguments, gradients are of each user's mean loss."""
+class Kernels:
+    """The operations of a stacked step, which write to their arguments; gradients are of each user's mean loss.
+
+    Here in plain PyTorch, for any device; subclasses have kernels of Triton.
+    """
+
+    multiple: ClassVar[int] = 1  # the operations are fastest if the number of units is a multiple of it
+    makes_graphs: ClassVar[bool] = False  # whether a step on a GPU becomes a CUDA graph
 
     def recur(
         self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
@@ -38,68 +44,6 @@ class Kernels(Protocol):
         `recurrent` [u, D, 3H], `projection` [u, H, D]. `outputs` [u, T + 1, B, D] and `cells` [u, T + 1, B, H] become r
         and c after each time, with a block of zeros before the first time, and `hidden` [u, T, B, H] becomes o tanh c.
         """
-
-    def recur_back(
-        self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor
-    ) -> None:
-        """Run the cells backwards over time; see `recur`. The values of `cells` are lost.
-
-        `gates`, f, o, g, become the gradient by the gates' sums; `d_outputs` [u, T + 1, B, D] the complete gradient by
-        r.
-        """
-
-    def cross_entropy(
-        self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
-    ) -> None:
-        """Compute softmax, cross-entropy and its gradient.
-
-        `logits` [u, N, V], without the `bias` [u, V], become the gradient by the logits times the `rate`, float64 [1]
-        (None: 1); `losses` [u, N] become the cross-entropy in nats. Both are 0 after the positions of a user, which are
-        the first ones: `counts`, int32 [u]. `targets` are int32 [u, N].
-        """
-
-    def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
-        """Add scale times the row of each real position to its token's row of the table [u, V, D].
-
-        `rows` are [u, T B, D]; `low` is the table in the dtype of products, see `descend`.
-        """
-
-    def descend(
-        self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
-        bias: Tensor | None = None, low_bias: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """Subtract rate times left' right from the weight, and rate times right's sum over rows from the bias.
-
-        `weight` [u, m, n] has any strides; `left` and `right` are [u, k, m] and [u, k, n]; `bias` is [u, n] or None.
-        `low` and `low_bias` become copies in the dtype of products; None if the weight has that dtype.
-        """
-
-    def optimize(
-        self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
-        scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
-    ) -> None:  # fmt: skip
-        """Take a step of the optimizer of the rule, for users that have positions.
-
-        `weight`, `gradient` and, for each slot of the optimizer, `moments` are [u, ...], `start`, the global weights,
-        [...]; for `low`, see `descend`. `scale`, float64 [u], is a factor of the gradient after FedProx's term was
-        added; `counts`, int32 [u], are numbers of positions; `scalars`, float64 [3], the learning rate and Adam's 1 -
-        beta^t.
-        """
-
-    def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
-        """Return the squared norm of mu (weight - start) + gradient, float64 [u]; a gradient of None counts as 0."""
-
-    def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
-        """Add the sum over users of factor [u] times (weight [u, ...] - start [...]); factor 0 omits a user."""
-
-
-class TorchKernels:
-    """The `Kernels` in plain PyTorch, for any device."""
-
-    def recur(
-        self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
-        hidden: Tensor,
-    ) -> None:  # fmt: skip
         outputs[:, 0], cells[:, 0] = 0, 0
         gates += bias[:, None, None]
         units = cells.shape[-1]
@@ -116,6 +60,11 @@ class TorchKernels:
     def recur_back(
         self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor
     ) -> None:
+        """Run the cells backwards over time; see `recur`. The values of `cells` are lost.
+
+        `gates`, f, o, g, become the gradient by the gates' sums; `d_outputs` [u, T + 1, B, D] the complete gradient by
+        r.
+        """
         times = gates.shape[1]
         carried = torch.zeros_like(cells[:, 0])
         for time in reversed(range(times)):
@@ -133,6 +82,12 @@ class TorchKernels:
     def cross_entropy(
         self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
     ) -> None:
+        """Compute softmax, cross-entropy and its gradient.
+
+        `logits` [u, N, V], without the `bias` [u, V], become the gradient by the logits times the `rate`, float64 [1]
+        (None: 1); `losses` [u, N] become the cross-entropy in nats. Both are 0 after the positions of a user, which are
+        the first ones: `counts`, int32 [u]. `targets` are int32 [u, N].
+        """
         real = torch.arange(losses.shape[1], device=losses.device) < counts[:, None]
         chosen = targets.long()[..., None]
         scores = log_softmax(logits.to(losses.dtype) + bias.to(losses.dtype)[:, None], -1)
@@ -144,6 +99,10 @@ class TorchKernels:
         logits.copy_(errors.mul_(factor[..., None]))
 
     def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
+        """Add scale times the row of each real position to its token's row of the table [u, V, D].
+
+        `rows` are [u, T B, D]; `low` is the table in the dtype of products, see `descend`.
+        """
         users, positions = parts.places.shape
         places = (parts.places.long() - parts.tokens.shape[2]).clamp(min=0)  # padding adds 0 to the first row
         real = torch.arange(positions, device=rows.device) < parts.counts[:, None]
@@ -162,6 +121,11 @@ class TorchKernels:
         self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
         bias: Tensor | None = None, low_bias: Tensor | None = None,
     ) -> None:  # fmt: skip
+        """Subtract rate times left' right from the weight, and rate times right's sum over rows from the bias.
+
+        `weight` [u, m, n] has any strides; `left` and `right` are [u, k, m] and [u, k, n]; `bias` is [u, n] or None.
+        `low` and `low_bias` become copies in the dtype of products; None if the weight has that dtype.
+        """
         if low is None:
             weight.baddbmm_(left.mT, right, alpha=-rate)
         else:  # products of bfloat16 values are exact in float32
@@ -177,6 +141,13 @@ class TorchKernels:
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
         scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
+        """Take a step of the optimizer of the rule, for users that have positions.
+
+        `weight`, `gradient` and, for each slot of the optimizer, `moments` are [u, ...], `start`, the global weights,
+        [...]; for `low`, see `descend`. `scale`, float64 [u], is a factor of the gradient after FedProx's term was
+        added; `counts`, int32 [u], are numbers of positions; `scalars`, float64 [3], the learning rate and Adam's 1 -
+        beta^t.
+        """
         per_user = (-1, *[1] * start.ndim)
         active = (counts > 0).view(per_user)
         g = gradient.to(weight.dtype)
@@ -196,6 +167,7 @@ class TorchKernels:
             low.copy_(weight)
 
     def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
+        """Return the squared norm of mu (weight - start) + gradient, float64 [u]; a gradient of None counts as 0."""
         squares = []
         for user, value in enumerate(weight):
             term = mu * (value - start)
@@ -205,6 +177,7 @@ class TorchKernels:
         return torch.stack(squares)
 
     def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
+        """Add the sum over users of factor [u] times (weight [u, ...] - start [...]); factor 0 omits a user."""
         for value, factor in zip(weight, factors.tolist(), strict=True):
             if factor:
                 into.add_(value - start, alpha=factor)

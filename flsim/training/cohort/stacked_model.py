@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsim.models.language_model import Params
-from flsim.training.cohort.kernels import Kernels, TorchKernels
+from flsim.training.cohort.kernels import Kernels
 from flsim.training.cohort.packing import Parts, Shape, units_of, widened
 from flsim.training.cohort.position_kernels import PositionKernels, Prediction, Target
 from flsim.training.hparams import Precision
@@ -120,9 +120,6 @@ class Buffers:
         """Return the memory of a step's activations, in the order of `Sizes.fields`."""
         named = zip(self._sizes.fields, self._sizes.shapes(step), strict=True)
         return tuple(self._flat[name][: torch.Size(shape).numel()].view(shape) for name, shape in named)
-
-
-UNITS = 16  # H is rounded up to a multiple of it: rows of matrices then have the alignment of wide loads
 
 
 class Dropped(NamedTuple):
@@ -287,8 +284,7 @@ class StackedModel(StackedWeights):
 
 def widened_for(kernels: Kernels, like: Params) -> Params:
     """Return parameters with the number of units at which the kernels are fastest."""
-    units = units_of(like)
-    return like if isinstance(kernels, TorchKernels) else widened(like, -(-units // UNITS) * UNITS)
+    return widened(like, -(-units_of(like) // kernels.multiple) * kernels.multiple)
 
 
 # A step of stacked users whose activations are by position, without padding between the records of a batch.

@@ -12,15 +12,8 @@ from torch import Tensor
 from flsim.base.extensions import configured
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
-from flsim.training.cohort.devices import (
-    Graphs,
-    by_position_is_faster,
-    current,
-    kernels_for,
-    position_kernels_for,
-    products,
-)
-from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
+from flsim.training.cohort.devices import Graphs, current, kernels_for, products
+from flsim.training.cohort.kernels import Kernels, Rule
 from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape, narrowed, pack_users, units_of, widened
 from flsim.training.cohort.position_kernels import PositionKernels
 from flsim.training.cohort.stacked_model import PositionModel, StackedModel, widened_for
@@ -33,17 +26,13 @@ WAVES = 2  # users for each multiprocessor of a GPU
 CPU_USERS = 8
 SLACK = 0.9  # share of this process' memory; the rest is for libraries
 
-# By whether activations are by position.
-MODELS: dict[bool, Any] = {False: (StackedModel, kernels_for), True: (PositionModel, position_kernels_for)}
-
 
 class StackedTrainer:
     """A trainer of stacked users from the global parameters; a `flsim.training.cohort.engine.Trainer`.
 
     `like` has the names, shapes, dtype (float64: not with Triton) and device of parameters; at most `users` train
     together. Defaults: `kernels` of Triton on an NVIDIA GPU if available, otherwise of PyTorch; `graphs`, CUDA's, with
-    Triton's; `by_position`, the faster of `PositionModel` and `StackedModel`. torch.OutOfMemoryError (RuntimeError on a
-    CPU) if memory is too small, also in `train`.
+    Triton's. torch.OutOfMemoryError (RuntimeError on a CPU) if memory is too small, also in `train`.
     """
 
     def __init__(
@@ -52,16 +41,14 @@ class StackedTrainer:
         hparams: LocalHParams,
         layout: Layout,
         users: int,
-        kernels: Kernels | PositionKernels | None = None,
+        kernels: Kernels | None = None,
         graphs: bool | None = None,
-        by_position: bool | None = None,
     ) -> None:
         self._hparams, self._like, self._layout = hparams, like, layout
         self._device, self._dtype = representative(like).device, representative(like).dtype
-        model, usual_kernels = _model(like, hparams, by_position)
-        self._kernels = kernels or usual_kernels(like, hparams.precision)
+        self._kernels = kernels or kernels_for(like, hparams.precision)
         on_gpu = self._device.type == "cuda"
-        use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
+        use_graphs = graphs if graphs is not None else on_gpu and self._kernels.makes_graphs
         self._graphs = Graphs(self._device) if use_graphs else None
         self._rounding = GRAPHS if use_graphs else EXACT
         rows = hparams.batch_size
@@ -69,7 +56,8 @@ class StackedTrainer:
 
         wide, self._rule = widened_for(self._kernels, like), _rule(hparams)
         self._start = {name: value.detach().clone() for name, value in wide.items()}
-        self._model = model(wide, users, hparams.precision, self._kernels, not hparams.is_plain)
+        model = _model_of(self._kernels)
+        self._model = model(wide, users, hparams.precision, self._kernels, holds_gradients=not hparams.is_plain)
         self._weights, self._low, self._gradients = self._model.weights, self._model.low, self._model.gradients
         self._buffers = self._model.buffers
         self._moments = [self._model.stack(self._dtype) for _ in self._rule.optimizer.slots]
@@ -80,9 +68,7 @@ class StackedTrainer:
         self._order = torch.arange(0)
 
     @staticmethod
-    def users_that_fit(
-        like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0, by_position: bool | None = None
-    ) -> int:
+    def users_that_fit(like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
         """Return the number of users that fill the device and fit in the share of its memory, at least 1.
 
         It is independent of other programs, because a restart must not change the groups, and with them the last bits.
@@ -90,21 +76,21 @@ class StackedTrainer:
         device = representative(like).device
         if device.type != "cuda":
             return CPU_USERS
-        fixed, per_user = StackedTrainer.memory(like, hparams, layout, by_position)
+        fixed, per_user = StackedTrainer.memory(like, hparams, layout)
         properties = torch.cuda.get_device_properties(device)
         fitting = int((properties.total_memory * memory_share * SLACK - fixed) // per_user)
         return max(1, min(fitting, WAVES * properties.multi_processor_count))
 
     @staticmethod
-    def memory(like: Params, hparams: LocalHParams, layout: Layout, by_position: bool | None = None) -> tuple[int, int]:
+    def memory(like: Params, hparams: LocalHParams, layout: Layout, kernels: Kernels | None = None) -> tuple[int, int]:
         """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest.
 
         Caller and trainer each hold first parameters of a round, and a sum of updates in float64, in addition to
         `like`.
         """
-        model, usual_kernels = _model(like, hparams, by_position)
-        wide = widened_for(usual_kernels(like, hparams.precision), like)
-        sizes, rows = model.sizes_of(wide, hparams.precision), hparams.examples(hparams.batch_size)
+        kernels = kernels or kernels_for(like, hparams.precision)
+        wide, rows = widened_for(kernels, like), hparams.examples(hparams.batch_size)
+        sizes = _model_of(kernels).sizes_of(wide, hparams.precision)
         copies = [sizes.master] * (1 + len(_rule(hparams).optimizer.slots))
         copies += [sizes.low] * ((sizes.low != sizes.master) + (not hparams.is_plain))
         values = sum(value.numel() for value in wide.values())
@@ -199,9 +185,9 @@ class StackedTrainer:
         return total
 
 
-def _model(like: Params, hparams: LocalHParams, by_position: bool | None) -> Any:
-    """Return the class of the model, and the function that returns its usual kernels."""
-    return MODELS[by_position_is_faster(like, hparams.precision) if by_position is None else by_position]
+def _model_of(kernels: Kernels) -> Any:
+    """Return the class of the model, which takes the kernels."""
+    return PositionModel if isinstance(kernels, PositionKernels) else StackedModel
 
 
 def _rule(hparams: LocalHParams) -> Rule:

@@ -10,13 +10,48 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from flsim.training import optimizers
-from flsim.training.cohort.kernels import Rule, TorchKernels
+from flsim.training.cohort.kernels import Kernels, Rule
 from flsim.training.cohort.packing import Parts
-from flsim.training.cohort.triton_recurrence import Recurrence, block
 from flsim.training.hparams import Precision
 from flsim.training.optimizers import ALPHA, BETAS
 
+DOT = 16  # smallest size of a side of Triton's matrix products
+WIDEST = {"bf16": 512, "tf32": 256, "float32": 256}  # the widest embeddings whose blocks fit an A100's shared memory
 LOGITS, VALUES, USERS = 4096, 4096, 256  # per program: logits, values of a user, values summed over all users
+
+
+def block(size: int, most: int = 2**20) -> int:
+    """Return a power of two that covers the size, at least `DOT` and at most `most`."""
+    return int(min(most, max(DOT, triton.next_power_of_2(size))))
+
+
+@triton.jit
+def _tanh(x):
+    """Return tanh x, exact to float32's rounding; near 0, where 2 sigmoid(2x) - 1 cancels, by its series to x^9."""
+    y = x * x
+    series = x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835)))))
+    return tl.where(tl.abs(x) < 0.25, series, 2 * tl.sigmoid(2 * x) - 1)
+
+
+@triton.jit
+def _advanced(f, o, g, c):
+    """Return f, o, g, the new c and o tanh c, from the gates' sums and the c of the previous time."""
+    f = tl.sigmoid(f)
+    o = tl.sigmoid(o)
+    g = _tanh(g)
+    c = f * c + (1 - f) * g
+    return f, o, g, c, o * _tanh(c)
+
+
+@triton.jit
+def _differentiated(f, o, g, c, before, later, dm):
+    """Return the gradients by the gates' sums and by the c of the previous time, which is `before`.
+
+    `later` is the gradient by c from the next time, and `dm` that by o tanh c; others are values of this time.
+    """
+    bounded = _tanh(c)
+    dc = later + dm * o * (1 - bounded * bounded)
+    return dc * (before - g) * f * (1 - f), dm * bounded * o * (1 - o), dc * (1 - f) * (1 - g * g), dc * f
 
 
 @triton.jit
@@ -254,11 +289,14 @@ def _add_updates(weight, start, factors, into, users, size, BLOCK: tl.constexpr,
     tl.store(into + i, total, valid)
 
 
-class TritonKernels(Recurrence):
-    """The `flsim.training.cohort.kernels.Kernels` on an NVIDIA GPU; `precision` is that of float32 products."""
+class TritonKernels(Kernels):
+    """The `Kernels` on an NVIDIA GPU, except for the recurrence; `precision` is that of float32 products."""
+
+    multiple = 16  # rows of matrices then have the alignment of wide loads
+    makes_graphs = True
 
     def __init__(self, precision: Precision) -> None:
-        super().__init__("tf32" if precision == "tf32" else "ieee")
+        self._precision = "tf32" if precision == "tf32" else "ieee"
 
     def cross_entropy(
         self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
@@ -285,7 +323,7 @@ class TritonKernels(Recurrence):
     ) -> None:  # fmt: skip
         """Descend as in `Kernels`; in float32 with products of the library."""
         if low is None:
-            TorchKernels().descend(weight, low, left, right, rate, bias)
+            super().descend(weight, low, left, right, rate, bias)
             return
         users, m, n = weight.shape
         block_m, block_n = block(m, 128), block(n, 64)
@@ -301,7 +339,7 @@ class TritonKernels(Recurrence):
         scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
         if rule.optimizer.triton is None:
-            TorchKernels().optimize(weight, low, gradient, start, moments, scale, counts, scalars, rule)
+            super().optimize(weight, low, gradient, start, moments, scale, counts, scalars, rule)
             return
         first, second = (*moments, weight, weight)[:2]
         size = start.numel()

@@ -14,8 +14,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from flsim.training.cohort.packing import Parts
-from flsim.training.cohort.triton_kernels import TritonKernels
-from flsim.training.cohort.triton_recurrence import DOT, _advanced, _differentiated, block
+from flsim.training.cohort.triton_kernels import DOT, TritonKernels, _advanced, _differentiated, block
 
 BLOCK = 2**13  # bytes of a block of weights
 AT_ONCE = 8  # programs whose parts of r are loaded at once
@@ -121,7 +120,7 @@ def _cell_back(
 ):
     """Run one time backwards; sum the next time's part of the gradient by r, which is stored in `later`.
 
-    As in `_backwards`, the gradient by c takes the memory of the c that is no longer needed.
+    As in `_recur_positions_back`, the gradient by c takes the memory of the c that is no longer needed.
     """
     user, users, K = tl.program_id(2).to(tl.int64), tl.num_programs(2), tl.num_programs(0)
     row = tl.program_id(1) * BB + tl.arange(0, BB)

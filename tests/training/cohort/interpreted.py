@@ -27,8 +27,8 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, init, train_central
 from flsim.training.central.stacked_engine import StackedEngine
-from flsim.training.cohort import triton_kernels, triton_recurrence, triton_spread
-from flsim.training.cohort.kernels import Rule, TorchKernels
+from flsim.training.cohort import triton_kernels, triton_spread
+from flsim.training.cohort.kernels import Kernels, Rule
 from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.cohort.triton_spread import SpreadKernels
@@ -39,7 +39,6 @@ from flsim.training.update import global_norm
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_recurrence, "BLOCK", 16 * 32 * 4)
     monkeypatch.setattr(triton_spread, "BLOCK", 16 * 32 * 4)
     monkeypatch.setattr(triton_spread, "AT_ONCE", 2)
     monkeypatch.setattr(triton_spread, "MANY", 20)
@@ -49,19 +48,18 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernels, "USERS", 512)
 
 
-@pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])
 @pytest.mark.parametrize(("times", "rows", "width", "units"), [(T, B, D, H), (2, 67, 3, 5), (1, 17, 3, 20)])
-def test_recurrence(kernels: type[TritonKernels], times: int, rows: int, width: int, units: int) -> None:
+def test_recurrence(times: int, rows: int, width: int, units: int) -> None:
     """Forwards, and backwards from there; 67 rows are more than a program takes. NaN is what nobody wrote."""
     gates, bias = normal(U, times, rows, 3 * units), normal(U, 3 * units)
     recurrent, projection = normal(U, width, 3 * units) / 4, normal(U, units, width) / 4
     outputs = torch.full((U, times + 1, rows, width), torch.nan)
     cells, hidden = (torch.full((U, times + n, rows, units), torch.nan) for n in (1, 0))
     states = (gates, bias, recurrent, projection, outputs, cells, hidden)
-    check("recur", *states, writes=(0, 4, 5, 6), kernels=kernels)
-    TorchKernels().recur(*states)
+    check("recur", *states, writes=(0, 4, 5, 6), kernels=SpreadKernels)
+    Kernels().recur(*states)
     d_outputs = normal(U, times + 1, rows, width, seed=1)
-    check("recur_back", gates, recurrent, projection, d_outputs, cells, writes=(0, 3), kernels=kernels)
+    check("recur_back", gates, recurrent, projection, d_outputs, cells, writes=(0, 3), kernels=SpreadKernels)
 
 
 def test_tanh_is_exact_near_zero_too() -> None:
@@ -70,7 +68,7 @@ def test_tanh_is_exact_near_zero_too() -> None:
     gates = torch.cat([torch.full_like(small, -50), torch.full_like(small, 50), small], -1)
     outputs, cells, hidden = torch.zeros(1, 2, B, D), torch.zeros(1, 2, B, H), torch.zeros(1, 1, B, H)
     weights = (torch.zeros(1, 3 * H), torch.zeros(1, D, 3 * H), torch.zeros(1, H, D))
-    TritonKernels("float32").recur(gates, *weights, outputs, cells, hidden)
+    SpreadKernels("float32").recur(gates, *weights, outputs, cells, hidden)
     torch.testing.assert_close(cells[:, 1:].double(), small.double().tanh(), rtol=5e-7, atol=0)
     torch.testing.assert_close(hidden.double(), small.double().tanh().tanh(), rtol=5e-7, atol=0)
 
