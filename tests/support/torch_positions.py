@@ -1,6 +1,6 @@
-"""The operations of a step by position in plain PyTorch, on any device: the reference for Triton's kernels.
+"""The operations of a step by position in plain PyTorch, on a CPU: the reference for Triton's kernels.
 
-Sums and products have the dtype of the master weights.
+The recurrence is that of a padded step.
 """
 
 from collections.abc import Sequence
@@ -23,45 +23,26 @@ class TorchPositionKernels(PositionKernels):
         self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, before: Tensor, outputs: Tensor,
         cells: Tensor, hidden: Tensor, starts: Tensor, rows: int,
     ) -> None:  # fmt: skip
-        low, exact = gates.dtype, cells.dtype
-        bias, recurrent, projection = (value.to(exact) for value in (bias, recurrent, projection))
-        output = recurrent.new_zeros(len(gates), rows, outputs.shape[2])
-        cell = recurrent.new_zeros(len(gates), rows, cells.shape[2])
-        for time in range(starts.shape[1] - 1):
-            user, row, place = _live(starts, time, rows)
-            before[user, place] = output[user, row].to(low)
-            sums = torch.baddbmm(bias[:, None], output, recurrent)
-            sums[user, row] += gates[user, place].to(exact)
-            forget, open_, candidate = sums.chunk(3, dim=-1)
-            f, o, g = forget.sigmoid(), open_.sigmoid(), candidate.tanh()
-            cell = f * cell + (1 - f) * g
-            m = (o * cell.tanh()).to(low)
-            output = torch.bmm(m.to(exact), projection).to(low).to(exact)
-            gates[user, place] = torch.cat((f, o, g), dim=-1)[user, row].to(low)
-            cells[user, place], hidden[user, place] = cell[user, row], m[user, row]
-            outputs[user, place] = output[user, row].to(low)
+        at, place = _places(starts, rows)
+        users, times = len(gates), starts.shape[1] - 1
+        padded, m = (value.new_zeros(users, times, rows, value.shape[2]) for value in (gates, hidden))
+        r, c = (value.new_zeros(users, times + 1, rows, value.shape[2]) for value in (outputs, cells))
+        padded[at] = gates[place]
+        self.recur(padded, bias, recurrent, projection, r, c, m)
+        gates[place], before[place], hidden[place] = padded[at], r[at], m[at]
+        outputs[place], cells[place] = r[:, 1:][at], c[:, 1:][at]
 
     def recur_positions_back(
         self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor, starts: Tensor,
         rows: int,
     ) -> None:  # fmt: skip
-        low, exact = gates.dtype, cells.dtype
-        recurrent, projection = recurrent.to(exact), projection.to(exact)
-        later = recurrent.new_zeros(len(gates), rows, d_outputs.shape[2])
-        carried = recurrent.new_zeros(len(gates), rows, cells.shape[2])
-        for time in reversed(range(starts.shape[1] - 1)):
-            user, row, place = _live(starts, time, rows)
-            d_outputs[user, place] = (d_outputs[user, place].to(exact) + later[user, row]).to(low)
-            own = projection[user] @ d_outputs[user, place].to(exact)[..., None]
-            d_hidden, (f, o, g) = own[..., 0], gates[user, place].to(exact).chunk(3, dim=-1)
-            last = cells[user, starts[user, time - 1] + row] if time else torch.zeros_like(f)
-            bounded = cells[user, place].tanh()
-            d_cell = carried[user, row] + d_hidden * o * (1 - bounded**2)
-            d_forget, d_open = d_cell * (last - g) * f * (1 - f), d_hidden * bounded * o * (1 - o)
-            gates[user, place] = torch.cat((d_forget, d_open, d_cell * (1 - f) * (1 - g**2)), dim=-1).to(low)
-            later, carried = torch.zeros_like(later), torch.zeros_like(carried)
-            later[user, row] = (recurrent[user] @ gates[user, place].to(exact)[..., None])[..., 0]
-            carried[user, row] = d_cell * f
+        at, place = _places(starts, rows)
+        users, times = len(gates), starts.shape[1] - 1
+        padded = gates.new_zeros(users, times, rows, gates.shape[2])
+        d_r, c = (value.new_zeros(users, times + 1, rows, value.shape[2]) for value in (d_outputs, cells))
+        padded[at], d_r[:, 1:][at], c[:, 1:][at] = gates[place], d_outputs[place], cells[place]
+        self.recur_back(padded, recurrent, projection, d_r, c)
+        gates[place], d_outputs[place] = padded[at], d_r[:, 1:][at]
 
     def predict(self, prediction: Prediction, losses: Tensor, d_chosen: Tensor) -> None:
         scores, real = _scores(prediction), _real(prediction)
@@ -80,7 +61,7 @@ class TorchPositionKernels(PositionKernels):
         self, weights: Sequence[Target], lefts: Sequence[Tensor], right: Tensor, bias: Target | None, counts: Tensor,
         rate: float | None,
     ) -> None:  # fmt: skip
-        beyond = torch.arange(right.shape[1], device=right.device)[:, None] >= counts[:, None, None]
+        beyond = torch.arange(right.shape[1])[:, None] >= counts[:, None, None]
         exact = torch.promote_types(right.dtype, torch.float32)
         right = right.to(exact).masked_fill(beyond, 0)
         for weight, left in zip(weights, lefts, strict=True):
@@ -95,16 +76,15 @@ class WidePositionKernels(TorchPositionKernels):
     multiple = 16
 
 
-def _live(starts: Tensor, time: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return user, row and position of every position of a time, int64 [n] each."""
-    row = torch.arange(rows, device=starts.device)
-    user, row = (row < (starts[:, time + 1] - starts[:, time])[:, None]).nonzero(as_tuple=True)
-    return user, row, starts[user, time] + row
+def _places(starts: Tensor, rows: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+    """Where each position is in padded activations, (user, time, row), and among positions, (user, position)."""
+    user, time, row = (torch.arange(rows) < starts.diff()[..., None]).nonzero(as_tuple=True)
+    return (user, time, row), (user, starts[user, time] + row)
 
 
 def _real(prediction: Prediction) -> Tensor:
     """Return whether each place has a position, bool [u, N]."""
-    places = torch.arange(prediction.chosen.shape[1], device=prediction.chosen.device)
+    places = torch.arange(prediction.chosen.shape[1])
     return places < prediction.counts[:, None]
 
 

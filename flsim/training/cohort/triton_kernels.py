@@ -159,54 +159,6 @@ def _settle(weight, low, at, valid, former, rate, gradient, LOW: tl.constexpr, G
 
 
 @triton.jit
-def _descend(
-    weight,
-    low,
-    left,
-    right,
-    bias,
-    low_bias,
-    rate,
-    K,
-    M,
-    N,
-    left_user,
-    right_user,
-    STRIDE_M: tl.constexpr,
-    STRIDE_N: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    BIAS: tl.constexpr,
-):
-    """Subtract a block of left' right from the weights as soon as it is computed."""
-    user = tl.program_id(2).to(tl.int64)
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    left += user * left_user
-    right += user * right_user
-    total = tl.zeros((BM, BN), tl.float32)
-    sums = tl.zeros((BN,), tl.float32)
-    for first in range(0, K, BK):
-        k = first + tl.arange(0, BK)
-        begin = tl.cast(first, tl.int64)  # positions times vocabulary can exceed 32 bits
-        at_left = begin * M + tl.arange(0, BK)[None, :] * M + m[:, None]
-        at_right = begin * N + tl.arange(0, BK)[:, None] * N + n[None, :]
-        a = tl.load(left + at_left, (m < M)[:, None] & (k < K)[None, :], other=0.0)
-        b = tl.load(right + at_right, (k < K)[:, None] & (n < N)[None, :], other=0.0)
-        total += tl.dot(a, b)
-        if BIAS:
-            sums += tl.sum(b.to(tl.float32), 0)
-    at = user * M * N + m[:, None] * STRIDE_M + n[None, :] * STRIDE_N
-    valid = (m < M)[:, None] & (n < N)[None, :]
-    former = _former(weight, at, valid, False)
-    _settle(weight, low, at, valid, former, rate, total, True, False)
-    if BIAS and tl.program_id(1) == 0:
-        former_bias = _former(bias, user * N + n, n < N, False)
-        _settle(bias, low_bias, user * N + n, n < N, former_bias, rate, sums, True, False)
-
-
-@triton.jit
 def _optimize(
     weight,
     low,
@@ -315,23 +267,6 @@ class TritonKernels(Kernels):
             table, table if low is None else low, rows, parts.tokens, parts.places, parts.counts,
             scale, positions, times * batch, batch, vocabulary,
             D=width, BI=32, BJ=32, BD=block(width), LOW=low is not None, PRECISION=self._precision,
-        )  # fmt: skip
-
-    def descend(
-        self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
-        bias: Tensor | None = None, low_bias: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """Descend as in `Kernels`; in float32 with products of the library."""
-        if low is None:
-            super().descend(weight, low, left, right, rate, bias)
-            return
-        users, m, n = weight.shape
-        block_m, block_n = block(m, 128), block(n, 64)
-        _descend[(triton.cdiv(n, block_n), triton.cdiv(m, block_m), users)](
-            weight, low, left, right, weight if bias is None else bias, low if low_bias is None else low_bias, rate,
-            left.shape[1], m, n, left.stride(0), right.stride(0),
-            STRIDE_M=weight.stride(1), STRIDE_N=weight.stride(2), BM=block_m, BN=block_n, BK=32,
-            BIAS=bias is not None, num_warps=8, num_stages=3,
         )  # fmt: skip
 
     def optimize(
