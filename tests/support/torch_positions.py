@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flsim.training.cohort.kernels import Kernels
-from flsim.training.cohort.position_kernels import PositionKernels, Prediction, Target
+from flsim.training.cohort.kernels import Kernels, PositionKernels, Prediction, Target
 
 
 class WideKernels(Kernels):

@@ -87,22 +87,27 @@ Step = Callable[..., None]
 
 
 class Graphs:
-    """The CUDA graphs of one step on a GPU, by shape."""
+    """The CUDA graphs of one step, by shape, if `is_on`: by default on a GPU if the kernels make graphs."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kernels: Kernels, is_on: bool | None = None) -> None:
         self._device = device
+        self.is_on = device.type == "cuda" and kernels.makes_graphs if is_on is None else is_on
         self.forget()
 
     def forget(self) -> None:
         """Drop all graphs, which hold addresses of buffers; their memory pool ends with the last of them."""
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle() if self.is_on else None
 
     def run(self, step: Step, shape: Shape, reads: Sequence[Tensor], data: Sequence[Tensor]) -> None:
         """Replay or capture a step for its shape, after copying `data` to `reads`, whose memory stays until `forget`.
 
-        The step is a function of the shape and `reads`; if they are zeros, it must change nothing.
+        The step is a function of the shape and `reads`; if they are zeros, it must change nothing. Without graphs,
+        it is called on the data.
         """
+        if not self.is_on:
+            step(shape, *data)
+            return
         graph = self._graphs.get(shape)
         if graph is None:
             graph = self._graphs[shape] = self._capture(step, shape, reads)

@@ -17,11 +17,10 @@ from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.gradient import packed_batches, packed_model
-from flsim.training.cohort.prefetch import prefetched
 from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Participant, Steps, steps_of
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import take_step
+from flsim.training.local import prefetched, take_step
 from flsim.training.update import Counts, UpdateSum, global_norm
 
 # Local training on a CPU, one user at a time, with the written-out gradient of `gradient`.

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from flsim.models.language_model import Params
-from flsim.training.cohort.kernels import Kernels
+from flsim.training.cohort.kernels import Kernels, PositionKernels, Prediction, Rule, Target
 from flsim.training.cohort.packing import Parts, Shape, units_of, widened
-from flsim.training.cohort.position_kernels import PositionKernels, Prediction, Target
 from flsim.training.hparams import Precision
 
 # The memory of a stacked step without weights, which is reused in each step.
@@ -141,9 +140,9 @@ class StackedWeights:
 
     sizes: type[Sizes] = Sizes
 
-    def __init__(self, wide: Params, users: int, precision: Precision, holds_gradients: bool) -> None:
+    def __init__(self, wide: Params, users: int, precision: Precision, kernels: Kernels, holds_gradients: bool) -> None:
         sizes = self.sizes_of(wide, precision)
-        self._device = wide["embedding"].device
+        self._kernels, self._device = kernels, wide["embedding"].device
         self._shapes = {name: (users, *value.shape) for name, value in wide.items()}
         self.weights = self.stack(sizes.master)
         self.low = self.stack(sizes.low) if precision == "bf16" else self.weights
@@ -165,6 +164,30 @@ class StackedWeights:
             self.weights[name].copy_(value.expand_as(self.weights[name]))
             if self.low is not self.weights:
                 self.low[name].copy_(value.expand_as(self.low[name]))
+
+    def optimize(
+        self, start: Params, moments: Sequence[Params], counts: Tensor, scalars: Tensor, rule: Rule, clip: float | None
+    ) -> None:
+        """Add FedProx's term to the gradients of the first u users, bound their norms, and take the rule's step.
+
+        `clip` is the bound; None for no bound. See `Kernels.optimize` for other arguments.
+        """
+        users = len(counts)
+        gradients = {name: value[:users] for name, value in self.gradients.items()}
+        scale = torch.ones(users, dtype=torch.float64, device=self._device)
+        if clip is not None:
+            scale = (clip / self.squares(users, start, rule.proximal, gradients).sqrt()).clamp(max=1)
+        for name, gradient in gradients.items():
+            weight, low = self._targets(name, users, 1.0)
+            of_weight = [moment[name][:users] for moment in moments]
+            self._kernels.optimize(weight, low, gradient, start[name], of_weight, scale, counts, scalars, rule)
+
+    def squares(self, users: int, start: Params, mu: float, gradients: Params) -> Tensor:
+        """Return the squared norm of mu (weights - start) + gradients over all parameters, float64 [u]."""
+        total = torch.zeros(users, dtype=torch.float64, device=self._device)
+        for name, value in self.weights.items():
+            total += self._kernels.squares(value[:users], start[name], mu, gradients.get(name))
+        return total
 
     def _targets(self, name: str, users: int, rate: float | None) -> tuple[Tensor, Tensor | None]:
         """Return the first users' gradient, without a `rate`, or weight, with its copy in the dtype of products."""
@@ -192,8 +215,8 @@ class StackedModel(StackedWeights):
         holds_gradients: bool,
         is_single: bool = False,
     ) -> None:
-        super().__init__(wide, users, precision, holds_gradients)
-        self._kernels, self._is_single = kernels, is_single
+        super().__init__(wide, users, precision, kernels, holds_gradients)
+        self._is_single = is_single
 
     def descend(self, shape: Shape, parts: Parts, rate: float | Tensor, dropped: Dropped | None = None) -> Tensor:
         """Take a step of plain SGD of the first u users; return the cross-entropy before it, nats [u, N].
@@ -288,12 +311,7 @@ class PositionModel(StackedWeights):
     """The gradient of each model's mean cross-entropy by its weights; `StackedModel` is its reference."""
 
     sizes = PositionSizes
-
-    def __init__(
-        self, wide: Params, users: int, precision: Precision, kernels: PositionKernels, holds_gradients: bool
-    ) -> None:
-        super().__init__(wide, users, precision, holds_gradients)
-        self._kernels = kernels
+    _kernels: PositionKernels
 
     def descend(self, shape: Shape, parts: Parts, rate: float | Tensor) -> Tensor:
         """Take a step of plain SGD as `StackedModel.descend`, with positions in the order of time, then row."""

@@ -13,9 +13,8 @@ from flsim.base.extensions import configured
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.devices import Graphs, current, kernels_for, products
-from flsim.training.cohort.kernels import Kernels, Rule
-from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape, narrowed, pack_users, units_of, widened
-from flsim.training.cohort.position_kernels import PositionKernels
+from flsim.training.cohort.kernels import Kernels, PositionKernels, Rule
+from flsim.training.cohort.packing import EXACT, PackedGroup, Shape, narrowed, pack_users, units_of, widened
 from flsim.training.cohort.stacked_model import PositionModel, StackedModel, widened_for
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
@@ -47,10 +46,8 @@ class StackedTrainer:
         self._hparams, self._like, self._layout = hparams, like, layout
         self._device, self._dtype = representative(like).device, representative(like).dtype
         self._kernels = kernels or kernels_for(like, hparams.precision)
-        on_gpu = self._device.type == "cuda"
-        use_graphs = graphs if graphs is not None else on_gpu and self._kernels.makes_graphs
-        self._graphs = Graphs(self._device) if use_graphs else None
-        self._rounding = GRAPHS if use_graphs else EXACT
+        self._graphs = Graphs(self._device, self._kernels, graphs)
+        self._rounding = GRAPHS if self._graphs.is_on else EXACT
         rows = hparams.batch_size
         self._largest = Shape(users, layout.record_words, rows, layout.record_words * rows)
 
@@ -58,8 +55,6 @@ class StackedTrainer:
         self._start = {name: value.detach().clone() for name, value in wide.items()}
         model = _model_of(self._kernels)
         self._model = model(wide, users, hparams.precision, self._kernels, holds_gradients=not hparams.is_plain)
-        self._weights, self._low, self._gradients = self._model.weights, self._model.low, self._model.gradients
-        self._buffers = self._model.buffers
         self._moments = [self._model.stack(self._dtype) for _ in self._rule.optimizer.slots]
         self._losses = torch.zeros(users, dtype=torch.float64, device=self._device)
         self._given_rate = hparams.learning_rate
@@ -112,20 +107,22 @@ class StackedTrainer:
         self._rate.fill_(self._given_rate)
         for values in (self._losses, *(value for moments in self._moments for value in moments.values())):
             values.zero_()
+        buffers = self._model.buffers
         with products(self._hparams.precision, self._device):
-            if self._buffers.reserve(group.shapes) and self._graphs:
+            if buffers.reserve(group.shapes):
                 self._graphs.forget()
             data = group.data.to(self._device, non_blocking=True)
             first = 0
             for shape in group.shapes:
-                self._run(shape, data[first : first + shape.values])
+                part = data[first : first + shape.values]
+                self._graphs.run(self._step, shape, (buffers.data(shape),), (part,))
                 first += shape.values
         return self._as_given(self._losses[: len(group)].cpu()).tolist(), group.tokens
 
     @torch.no_grad()
     def norms(self) -> list[float]:
         with current(self._device):
-            squares = self._sum_squares(len(self._order), 1.0, {})
+            squares = self._model.squares(len(self._order), self._start, 1.0, {})
         return self._as_given(squares.sqrt().cpu()).tolist()
 
     @torch.no_grad()
@@ -133,7 +130,7 @@ class StackedTrainer:
         own = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._start.items()}
         with current(self._device):
-            for name, value in self._weights.items():
+            for name, value in self._model.weights.items():
                 self._kernels.add_updates(value[: len(own)], self._start[name], own, sums[name])
         for name, value in narrowed(sums, self._like).items():
             into[name].add_(value)
@@ -143,46 +140,18 @@ class StackedTrainer:
         restored[self._order] = values
         return restored
 
-    def _run(self, shape: Shape, data: Tensor) -> None:
-        if self._graphs:
-            self._graphs.run(self._step, shape, (self._buffers.data(shape),), (data,))
-        else:
-            self._step(shape, data)
-
     def _step(self, shape: Shape, data: Tensor) -> None:
         parts = shape.parts(data)
         if self._hparams.is_plain:
             # A CUDA graph stores numbers at capture, and reads tensors at each replay.
-            is_tensor = self._graphs is not None and self._hparams.schedule != "constant"
+            is_tensor = self._graphs.is_on and self._hparams.schedule != "constant"
             losses = self._model.descend(shape, parts, self._rate if is_tensor else self._given_rate)
         else:
             losses = self._model.gradient(shape, parts)
-            self._optimize(parts)
+            scalars = torch.cat((self._rate, 1 - self._betas**parts.number))
+            clip = self._hparams.gradient_clip
+            self._model.optimize(self._start, self._moments, parts.counts, scalars, self._rule, clip)
         self._losses[: shape.users] += losses.sum(1, dtype=torch.float64)
-
-    def _optimize(self, parts: Parts) -> None:
-        """Add FedProx's term, apply the clip, then the optimizer."""
-        users, hparams = len(parts.counts), self._hparams
-        gradients = {name: value[:users] for name, value in self._gradients.items()}
-        scale = torch.ones(users, dtype=torch.float64, device=self._device)
-        if hparams.gradient_clip is not None:
-            squares = self._sum_squares(users, hparams.proximal, gradients)
-            scale = (hparams.gradient_clip / squares.sqrt()).clamp(max=1)
-        scalars = torch.cat((self._rate, 1 - self._betas**parts.number))
-        for name, gradient in gradients.items():
-            low = self._low[name][:users] if self._low is not self._weights else None
-            moments = [moment[name][:users] for moment in self._moments]
-            self._kernels.optimize(
-                self._weights[name][:users], low, gradient, self._start[name], moments,
-                scale, parts.counts, scalars, self._rule,
-            )  # fmt: skip
-
-    def _sum_squares(self, users: int, mu: float, gradients: Params) -> Tensor:
-        """Return the squared norm of mu (weights - start) + gradients over all parameters, float64 [u]."""
-        total = torch.zeros(users, dtype=torch.float64, device=self._device)
-        for name, value in self._weights.items():
-            total += self._kernels.squares(value[:users], self._start[name], mu, gradients.get(name))
-        return total
 
 
 def _model_of(kernels: Kernels) -> Any:

@@ -1,4 +1,4 @@
-"""Triton's versions of `flsim.training.cohort.position_kernels`, for NVIDIA GPUs and master weights of float32.
+"""Triton's `flsim.training.cohort.kernels.PositionKernels`, for NVIDIA GPUs and master weights of float32.
 
 Results do not depend on the order of programs: there are no atomics, so a GPU always gives the same result.
 """
@@ -13,7 +13,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from flsim.training.cohort.position_kernels import PositionKernels, Prediction, Target
+from flsim.training.cohort.kernels import PositionKernels, Prediction, Target
 from flsim.training.cohort.triton_kernels import (
     DOT,
     TritonKernels,

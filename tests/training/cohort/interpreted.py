@@ -9,30 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 from interpreting import COUNTS, B, D, H, N, T, U, V, check, normal, parts
-from smoothing import smooth_steps
-from stacking import (
-    amplification,
-    assert_within,
-    model_of,
-    random_population,
-    relative_error,
-    rounding,
-    start_of,
-    train_stacked,
-)
+from stacking import relative_error, rounding
 from stepping import LAYOUT, training_of
-from training_oracle import train_cohort
 
-from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, init, train_central
 from flsim.training.central.stacked_engine import StackedEngine
 from flsim.training.cohort import triton_kernels, triton_spread
 from flsim.training.cohort.kernels import Kernels, Rule
-from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.cohort.triton_spread import SpreadKernels
-from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import OPTIMIZERS
 from flsim.training.update import global_norm
 
@@ -132,28 +118,8 @@ def test_norms_and_sums() -> None:
     assert TritonKernels("float32").squares(weight, 0 * start, 1.0, None)[0] == pytest.approx(V * D * 9e76, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "hparams",
-    [
-        LocalHParams(batch_size=3, learning_rate=0.5),
-        LocalHParams(batch_size=4, learning_rate=2.0, optimizer="adam", proximal=0.3, gradient_clip=0.25),
-    ],
-    ids=["sgd", "adam"],
-)
-@smooth_steps()
-def test_stacked_users_equal_the_local_engine(hparams: LocalHParams) -> None:
-    """Units that are no multiple of 16, users of one record and of none; the tolerance that `rounding` derives."""
-    layout = Layout(40, record_words=4)
-    model, population = model_of(0, layout, ModelHParams(6, 19)), random_population(3, 5, layout)
-    exact = train_cohort(model, population, range(3), hparams, 0, 0, 0.5)
-    start = start_of(model.float())
-    trainer = StackedTrainer(start, hparams, layout, 3, TritonKernels("float32"))
-    found = train_stacked(trainer, start, population, hparams, 0, 0.5)
-    assert_within(found, exact, start, "float32", 2, times=amplification(hparams), of_loss=1e-6)
-
-
 def test_central_training_equals_the_autograd_engine() -> None:
-    """As above, with a smaller last batch."""
+    """With a smaller last batch, and the tolerance that `rounding` derives."""
     hparams = CentralHParams(
         batch_size=4, learning_rate=0.1, optimizer="momentum", gradient_clip=0.2, dropout=0.3, steps=3
     )

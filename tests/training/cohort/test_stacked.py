@@ -90,8 +90,9 @@ def test_the_memory_of_a_micro_cohort_is_what_was_said(hparams: LocalHParams, ke
     trainer = StackedTrainer(start, hparams, layout, users, kernels)
     train_stacked(trainer, start, population, hparams)
     own = {name: value for name, value in vars(trainer).items() if name not in ("_like", "_order")}
-    if trainer._low is trainer._weights:
-        own.pop("_low")
+    own |= vars(trainer._model)
+    if own["low"] is own["weights"]:
+        own.pop("low")
     fixed, per_user = StackedTrainer.memory(start, hparams, layout, kernels)
     callers = sum(2 * 4 * value.numel() for value in start.values())  # `like` and where the round starts
     sums = 2 * sum(8 * value.numel() for value in start.values())

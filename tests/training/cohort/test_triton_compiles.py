@@ -117,11 +117,9 @@ def assert_gates_are_prefetched(compilers: list[Compiler]) -> None:
         assert waiting_loads(compiled) == [], compiled.name
 
 
-@pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adam"), ("tf32", "sgd")])
-def test_a_step_by_position_compiles(
-    precision: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All that a step by position of the paper's model, its norm and its update launch."""
+@pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adam"), ("tf32", "sgd"), ("float32", "momentum")])
+def test_a_whole_step_compiles(precision: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a step of the paper's model, its norm and its update launch; in float32, PyTorch has the recurrence."""
     from flsim.training.cohort import triton_kernels, triton_positions
 
     compilers = compilers_in(monkeypatch, triton_kernels, triton_positions)
@@ -129,16 +127,20 @@ def test_a_step_by_position_compiles(
     hparams = LocalHParams(precision=precision, optimizer=optimizer)
     records = Records.from_lists([rng.integers(1, 5_000, 2).tolist() for _ in range(hparams.batch_size)])
     start = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).state_dict()
-    kernels = triton_positions.TritonPositionKernels(precision)
-    trainer = StackedTrainer(start, hparams, layout, 1, kernels)
+    by_position = precision != "float32"
+    kernels = triton_positions.TritonPositionKernels if by_position else triton_kernels.TritonKernels
+    trainer = StackedTrainer(start, hparams, layout, 1, kernels(precision))
     trainer.train(start, trainer.pack([Participant(records, rng)]))
     trainer.norms()
     trainer.add_updates([1.0], {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()})
-    assert_gates_are_prefetched(compilers)
     used = {compiler.kernel.fn.__name__: len(compiler.compiled) for compiler in compilers if compiler.compiled}
-    expected = {"_recur_positions": 1, "_predict": 1, "_descend_predictions": 1, "_recur_positions_back": 1}
-    expected |= {"_descend_positions": 2, "_add_rows": 1, "_squares": 1, "_add_updates": 1}
-    expected |= {} if optimizer == "sgd" else {"_optimize": 1}
+    expected = {"_add_rows": 1, "_squares": 1, "_add_updates": 1} | ({} if optimizer == "sgd" else {"_optimize": 1})
+    if by_position:
+        assert_gates_are_prefetched(compilers)
+        expected |= {"_recur_positions": 1, "_predict": 1, "_descend_predictions": 1, "_recur_positions_back": 1}
+        expected |= {"_descend_positions": 2}
+    else:
+        expected |= {"_cross_entropy": 1}
     assert used == expected
     assert_within_limits(compilers, tmp_path)
 
