@@ -224,7 +224,8 @@ class StackedModel(StackedWeights):
         It is 0 after a user's positions. No gradients are in memory. The learning rate can be a tensor, float64 [1],
         which can change under a CUDA graph, and is then a factor of the gradient by the logits.
         """
-        return self._step(shape, parts, *((rate, 1.0) if isinstance(rate, Tensor) else (None, rate)), dropped)
+        factor, fixed = (rate, 1.0) if isinstance(rate, Tensor) else (None, rate)
+        return self._step(shape, parts, factor, fixed, dropped)
 
     def gradient(self, shape: Shape, parts: Parts, dropped: Dropped | None = None) -> Tensor:
         """Compute the first u users' `gradients`; arguments and result are those of `descend`."""
