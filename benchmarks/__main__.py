@@ -73,7 +73,7 @@ def central(
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
 
 
-@bench.command(epilog="Example: python -m benchmarks engine --at-once 4 --cohort 8 --both")
+@bench.command(epilog="Example: python -m benchmarks engine --at-once 4 --cohort 8")
 def engine(
     at_once: Annotated[
         list[int] | None,
@@ -85,10 +85,6 @@ def engine(
         Literal["float32", "tf32", "bf16"], typer.Option(help='Precision of training; "tf32" needs a GPU.')
     ] = "bf16",
     cohort: Annotated[int, typer.Option(min=1, metavar="N", help="Users in a round, e.g. 1584.")] = 16,
-    both: Annotated[
-        bool,
-        typer.Option("--both", help="Measure both kinds of step, padded and by position; default: the faster one."),
-    ] = False,
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -99,9 +95,8 @@ def engine(
     """
     from benchmarks.engine import bench_engine, describe
 
-    steps = (False, True) if both else (None,)
     sizes = at_once or [4 if device == "cpu" else 264]
-    measured = bench_engine(device, sizes, [precision], cohort, by_position=steps)
+    measured = bench_engine(device, sizes, [precision], cohort)
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
 
 

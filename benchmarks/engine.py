@@ -23,7 +23,6 @@ from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, representative
-from flsim.training.cohort.devices import by_position_is_faster
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.packing import PackedGroup, pack_users
 from flsim.training.cohort.stacked_trainer import GRAPHS, StackedTrainer
@@ -76,7 +75,6 @@ def bench_engine(
     profile: bool = False,
     words: int | None = None,
     sizes: ModelHParams = FULL,
-    by_position: Sequence[bool | None] = (None,),
 ) -> dict[str, Any]:
     """Measure users per second of complete rounds (reading, packing, training, clipping, summing), and of their parts.
 
@@ -92,18 +90,17 @@ def bench_engine(
         profile: whether torch's profiler reports the time of a micro-cohort by operation, without graphs.
         words: words of a user; None for 2,000.
         sizes: sizes of the model.
-        by_position: steps of `StackedTrainer`.
 
     Returns:
-        ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``step``, ``users_per_second``,
+        ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``users_per_second``,
         ``training_alone`` (users already packed), ``packing_alone`` (the work of the engine's packing thread: choose
         the order of records, lay out and pack), ``peak_gigabytes`` of the device's memory, ``said_gigabytes`` (the
         estimate of `StackedTrainer.memory`), and ``profile`` if requested.
     """
     start = start_of(torch.device(device), sizes)
     population = Held(DrawnUsers(cohort, spread, words))
-    settings = itertools.product(precisions, micro_cohorts, by_position)
-    rows = [_row(start, population, size, precision, profile, step) for precision, size, step in settings]
+    settings = itertools.product(precisions, micro_cohorts)
+    rows = [_row(start, population, size, precision, profile) for precision, size in settings]
     name = torch.cuda.get_device_name(representative(start).device) if device.startswith("cuda") else device
     model = "the full model" if sizes == FULL else str(sizes)
     unit = f"one user of {words or USER_WORDS:,} words (spread {spread:g}), one local epoch at batch 16, {model}"
@@ -167,13 +164,13 @@ def describe(measured: dict[str, Any]) -> str:
     lines = [
         f"{measured['device']}, torch {measured['torch']}, {measured['cohort']} users per round; {measured['unit']}"
     ]
-    lines.append("precision step         at once   users/s   training   packing   peak GB    est. GB")
+    lines.append("precision at once   users/s   training   packing   peak GB    est. GB")
     for row in measured["rows"]:
         if "failed" in row:
-            lines.append(f"{row['precision']:<9} {row['step']:<11} {row['micro_cohort']:>8}   {row['failed']}")
+            lines.append(f"{row['precision']:<9} {row['micro_cohort']:>7}   {row['failed']}")
             continue
         lines.append(
-            f"{row['precision']:<9} {row['step']:<11} {row['micro_cohort']:>8} {row['users_per_second']:>9.1f} "
+            f"{row['precision']:<9} {row['micro_cohort']:>7} {row['users_per_second']:>9.1f} "
             f"{row['training_alone']:>10.1f} {row['packing_alone']:>9.1f} {row['peak_gigabytes']:>9.2f} "
             f"{row['said_gigabytes']:>9.2f}"
         )
@@ -181,45 +178,37 @@ def describe(measured: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def step_name(by_position: bool) -> str:
-    """Return the name of a step of `StackedTrainer`."""
-    return "by position" if by_position else "padded"
-
-
-def _row(
-    start: Params, users: Held, size: int, precision: Precision, profile: bool, by_position: bool | None
-) -> dict[str, Any]:
+def _row(start: Params, users: Held, size: int, precision: Precision, profile: bool) -> dict[str, Any]:
     device, hparams = representative(start).device, LocalHParams(precision=precision)
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT, by_position)
+    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
     row: dict[str, Any] = {
         "micro_cohort": size,
         "precision": precision,
-        "step": step_name(by_position_is_faster(start, precision) if by_position is None else by_position),
         "said_gigabytes": (fixed + size * per_user) / 1e9,
     }
     try:
-        row["users_per_second"] = len(users) / _round_seconds(start, users, hparams, size, by_position)
+        row["users_per_second"] = len(users) / _round_seconds(start, users, hparams, size)
         row["peak_gigabytes"] = torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else float("nan")
-        trainer = StackedTrainer(start, hparams, LAYOUT, size, by_position=by_position)
+        trainer = StackedTrainer(start, hparams, LAYOUT, size)
         several = range(min(len(users), 4 * size))
         packed = list(packed_groups(trainer.pack, users, several, size))
         packing = _seconds(lambda: deque(packed_groups(trainer.pack, users, several, size), maxlen=0), device)
         training = _seconds(lambda: [trainer.train(start, group) for group in packed], device)
         row |= {"training_alone": len(several) / training, "packing_alone": len(several) / packing}
         if profile:
-            plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False, by_position=by_position)
+            plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False)
             row["profile"] = table_of(profiled(lambda: plain.train(start, packed[0]), on_gpu), on_gpu)
     except torch.OutOfMemoryError as error:
         row["failed"] = first_line(error)
     return row
 
 
-def _round_seconds(start: Params, users: Held, hparams: LocalHParams, size: int, by_position: bool | None) -> float:
-    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=size, by_position=by_position)
+def _round_seconds(start: Params, users: Held, hparams: LocalHParams, size: int) -> float:
+    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=size)
     device, cohort = representative(start).device, range(len(users))
     return _seconds(
         lambda: engine.train(start, users, cohort, 0, 0, CLIP), device, ROUNDS if device.type == "cuda" else 1
@@ -263,11 +252,6 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", choices=get_args(Precision), default=["bf16", "tf32"])
     parser.add_argument("--cohort", type=int, default=1024, help="users in a round")
     parser.add_argument("--spread", type=float, default=0.0, help="spread of users' sizes; 1 for a real population")
-    parser.add_argument(
-        "--both",
-        action="store_true",
-        help="measure both kinds of step, padded and by position; default: the faster one",
-    )
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--packing", action="store_true", help="measure only the packing of users by one thread")
@@ -283,7 +267,6 @@ def main() -> None:
         chosen.cohort,
         chosen.spread,
         chosen.profile,
-        by_position=(False, True) if chosen.both else (None,),
     )
     print(json.dumps(measured) if chosen.json else describe(measured))  # noqa: T201
 

@@ -25,7 +25,6 @@ from benchmarks.engine import (
     Held,
     bench_engine,
     start_of,
-    step_name,
 )
 from benchmarks.evaluation import bench_evaluation
 from benchmarks.gpu.figures import Detail, Figure
@@ -42,9 +41,8 @@ from flsim.training.update import UpdateSum, global_norm
 ROOT = Path(__file__).parents[2]
 TESTS = "tests/**/test_*cuda*.py"
 AT_ONCE = 264  # users: two for each of an H200's 132 multiprocessors
-ENGINE: tuple[tuple[Precision, bool, int], ...] = (  # precision, by position?, users at once; the most valuable first
-    ("bf16", True, AT_ONCE), ("bf16", True, 2 * AT_ONCE), ("bf16", True, AT_ONCE // 2), ("bf16", False, AT_ONCE),
-    ("tf32", False, AT_ONCE), ("tf32", True, AT_ONCE), ("float32", False, AT_ONCE), ("float32", True, AT_ONCE),
+ENGINE: tuple[tuple[Precision, int], ...] = (  # precision, users at once; the most valuable first
+    ("bf16", AT_ONCE), ("bf16", 2 * AT_ONCE), ("bf16", AT_ONCE // 2), ("tf32", AT_ONCE), ("float32", AT_ONCE),
 )  # fmt: skip
 COHORT = 1_584  # users: a multiple of all numbers of users at once
 Measured = Iterator[Figure | Detail]
@@ -174,18 +172,13 @@ class _Counter:
             self.failures.append(report.nodeid.rpartition("/")[2])
 
 
-def engine_name(precision: Precision, by_position: bool, users: int) -> str:
-    """Return the name of a row of `engine`."""
-    return f"{precision} {step_name(by_position)}, {users} at once"
-
-
 def engine(setup: Setup) -> Measured:
-    """Measure users per second of rounds by step, precision and users that train at once, and peak memory."""
+    """Measure users per second of rounds by precision and users that train at once, and peak memory."""
     rows, cohort, failed = ENGINE, COHORT, 0
     if setup.is_quick:
-        rows, cohort = (("float32", False, 1), ("bf16", False, 2), ("bf16", True, 2)), 2
-    for precision, by_position, at_once in rows:
-        name = engine_name(precision, by_position, at_once)
+        rows, cohort = (("float32", 1), ("bf16", 2)), 2
+    for precision, at_once in rows:
+        name = f"{precision}, {at_once} at once"
         try:
             measured = bench_engine(
                 setup.device,
@@ -194,7 +187,6 @@ def engine(setup: Setup) -> Measured:
                 cohort,
                 words=setup.words,
                 sizes=setup.sizes,
-                by_position=[by_position],
             )
         except Exception as error:  # measure the other rows after any error
             yield failure(name, error)

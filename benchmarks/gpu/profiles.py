@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.engine import LAYOUT, DrawnUsers, profiled, start_of, step_name, table_of
+from benchmarks.engine import LAYOUT, DrawnUsers, profiled, start_of, table_of
 from benchmarks.gpu.figures import Detail, Figure
 from benchmarks.gpu.parts import AT_ONCE, Measured, Setup, failure
 from flsim.base.rng import stream
@@ -17,8 +17,8 @@ from flsim.training.hparams import LocalHParams
 TILES = ((2**14, 2), (2**13, 3), (2**13, 2), (2**12, 4))  # bytes of a block of weights, and blocks loaded at once
 # Kernels by a part of their names; a kernel has the first kind that matches.
 KINDS = {
-    "recurrence, forward and backward": ("_forwards", "_backwards", "_recur_positions"),
-    "output layer": ("_cross_entropy", "_predict"),
+    "recurrence, forward and backward": ("_recur_positions",),
+    "output layer": ("_predict",),
     "gradients by weights, and update": ("_descend",),
     "products of cuBLAS": ("gemm", "nvjet", "cutlass", "cublas", "aten::bmm"),
     "gathers and the rest": ("",),
@@ -26,33 +26,29 @@ KINDS = {
 
 
 def profile(setup: Setup) -> Measured:
-    """Measure the time of a micro-cohort: milliseconds of a step by kind of kernel, without CUDA graphs.
-
-    The output layer by position includes its products; that of the padded step is only the cross-entropy.
-    """
+    """Measure the time of a micro-cohort: milliseconds of a step by kind of kernel, without CUDA graphs."""
     on_gpu = setup.device == "cuda"
-    for by_position in (True, False):
-        name, (events, steps) = step_name(by_position), _profiled(setup, by_position)
-        times: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-        for event in events:
-            kind = next(kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
-            time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-            times[kind] += time / 1e3 / steps
-        yield Figure(f"{name}: a step of {_users(setup)} users", sum(times.values()), "ms")
-        for kind, milliseconds in times.items():
-            yield Figure(f"{name}: {kind}", milliseconds, "ms")
-        yield Detail(f"{name}: all steps of a micro-cohort", table_of(events, on_gpu))
+    events, steps = _profiled(setup)
+    times: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    for event in events:
+        kind = next(kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
+        time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        times[kind] += time / 1e3 / steps
+    yield Figure(f"a step of {_users(setup)} users", sum(times.values()), "ms")
+    for kind, milliseconds in times.items():
+        yield Figure(kind, milliseconds, "ms")
+    yield Detail("all steps of a micro-cohort", table_of(events, on_gpu))
 
 
 def _users(setup: Setup) -> int:
     return 2 if setup.is_quick else AT_ONCE
 
 
-def _profiled(setup: Setup, by_position: bool) -> tuple[Any, int]:
+def _profiled(setup: Setup) -> tuple[Any, int]:
     """Return the events of a micro-cohort in bfloat16, and its number of steps."""
     users, hparams = _users(setup), LocalHParams(precision="bf16")
     records, start = DrawnUsers(users, 0, setup.words), start_of(torch.device(setup.device), setup.sizes)
-    trainer = StackedTrainer(start, hparams, LAYOUT, users, graphs=False, by_position=by_position)
+    trainer = StackedTrainer(start, hparams, LAYOUT, users, graphs=False)
     packed = trainer.pack([Participant(records[user], stream(0, "local", 0, user)) for user in range(users)])
     return profiled(partial(trainer.train, start, packed), setup.device == "cuda"), len(packed.shapes)
 
@@ -60,7 +56,7 @@ def _profiled(setup: Setup, by_position: bool) -> tuple[Any, int]:
 def recurrence(setup: Setup) -> Measured:
     """Measure the recurrence by position with other tiles: milliseconds of a step, forward and backward.
 
-    Set the fastest tiles as `BLOCK` and `STAGES` of `flsim.training.cohort.triton_recurrence`.
+    Set the fastest tiles as `BLOCK` and `STAGES` of `flsim.training.cohort.triton_positions`.
     """
     if setup.device != "cuda":
         yield Figure("tiles", "a CPU has no kernel with tiles")
@@ -71,7 +67,7 @@ def recurrence(setup: Setup) -> Measured:
         name = f"{size // 1024} KB, {stages} stages"
         try:
             with patch.multiple(triton_positions, BLOCK=size, STAGES=stages):
-                events, steps = _profiled(setup, by_position=True)
+                events, steps = _profiled(setup)
         except Exception as error:  # measure the other tiles after any error
             yield failure(name, error)
             continue

@@ -137,12 +137,18 @@ SENTENCES = {  # by the type of error in pydantic
 
 
 def input_error(error: Any, kind: type, source: str = "") -> InputError:
-    """Return the first error of a pydantic.ValidationError in one line, with the place and the value that was found."""
-    first = error.errors(include_url=False)[0]
+    """Return the first error of a pydantic.ValidationError in one line, with the place and the value that was found.
+
+    If a value is missing, all missing ones are named.
+    """
+    errors = error.errors(include_url=False)
+    first = errors[0]
     context, loc, value = first.get("ctx", {}), list(first["loc"]), text_of(first["input"])
     if loc and isinstance(loc[0], int):
         loc[0] = fields(kind)[loc[0]].name
     place = ".".join(part for part in loc if isinstance(part, str))
+    if first["type"] == "missing":
+        place = ", ".join(".".join(map(str, one["loc"])) for one in errors if one["type"] == "missing")
     # errors of `__post_init__` name their fields
     if "error" in context and not str(context["error"]).startswith("must"):
         return InputError(": ".join(filter(None, (source, place, str(context["error"])))))

@@ -1,7 +1,10 @@
-"""The common parts of all training engines: training mode, the order of records, the clip of gradients, threads."""
+"""The common parts of all training engines: training mode, order of records, clip of gradients, and threads."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -96,3 +99,21 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+# Items that are computed in a separate thread while earlier items are used.
+
+Item = TypeVar("Item")
+
+
+def prefetched(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
+    """Yield the same items in order, and compute up to `depth` in advance, in a thread; errors come at their items."""
+    iterator, end = iter(items), object()
+    pool = ThreadPoolExecutor(1, "ahead")
+    try:
+        ahead = deque(pool.submit(next, iterator, end) for _ in range(depth + 1))
+        while (item := ahead.popleft().result()) is not end:
+            ahead.append(pool.submit(next, iterator, end))
+            yield item  # type: ignore[misc]
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -18,10 +18,9 @@ ROOT = Path(__file__).parents[2]
 FIGURES = {  # some of each part
     "env": {"Triton", "copy in memory", "product in bf16", "product in float32"},
     "engine": {
-        "float32 padded, 1 at once",
-        "bf16 padded, 2 at once",
-        "bf16 padded, 2 at once: memory by StackedTrainer.memory",
-        "bf16 by position, 2 at once",
+        "float32, 1 at once",
+        "bf16, 2 at once",
+        "bf16, 2 at once: memory by StackedTrainer.memory",
     },
     "tests": {"test_stacked_cuda.py", "test_central_stacked_cuda.py"},
     "central": {"ours", "ours, bf16", "plain", "ours: distance from the plain loop's model"},
@@ -29,9 +28,7 @@ FIGURES = {  # some of each part
     "lora": {"one at a time", "blocks of 2: ratio"},
     "ranks": {"decisions of 10 canaries, |R| 500", "memorized canaries"},
     "recurrence": {"tiles"},
-    "profile": {
-        f"{step}: {name}" for step in ("padded", "by position") for name in ("a step of 2 users", *profiles.KINDS)
-    },
+    "profile": {"a step of 2 users", *profiles.KINDS},
 }
 
 

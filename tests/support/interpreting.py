@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.runtime import interpreter  # type: ignore[import-untyped]
 
 from flsim.base.rng import stream
-from flsim.training.cohort.kernels import TorchKernels
+from flsim.training.cohort.kernels import Kernels
 from flsim.training.cohort.packing import Parts
 from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.hparams import Precision
@@ -71,12 +71,12 @@ def check(
     writes: Sequence[int],
     tolerance: float = 1e-5,
     kernels: Callable[[Precision], Any] = TritonKernels,
-    oracle: Callable[[], Any] = TorchKernels,
+    oracle: Callable[[], Any] = Kernels,
 ) -> None:
     """Both kernels on the same arguments, PyTorch's in float64: they write, or return, the same.
 
     The tolerance is relative to the largest value of a tensor, or 1; by default it is 80 roundings of float32. NaN is
-    what neither may write.
+    what neither may write. The interpreter multiplies TF32 in float32.
     """
 
     def run(tested: Any, dtype: torch.dtype) -> list[Tensor]:
@@ -84,7 +84,7 @@ def check(
         returned = getattr(tested, method)(*own)
         return [tensor for place in writes for tensor in _tensors_in(own[place])] + _tensors_in(returned)
 
-    written, expected = run(kernels("float32"), torch.float32), run(oracle(), torch.float64)
+    written, expected = run(kernels("tf32"), torch.float32), run(oracle(), torch.float64)
     assert written
     for one, other in zip(written, expected, strict=True):
         atol = tolerance * max(1.0, float(other.nan_to_num().abs().max()))

@@ -200,4 +200,4 @@ def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load(path)
     missing = "title, grids.0.name, grids.0.axes, tiers.smoke.corpus"
-    assert str(caught.value) == f"{path}: {missing} is missing; docs/sweep-files.md lists all keys"
+    assert str(caught.value) == f"{path}: {missing} is missing"

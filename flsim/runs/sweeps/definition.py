@@ -111,7 +111,6 @@ def load(path: Path) -> Definition:
         raise InputError(
             f"{path}: this file is not a sweep, because it has no grids; use `flsim run` for the configuration of a run"
         )
-    _refuse_missing(values, path)
     definition = toml.validate(Definition, values, str(path))
     names = [grid.name for grid in definition.grids]
     if not names or len(set(names)) < len(names):
@@ -274,17 +273,6 @@ def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: s
             raise InputError(f"--set {key}: in a sweep, use {option} for this setting")
         if key in axes:
             raise InputError(f"--set {key}: {where} varies it; choose other grids with --only, or edit the file")
-
-
-def _refuse_missing(values: Mapping[str, Any], path: Path) -> None:
-    missing = [key for key in ("title", "tiers") if key not in values]
-    grids, tiers = values["grids"], values.get("tiers", {})
-    for index, grid in enumerate(grids if isinstance(grids, list) else ()):
-        missing += [f"grids.{index}.{key}" for key in ("name", "axes") if isinstance(grid, dict) and key not in grid]
-    for name, tier in tiers.items() if isinstance(tiers, dict) else ():
-        missing += [f"tiers.{name}.corpus"] if isinstance(tier, dict) and "corpus" not in tier else []
-    if missing:
-        raise InputError(f"{path}: {', '.join(missing)} is missing; docs/sweep-files.md lists all keys")
 
 
 def _refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Sequence[int], source: str) -> None:

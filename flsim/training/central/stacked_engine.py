@@ -17,7 +17,7 @@ from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import factors
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.devices import Graphs, kernels_for, products
-from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
+from flsim.training.cohort.kernels import Kernels, Rule
 from flsim.training.cohort.packing import (
     EXACT,
     SCALARS,
@@ -58,12 +58,10 @@ class StackedEngine:
         self._training, self._hparams, self._device = training, training.hparams, torch.device(training.device)
         self._like = {name: value.detach().to(self._device) for name, value in state.params.items()}
         self._kernels = kernels or kernels_for(self._like, self._hparams.precision, is_single=True)
-        on_gpu = self._device.type == "cuda"
-        use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
-        self._graphs = Graphs(self._device) if use_graphs else None
+        self._graphs = Graphs(self._device, self._kernels, graphs)
         rows, times = training.largest_batch, training.records.layout.record_words
         self._largest = Shape(1, times, rows, times * rows)
-        self._rounding = Shape(1, 4, rows, POSITIONS * rows) if use_graphs else EXACT
+        self._rounding = Shape(1, 4, rows, POSITIONS * rows) if self._graphs.is_on else EXACT
 
         wide = widened_for(self._kernels, self._like)
         holds_gradients = not self._hparams.is_plain
@@ -91,7 +89,7 @@ class StackedEngine:
             moved = buffers.reserve(shapes)
             if len(self._losses) <= len(shapes):
                 self._losses, moved = self._losses.new_zeros(len(shapes) + 1), True
-            if moved and self._graphs:
+            if moved:
                 self._graphs.forget()
             self._losses.zero_()
             data, mask = (
@@ -100,7 +98,8 @@ class StackedEngine:
             first = first_mask = 0
             for shape in shapes:
                 end, end_mask = first + shape.values, first_mask + self._mask_values(shape)
-                self._run(shape, data[first:end], mask[first_mask:end_mask])
+                reads = buffers.data(shape), self._mask[: end_mask - first_mask]
+                self._graphs.run(self._step, shape, reads, (data[first:end], mask[first_mask:end_mask]))
                 first, first_mask = end, end_mask
         self._done += len(shapes)
         losses: list[float] = self._losses[1 : len(shapes) + 1].tolist()
@@ -116,13 +115,6 @@ class StackedEngine:
             moments["step"] = {name: torch.tensor(float(self._done)) for name in self._like}
         return moments
 
-    def _run(self, shape: Shape, data: Tensor, mask: Tensor) -> None:
-        if self._graphs:
-            reads = self._model.buffers.data(shape), self._mask[: len(mask)]
-            self._graphs.run(self._step, shape, reads, (data, mask))
-        else:
-            self._step(shape, data, mask)
-
     def _step(self, shape: Shape, data: Tensor, mask: Tensor) -> None:
         parts, dropped = shape.parts(data), None
         if self._hparams.dropout:
@@ -137,23 +129,10 @@ class StackedEngine:
         if self._hparams.is_plain:
             return self._model.descend(shape, parts, parts.scalars[:1], dropped)
         losses = self._model.gradient(shape, parts, dropped)
-        self._optimize(parts)
+        # Without FedProx's term, the start has no effect.
+        start, clip = {name: value[0] for name, value in self._model.weights.items()}, self._hparams.gradient_clip
+        self._model.optimize(start, self._moments, parts.counts, parts.scalars, self._rule, clip)
         return losses
-
-    def _optimize(self, parts: Parts) -> None:
-        """Apply the clip, then the weight decay, then the optimizer."""
-        weights, low, gradients = self._model.weights, self._model.low, self._model.gradients
-        scale = torch.ones(1, dtype=torch.float64, device=self._device)
-        if self._hparams.gradient_clip is not None:
-            squares = torch.zeros_like(scale)
-            for name, gradient in gradients.items():
-                squares += self._kernels.squares(weights[name], weights[name][0], 0.0, gradient)
-            scale = (self._hparams.gradient_clip / squares.sqrt()).clamp(max=1)
-        for name, weight in weights.items():
-            self._kernels.optimize(
-                weight, None if low is weights else low[name], gradients[name], weight[0],
-                [moment[name] for moment in self._moments], scale, parts.counts, parts.scalars, self._rule,
-            )  # fmt: skip
 
     def _scalars(self, step: int) -> tuple[float, ...]:
         """Return a step's learning rate and Adam's 1 - beta^t, see `Parts.scalars`."""

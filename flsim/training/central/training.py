@@ -10,7 +10,7 @@ from flsim.base.errors import Diverged, InputError
 from flsim.base.progress import progress
 from flsim.training.central.engines import engine_of
 from flsim.training.central.task import CentralTask, Engine, Log, init
-from flsim.training.cohort.prefetch import prefetched
+from flsim.training.local import prefetched
 from flsim.training.state import State, refuse_absurd_loss
 
 CHUNK = 2_048  # number of records to read together

@@ -9,37 +9,25 @@ import torch
 from torch import Tensor
 
 from flsim.models.language_model import Params, representative
-from flsim.training.cohort.kernels import Kernels, TorchKernels
+from flsim.training.cohort.kernels import Kernels
 from flsim.training.cohort.packing import Shape, width_of
-from flsim.training.cohort.position_kernels import PositionKernels, TorchPositionKernels
 from flsim.training.hparams import Precision
 
 
 def kernels_for(like: Params, precision: Precision, is_single: bool = False) -> Kernels:
     """Return Triton's kernels on NVIDIA GPUs, for float32 and embeddings of limited width; otherwise PyTorch's.
 
-    A single user uses the complete GPU, with adjacent positions for equal tokens.
+    A single user uses the complete GPU, with adjacent positions for equal tokens. Stacked users train by position,
+    except in float32: without tensor cores, Triton's products are slower than those of cuBLAS.
     """
     if not _has_triton(like, precision):
-        return TorchKernels()
+        return Kernels()
     from flsim.training.cohort.triton_kernels import TritonKernels
+    from flsim.training.cohort.triton_positions import TritonPositionKernels
     from flsim.training.cohort.triton_spread import SpreadKernels
 
-    return SpreadKernels(precision) if is_single else TritonKernels(precision)
-
-
-def position_kernels_for(like: Params, precision: Precision) -> PositionKernels:
-    """Return the kernels of a step by position, chosen as in `kernels_for`."""
-    if not _has_triton(like, precision):
-        return TorchPositionKernels()
-    from flsim.training.cohort.triton_positions import TritonPositionKernels
-
-    return TritonPositionKernels(precision)
-
-
-def by_position_is_faster(like: Params, precision: Precision) -> bool:
-    """Return whether stacked users train faster by position, in bfloat16 (docs/benchmarks.md, "On a GPU")."""
-    return precision == "bf16" and _has_triton(like, precision)
+    stacked = TritonKernels if precision == "float32" else TritonPositionKernels
+    return SpreadKernels(precision) if is_single else stacked(precision)
 
 
 def _has_triton(like: Params, precision: Precision) -> bool:
@@ -48,7 +36,7 @@ def _has_triton(like: Params, precision: Precision) -> bool:
     nvidia = value.device.type == "cuda" and torch.version.cuda is not None
     if not nvidia or value.dtype != torch.float32 or importlib.util.find_spec("triton") is None:
         return False
-    from flsim.training.cohort.triton_recurrence import WIDEST
+    from flsim.training.cohort.triton_kernels import WIDEST
 
     return width_of(like) <= WIDEST[precision]
 
@@ -99,22 +87,27 @@ Step = Callable[..., None]
 
 
 class Graphs:
-    """The CUDA graphs of one step on a GPU, by shape."""
+    """The CUDA graphs of one step, by shape, if `is_on`: by default on a GPU if the kernels make graphs."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kernels: Kernels, is_on: bool | None = None) -> None:
         self._device = device
+        self.is_on = device.type == "cuda" and kernels.makes_graphs if is_on is None else is_on
         self.forget()
 
     def forget(self) -> None:
         """Drop all graphs, which hold addresses of buffers; their memory pool ends with the last of them."""
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle() if self.is_on else None
 
     def run(self, step: Step, shape: Shape, reads: Sequence[Tensor], data: Sequence[Tensor]) -> None:
         """Replay or capture a step for its shape, after copying `data` to `reads`, whose memory stays until `forget`.
 
-        The step is a function of the shape and `reads`; if they are zeros, it must change nothing.
+        The step is a function of the shape and `reads`; if they are zeros, it must change nothing. Without graphs,
+        it is called on the data.
         """
+        if not self.is_on:
+            step(shape, *data)
+            return
         graph = self._graphs.get(shape)
         if graph is None:
             graph = self._graphs[shape] = self._capture(step, shape, reads)

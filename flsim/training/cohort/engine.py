@@ -17,11 +17,10 @@ from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.gradient import packed_batches, packed_model
-from flsim.training.cohort.prefetch import prefetched
 from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Participant, Steps, steps_of
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import take_step
+from flsim.training.local import prefetched, take_step
 from flsim.training.update import Counts, UpdateSum, global_norm
 
 # Local training on a CPU, one user at a time, with the written-out gradient of `gradient`.
@@ -113,14 +112,12 @@ class CohortEngine:
         micro_cohort: int | None = None,
         memory_share: float = 1.0,
         rounds: int | None = None,
-        by_position: bool | None = None,
         trainer: Callable[[int], Trainer] | None = None,
     ) -> None:
         if micro_cohort is not None:
             at_least_one(micro_cohort=micro_cohort)
         self._make = trainer
         self._like, self._layout, self._hparams, self._rounds = like, layout, hparams, rounds
-        self._by_position = by_position
         self._device = representative(like).device
         if hparams.precision == "tf32" and self._device.type != "cuda":
             raise InputError('precision "tf32" needs an NVIDIA GPU, but this process has none; set "float32"')
@@ -210,7 +207,7 @@ class CohortEngine:
     def _choose(self, memory_share: float) -> int:
         from flsim.training.cohort.stacked_trainer import StackedTrainer
 
-        return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share, self._by_position)
+        return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share)
 
     def _build(self) -> Trainer:
         settings = self._like, self._hparams, self._layout
@@ -219,7 +216,7 @@ class CohortEngine:
         elif self.is_stacked:
             from flsim.training.cohort.stacked_trainer import StackedTrainer
 
-            self._trainer = StackedTrainer(*settings, self._at_once, by_position=self._by_position)
+            self._trainer = StackedTrainer(*settings, self._at_once)
         else:
             self._trainer = PackedTrainer(*settings)
         return self._trainer

@@ -4,7 +4,9 @@ Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabular
 weights in the products; sums over time or steps have that of the master weights.
 """
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +27,14 @@ class Rule(NamedTuple):
     decay: float = 0.0  # lambda of torch's weight decay
 
 
-class Kernels(Protocol):
-    """The operations of a stacked step; methods write to their arguments, gradients are of each user's mean loss."""
+class Kernels:
+    """The operations of a stacked step, which write to their arguments; gradients are of each user's mean loss.
+
+    Here in plain PyTorch, for any device; subclasses have kernels of Triton.
+    """
+
+    multiple: ClassVar[int] = 1  # the operations are fastest if the number of units is a multiple of it
+    makes_graphs: ClassVar[bool] = False  # whether a step on a GPU becomes a CUDA graph
 
     def recur(
         self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
@@ -38,68 +46,6 @@ class Kernels(Protocol):
         `recurrent` [u, D, 3H], `projection` [u, H, D]. `outputs` [u, T + 1, B, D] and `cells` [u, T + 1, B, H] become r
         and c after each time, with a block of zeros before the first time, and `hidden` [u, T, B, H] becomes o tanh c.
         """
-
-    def recur_back(
-        self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor
-    ) -> None:
-        """Run the cells backwards over time; see `recur`. The values of `cells` are lost.
-
-        `gates`, f, o, g, become the gradient by the gates' sums; `d_outputs` [u, T + 1, B, D] the complete gradient by
-        r.
-        """
-
-    def cross_entropy(
-        self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
-    ) -> None:
-        """Compute softmax, cross-entropy and its gradient.
-
-        `logits` [u, N, V], without the `bias` [u, V], become the gradient by the logits times the `rate`, float64 [1]
-        (None: 1); `losses` [u, N] become the cross-entropy in nats. Both are 0 after the positions of a user, which are
-        the first ones: `counts`, int32 [u]. `targets` are int32 [u, N].
-        """
-
-    def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
-        """Add scale times the row of each real position to its token's row of the table [u, V, D].
-
-        `rows` are [u, T B, D]; `low` is the table in the dtype of products, see `descend`.
-        """
-
-    def descend(
-        self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
-        bias: Tensor | None = None, low_bias: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """Subtract rate times left' right from the weight, and rate times right's sum over rows from the bias.
-
-        `weight` [u, m, n] has any strides; `left` and `right` are [u, k, m] and [u, k, n]; `bias` is [u, n] or None.
-        `low` and `low_bias` become copies in the dtype of products; None if the weight has that dtype.
-        """
-
-    def optimize(
-        self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
-        scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
-    ) -> None:  # fmt: skip
-        """Take a step of the optimizer of the rule, for users that have positions.
-
-        `weight`, `gradient` and, for each slot of the optimizer, `moments` are [u, ...], `start`, the global weights,
-        [...]; for `low`, see `descend`. `scale`, float64 [u], is a factor of the gradient after FedProx's term was
-        added; `counts`, int32 [u], are numbers of positions; `scalars`, float64 [3], the learning rate and Adam's 1 -
-        beta^t.
-        """
-
-    def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
-        """Return the squared norm of mu (weight - start) + gradient, float64 [u]; a gradient of None counts as 0."""
-
-    def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
-        """Add the sum over users of factor [u] times (weight [u, ...] - start [...]); factor 0 omits a user."""
-
-
-class TorchKernels:
-    """The `Kernels` in plain PyTorch, for any device."""
-
-    def recur(
-        self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
-        hidden: Tensor,
-    ) -> None:  # fmt: skip
         outputs[:, 0], cells[:, 0] = 0, 0
         gates += bias[:, None, None]
         units = cells.shape[-1]
@@ -116,6 +62,11 @@ class TorchKernels:
     def recur_back(
         self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor
     ) -> None:
+        """Run the cells backwards over time; see `recur`. The values of `cells` are lost.
+
+        `gates`, f, o, g, become the gradient by the gates' sums; `d_outputs` [u, T + 1, B, D] the complete gradient by
+        r.
+        """
         times = gates.shape[1]
         carried = torch.zeros_like(cells[:, 0])
         for time in reversed(range(times)):
@@ -133,6 +84,12 @@ class TorchKernels:
     def cross_entropy(
         self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
     ) -> None:
+        """Compute softmax, cross-entropy and its gradient.
+
+        `logits` [u, N, V], without the `bias` [u, V], become the gradient by the logits times the `rate`, float64 [1]
+        (None: 1); `losses` [u, N] become the cross-entropy in nats. Both are 0 after the positions of a user, which are
+        the first ones: `counts`, int32 [u]. `targets` are int32 [u, N].
+        """
         real = torch.arange(losses.shape[1], device=losses.device) < counts[:, None]
         chosen = targets.long()[..., None]
         scores = log_softmax(logits.to(losses.dtype) + bias.to(losses.dtype)[:, None], -1)
@@ -144,6 +101,10 @@ class TorchKernels:
         logits.copy_(errors.mul_(factor[..., None]))
 
     def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
+        """Add scale times the row of each real position to its token's row of the table [u, V, D].
+
+        `rows` are [u, T B, D]; `low` is the table in the dtype of products, see `descend`.
+        """
         users, positions = parts.places.shape
         places = (parts.places.long() - parts.tokens.shape[2]).clamp(min=0)  # padding adds 0 to the first row
         real = torch.arange(positions, device=rows.device) < parts.counts[:, None]
@@ -162,6 +123,11 @@ class TorchKernels:
         self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
         bias: Tensor | None = None, low_bias: Tensor | None = None,
     ) -> None:  # fmt: skip
+        """Subtract rate times left' right from the weight, and rate times right's sum over rows from the bias.
+
+        `weight` [u, m, n] has any strides; `left` and `right` are [u, k, m] and [u, k, n]; `bias` is [u, n] or None.
+        `low` and `low_bias` become copies in the dtype of products; None if the weight has that dtype.
+        """
         if low is None:
             weight.baddbmm_(left.mT, right, alpha=-rate)
         else:  # products of bfloat16 values are exact in float32
@@ -177,6 +143,13 @@ class TorchKernels:
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
         scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
+        """Take a step of the optimizer of the rule, for users that have positions.
+
+        `weight`, `gradient` and, for each slot of the optimizer, `moments` are [u, ...], `start`, the global weights,
+        [...]; for `low`, see `descend`. `scale`, float64 [u], is a factor of the gradient after FedProx's term was
+        added; `counts`, int32 [u], are numbers of positions; `scalars`, float64 [3], the learning rate and Adam's 1 -
+        beta^t.
+        """
         per_user = (-1, *[1] * start.ndim)
         active = (counts > 0).view(per_user)
         g = gradient.to(weight.dtype)
@@ -196,6 +169,7 @@ class TorchKernels:
             low.copy_(weight)
 
     def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
+        """Return the squared norm of mu (weight - start) + gradient, float64 [u]; a gradient of None counts as 0."""
         squares = []
         for user, value in enumerate(weight):
             term = mu * (value - start)
@@ -205,6 +179,87 @@ class TorchKernels:
         return torch.stack(squares)
 
     def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
+        """Add the sum over users of factor [u] times (weight [u, ...] - start [...]); factor 0 omits a user."""
         for value, factor in zip(weight, factors.tolist(), strict=True):
             if factor:
                 into.add_(value - start, alpha=factor)
+
+
+# The operations of a step whose activations are by position, in the order of time, then row.
+#  Logits are not stored: the first pass stores the log-sum-exp of each position, and the second recomputes the logits
+# while it updates the weights.
+
+
+class Target(NamedTuple):
+    """A weight that takes a step, or the memory of its gradient."""
+
+    value: Tensor  # the weight in its own dtype, or the gradient
+    # copy of the weight in the dtype of products; None if the weight has that dtype, and for gradients
+    low: Tensor | None = None
+
+
+class Prediction(NamedTuple):
+    """The operands of the output layer."""
+
+    chosen: Tensor  # [u, N, D], r at each position
+    embedding: Tensor  # [u, V, D]; rounded to the dtype of `chosen` before it is multiplied
+    bias: Tensor  # [u, V]
+    targets: Tensor  # int32 [u, N]; 0, which is padding and not a word, after the positions of a user
+    counts: Tensor  # int32 [u], number of positions of each user, which are the first ones
+    # [u, N], log-sum-exp of the logits (nats), infinite after the positions of a user; written by `predict`
+    log_sums: Tensor
+    factor: Tensor | None = None  # float64 [1], factor of all gradients; 1 if None
+
+
+class PositionKernels(Kernels, ABC):
+    """The operations of a step by position; methods write to their arguments, but only within the positions of a user.
+
+    Gradients are of each user's mean loss. If `rate` is None, a method writes gradients to its targets; otherwise it
+    subtracts rate times the gradient from them. Targets of users without positions do not change.
+    """
+
+    @abstractmethod
+    def recur_positions(
+        self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, before: Tensor, outputs: Tensor,
+        cells: Tensor, hidden: Tensor, starts: Tensor, rows: int,
+    ) -> None:  # fmt: skip
+        """Run the cells over time, as in `flsim.models.cifg`.
+
+        `gates` [u, N, 3H] have the contribution of inputs to the sums of gates, and become f, o, g; `bias` [u, 3H],
+        `recurrent` [u, D, 3H], `projection` [u, H, D]. `before` [u, N, D] becomes r of the previous time of each
+        position, 0 at the first time; `outputs` [u, N, D], `cells` [u, N, H] and `hidden` [u, N, H] become r, c and o
+        tanh c. `starts`, int32 [u, T + 1], has the first position of each time, then the number of positions; `rows` is
+        the largest number of rows at a time.
+        """
+
+    @abstractmethod
+    def recur_positions_back(
+        self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor, starts: Tensor,
+        rows: int,
+    ) -> None:  # fmt: skip
+        """Run the cells backwards over time; see `recur_positions`. The values of `cells` are lost.
+
+        `gates`, f, o, g, become the gradient by the gates' sums; `d_outputs` [u, N, D] the complete gradient by r.
+        """
+
+    @abstractmethod
+    def predict(self, prediction: Prediction, losses: Tensor, d_chosen: Tensor) -> None:
+        """Compute the cross-entropy, and its gradient by `chosen`; log-sum-exps of the prediction are written.
+
+        `losses` [u, N], nats, and `d_chosen` [u, N, D] become 0 after a user's positions.
+        """
+
+    @abstractmethod
+    def descend_predictions(self, prediction: Prediction, weight: Target, bias: Target, rate: float | None) -> None:
+        """Compute the gradients by the embedding [u, V, D] and by the bias [u, V], and store or apply them."""
+
+    @abstractmethod
+    def descend_positions(
+        self, weights: Sequence[Target], lefts: Sequence[Tensor], right: Tensor, bias: Target | None, counts: Tensor,
+        rate: float | None,
+    ) -> None:  # fmt: skip
+        """Compute the gradients left' right of one or two weights, and right's sum for a bias; store or apply them.
+
+        `weights` are targets [u, m, n], each with a left [u, N, m]; `right` is [u, N, n], `bias` a target [u, n] or
+        None, and `counts`, int32 [u], the number of positions of each user.
+        """

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from flsim.models.language_model import Params
-from flsim.training.cohort.kernels import Kernels, TorchKernels
+from flsim.training.cohort.kernels import Kernels, PositionKernels, Prediction, Rule, Target
 from flsim.training.cohort.packing import Parts, Shape, units_of, widened
-from flsim.training.cohort.position_kernels import PositionKernels, Prediction, Target
 from flsim.training.hparams import Precision
 
 # The memory of a stacked step without weights, which is reused in each step.
@@ -122,25 +121,12 @@ class Buffers:
         return tuple(self._flat[name][: torch.Size(shape).numel()].view(shape) for name, shape in named)
 
 
-UNITS = 16  # H is rounded up to a multiple of it: rows of matrices then have the alignment of wide loads
-
-
 class Dropped(NamedTuple):
     """Dropout of a step, 1 for kept values and 0 for others."""
 
     read: Tensor  # uint8 [u, T B, D], for the inputs of cells
     predicted: Tensor  # uint8 [u, N, D], for the inputs of the output layer
     factor: float  # multiplier of kept values
-
-
-class Term(NamedTuple):
-    """A gradient as a product: left' right of a weight (`turned`: of its transpose), or right's sum for a bias."""
-
-    weight: str
-    left: Tensor
-    right: Tensor
-    bias: str | None = None
-    turned: bool = False
 
 
 class StackedWeights:
@@ -154,9 +140,9 @@ class StackedWeights:
 
     sizes: type[Sizes] = Sizes
 
-    def __init__(self, wide: Params, users: int, precision: Precision, holds_gradients: bool) -> None:
+    def __init__(self, wide: Params, users: int, precision: Precision, kernels: Kernels, holds_gradients: bool) -> None:
         sizes = self.sizes_of(wide, precision)
-        self._device = wide["embedding"].device
+        self._kernels, self._device = kernels, wide["embedding"].device
         self._shapes = {name: (users, *value.shape) for name, value in wide.items()}
         self.weights = self.stack(sizes.master)
         self.low = self.stack(sizes.low) if precision == "bf16" else self.weights
@@ -179,6 +165,36 @@ class StackedWeights:
             if self.low is not self.weights:
                 self.low[name].copy_(value.expand_as(self.low[name]))
 
+    def optimize(
+        self, start: Params, moments: Sequence[Params], counts: Tensor, scalars: Tensor, rule: Rule, clip: float | None
+    ) -> None:
+        """Add FedProx's term to the gradients of the first u users, bound their norms, and take the rule's step.
+
+        `clip` is the bound; None for no bound. See `Kernels.optimize` for other arguments.
+        """
+        users = len(counts)
+        gradients = {name: value[:users] for name, value in self.gradients.items()}
+        scale = torch.ones(users, dtype=torch.float64, device=self._device)
+        if clip is not None:
+            scale = (clip / self.squares(users, start, rule.proximal, gradients).sqrt()).clamp(max=1)
+        for name, gradient in gradients.items():
+            weight, low = self._targets(name, users, 1.0)
+            of_weight = [moment[name][:users] for moment in moments]
+            self._kernels.optimize(weight, low, gradient, start[name], of_weight, scale, counts, scalars, rule)
+
+    def squares(self, users: int, start: Params, mu: float, gradients: Params) -> Tensor:
+        """Return the squared norm of mu (weights - start) + gradients over all parameters, float64 [u]."""
+        total = torch.zeros(users, dtype=torch.float64, device=self._device)
+        for name, value in self.weights.items():
+            total += self._kernels.squares(value[:users], start[name], mu, gradients.get(name))
+        return total
+
+    def _targets(self, name: str, users: int, rate: float | None) -> tuple[Tensor, Tensor | None]:
+        """Return the first users' gradient, without a `rate`, or weight, with its copy in the dtype of products."""
+        if rate is None:
+            return self.gradients[name][:users], None
+        return self.weights[name][:users], None if self.low is self.weights else self.low[name][:users]
+
     def _flat_places(self, index: Tensor, per_user: int) -> Tensor:
         """Return indices within each user [u, n] as flat indices among all users, with `per_user` indices each."""
         return (index + self._own[: len(index)] * per_user).flatten()
@@ -199,8 +215,8 @@ class StackedModel(StackedWeights):
         holds_gradients: bool,
         is_single: bool = False,
     ) -> None:
-        super().__init__(wide, users, precision, holds_gradients)
-        self._kernels, self._is_single = kernels, is_single
+        super().__init__(wide, users, precision, kernels, holds_gradients)
+        self._is_single = is_single
 
     def descend(self, shape: Shape, parts: Parts, rate: float | Tensor, dropped: Dropped | None = None) -> Tensor:
         """Take a step of plain SGD of the first u users; return the cross-entropy before it, nats [u, N].
@@ -208,40 +224,17 @@ class StackedModel(StackedWeights):
         It is 0 after a user's positions. No gradients are in memory. The learning rate can be a tensor, float64 [1],
         which can change under a CUDA graph, and is then a factor of the gradient by the logits.
         """
-        varying, factor = (rate, 1.0) if isinstance(rate, Tensor) else (None, rate)
-        terms, a = self._differentiate(shape, parts, varying, dropped)
-        has_low = self.low is not self.weights
-
-        def first_users(values: Params, name: str, turned: bool = False) -> Tensor:
-            value = values[name][: shape.users]
-            return value.mT if turned else value
-
-        for term in terms:
-            weight = first_users(self.weights, term.weight, term.turned)
-            low = first_users(self.low, term.weight, term.turned)
-            bias = first_users(self.weights, term.bias) if term.bias else None
-            low_bias = first_users(self.low, term.bias) if term.bias and has_low else None
-            self._kernels.descend(weight, low if has_low else None, term.left, term.right, factor, bias, low_bias)
-        low_table = first_users(self.low, "embedding") if has_low else None
-        self._kernels.add_rows(first_users(self.weights, "embedding"), low_table, a.d_read, parts, -factor)
-        return a.losses
+        factor, fixed = (rate, 1.0) if isinstance(rate, Tensor) else (None, rate)
+        return self._step(shape, parts, factor, fixed, dropped)
 
     def gradient(self, shape: Shape, parts: Parts, dropped: Dropped | None = None) -> Tensor:
         """Compute the first u users' `gradients`; arguments and result are those of `descend`."""
-        terms, a = self._differentiate(shape, parts, None, dropped)
-        gradients = {name: value[: shape.users] for name, value in self.gradients.items()}
-        for term in terms:
-            out = gradients[term.weight].mT if term.turned else gradients[term.weight]
-            self._product(term.left.mT, term.right, out)
-            if term.bias:
-                torch.sum(term.right, 1, out=gradients[term.bias])
-        self._kernels.add_rows(gradients["embedding"], None, a.d_read, parts, 1.0)
-        return a.losses
+        return self._step(shape, parts, None, None, dropped)
 
-    def _differentiate(
-        self, shape: Shape, parts: Parts, rate: Tensor | None, dropped: Dropped | None
-    ) -> tuple[tuple[Term, ...], Activations]:
-        """Return the weights' gradients as terms, and activations, whose `d_read` is the gradient by the inputs."""
+    def _step(
+        self, shape: Shape, parts: Parts, factor: Tensor | None, rate: float | None, dropped: Dropped | None
+    ) -> Tensor:
+        """Compute gradients times the factor, and store them, or subtract rate times them from the weights."""
         kernels, a, times = self._kernels, Activations(*self.buffers.views(shape)), shape.times
         w = {name: value[: shape.users] for name, value in self.low.items()}
         embedding = w["embedding"]
@@ -257,7 +250,7 @@ class StackedModel(StackedWeights):
         if dropped:
             a.chosen.mul_(dropped.predicted).mul_(dropped.factor)
         self._product(a.chosen, embedding.mT, a.logits)
-        kernels.cross_entropy(a.logits, w["output_bias"], parts.targets, parts.counts, a.losses, rate)
+        kernels.cross_entropy(a.logits, w["output_bias"], parts.targets, parts.counts, a.losses, factor)
 
         self._product(a.logits, embedding, a.d_chosen)
         if dropped:
@@ -268,12 +261,33 @@ class StackedModel(StackedWeights):
         self._product(d_gates, w["input_weight"].mT, a.d_read)
         if dropped:
             a.d_read.mul_(dropped.read).mul_(dropped.factor)
-        return (
-            Term("embedding", a.chosen, a.logits, "output_bias", turned=True),
-            Term("input_weight", a.read, d_gates, "gate_bias"),
-            Term("recurrent_weight", a.outputs[:, :times].flatten(1, 2), d_gates),
-            Term("projection", a.hidden.flatten(1, 2), a.d_outputs[:, 1:].flatten(1, 2)),
-        ), a
+
+        self._settle("embedding", a.chosen, a.logits, rate, "output_bias", is_turned=True)
+        self._settle("input_weight", a.read, d_gates, rate, "gate_bias")
+        self._settle("recurrent_weight", a.outputs[:, :times].flatten(1, 2), d_gates, rate)
+        self._settle("projection", a.hidden.flatten(1, 2), a.d_outputs[:, 1:].flatten(1, 2), rate)
+        table, low = self._targets("embedding", shape.users, rate)
+        kernels.add_rows(table, low, a.d_read, parts, 1.0 if rate is None else -rate)
+        return a.losses
+
+    def _settle(
+        self, name: str, left: Tensor, right: Tensor, rate: float | None, bias: str | None = None,
+        is_turned: bool = False,
+    ) -> None:  # fmt: skip
+        """Store left' right as the gradient of a weight (`is_turned`: of its transpose), right's sum as that of a bias.
+
+        With a rate, subtract rate times them from the weight and the bias.
+        """
+        weight, low = self._targets(name, len(left), rate)
+        if is_turned:
+            weight, low = weight.mT, None if low is None else low.mT
+        own_bias, low_bias = self._targets(bias, len(left), rate) if bias else (None, None)
+        if rate is not None:
+            self._kernels.descend(weight, low, left, right, rate, own_bias, low_bias)
+            return
+        self._product(left.mT, right, weight)
+        if own_bias is not None:
+            torch.sum(right, 1, out=own_bias)
 
     def _among_all(self, index: Tensor, per_user: int) -> Tensor:
         return index.flatten() if self._is_single else self._flat_places(index, per_user)
@@ -287,8 +301,7 @@ class StackedModel(StackedWeights):
 
 def widened_for(kernels: Kernels, like: Params) -> Params:
     """Return parameters with the number of units at which the kernels are fastest."""
-    units = units_of(like)
-    return like if isinstance(kernels, TorchKernels) else widened(like, -(-units // UNITS) * UNITS)
+    return widened(like, -(-units_of(like) // kernels.multiple) * kernels.multiple)
 
 
 # A step of stacked users whose activations are by position, without padding between the records of a batch.
@@ -299,12 +312,7 @@ class PositionModel(StackedWeights):
     """The gradient of each model's mean cross-entropy by its weights; `StackedModel` is its reference."""
 
     sizes = PositionSizes
-
-    def __init__(
-        self, wide: Params, users: int, precision: Precision, kernels: PositionKernels, holds_gradients: bool
-    ) -> None:
-        super().__init__(wide, users, precision, holds_gradients)
-        self._kernels = kernels
+    _kernels: PositionKernels
 
     def descend(self, shape: Shape, parts: Parts, rate: float | Tensor) -> Tensor:
         """Take a step of plain SGD as `StackedModel.descend`, with positions in the order of time, then row."""
@@ -318,11 +326,9 @@ class PositionModel(StackedWeights):
         """Compute gradients times the factor, and store them, or subtract rate times them from the weights."""
         kernels, a = self._kernels, PositionActivations(*self.buffers.views(shape))
         w = {name: value[: shape.users] for name, value in self.low.items()}
-        has_low = rate is not None and self.low is not self.weights
-        values = self.gradients if rate is None else self.weights
 
         def target(name: str) -> Target:
-            return Target(values[name][: shape.users], w[name] if has_low else None)
+            return Target(*self._targets(name, shape.users, rate))
 
         parts, starts = _by_position(shape, parts)
         tokens = self._flat_places(parts.tokens.flatten(1), w["embedding"].shape[1])

@@ -12,17 +12,9 @@ from torch import Tensor
 from flsim.base.extensions import configured
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
-from flsim.training.cohort.devices import (
-    Graphs,
-    by_position_is_faster,
-    current,
-    kernels_for,
-    position_kernels_for,
-    products,
-)
-from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
-from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape, narrowed, pack_users, units_of, widened
-from flsim.training.cohort.position_kernels import PositionKernels
+from flsim.training.cohort.devices import Graphs, current, kernels_for, products
+from flsim.training.cohort.kernels import Kernels, PositionKernels, Rule
+from flsim.training.cohort.packing import EXACT, PackedGroup, Shape, narrowed, pack_users, units_of, widened
 from flsim.training.cohort.stacked_model import PositionModel, StackedModel, widened_for
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
@@ -33,17 +25,13 @@ WAVES = 2  # users for each multiprocessor of a GPU
 CPU_USERS = 8
 SLACK = 0.9  # share of this process' memory; the rest is for libraries
 
-# By whether activations are by position.
-MODELS: dict[bool, Any] = {False: (StackedModel, kernels_for), True: (PositionModel, position_kernels_for)}
-
 
 class StackedTrainer:
     """A trainer of stacked users from the global parameters; a `flsim.training.cohort.engine.Trainer`.
 
     `like` has the names, shapes, dtype (float64: not with Triton) and device of parameters; at most `users` train
     together. Defaults: `kernels` of Triton on an NVIDIA GPU if available, otherwise of PyTorch; `graphs`, CUDA's, with
-    Triton's; `by_position`, the faster of `PositionModel` and `StackedModel`. torch.OutOfMemoryError (RuntimeError on a
-    CPU) if memory is too small, also in `train`.
+    Triton's. torch.OutOfMemoryError (RuntimeError on a CPU) if memory is too small, also in `train`.
     """
 
     def __init__(
@@ -52,26 +40,21 @@ class StackedTrainer:
         hparams: LocalHParams,
         layout: Layout,
         users: int,
-        kernels: Kernels | PositionKernels | None = None,
+        kernels: Kernels | None = None,
         graphs: bool | None = None,
-        by_position: bool | None = None,
     ) -> None:
         self._hparams, self._like, self._layout = hparams, like, layout
         self._device, self._dtype = representative(like).device, representative(like).dtype
-        model, usual_kernels = _model(like, hparams, by_position)
-        self._kernels = kernels or usual_kernels(like, hparams.precision)
-        on_gpu = self._device.type == "cuda"
-        use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
-        self._graphs = Graphs(self._device) if use_graphs else None
-        self._rounding = GRAPHS if use_graphs else EXACT
+        self._kernels = kernels or kernels_for(like, hparams.precision)
+        self._graphs = Graphs(self._device, self._kernels, graphs)
+        self._rounding = GRAPHS if self._graphs.is_on else EXACT
         rows = hparams.batch_size
         self._largest = Shape(users, layout.record_words, rows, layout.record_words * rows)
 
         wide, self._rule = widened_for(self._kernels, like), _rule(hparams)
         self._start = {name: value.detach().clone() for name, value in wide.items()}
-        self._model = model(wide, users, hparams.precision, self._kernels, not hparams.is_plain)
-        self._weights, self._low, self._gradients = self._model.weights, self._model.low, self._model.gradients
-        self._buffers = self._model.buffers
+        model = _model_of(self._kernels)
+        self._model = model(wide, users, hparams.precision, self._kernels, holds_gradients=not hparams.is_plain)
         self._moments = [self._model.stack(self._dtype) for _ in self._rule.optimizer.slots]
         self._losses = torch.zeros(users, dtype=torch.float64, device=self._device)
         self._given_rate = hparams.learning_rate
@@ -80,9 +63,7 @@ class StackedTrainer:
         self._order = torch.arange(0)
 
     @staticmethod
-    def users_that_fit(
-        like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0, by_position: bool | None = None
-    ) -> int:
+    def users_that_fit(like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
         """Return the number of users that fill the device and fit in the share of its memory, at least 1.
 
         It is independent of other programs, because a restart must not change the groups, and with them the last bits.
@@ -90,21 +71,21 @@ class StackedTrainer:
         device = representative(like).device
         if device.type != "cuda":
             return CPU_USERS
-        fixed, per_user = StackedTrainer.memory(like, hparams, layout, by_position)
+        fixed, per_user = StackedTrainer.memory(like, hparams, layout)
         properties = torch.cuda.get_device_properties(device)
         fitting = int((properties.total_memory * memory_share * SLACK - fixed) // per_user)
         return max(1, min(fitting, WAVES * properties.multi_processor_count))
 
     @staticmethod
-    def memory(like: Params, hparams: LocalHParams, layout: Layout, by_position: bool | None = None) -> tuple[int, int]:
+    def memory(like: Params, hparams: LocalHParams, layout: Layout, kernels: Kernels | None = None) -> tuple[int, int]:
         """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest.
 
         Caller and trainer each hold first parameters of a round, and a sum of updates in float64, in addition to
         `like`.
         """
-        model, usual_kernels = _model(like, hparams, by_position)
-        wide = widened_for(usual_kernels(like, hparams.precision), like)
-        sizes, rows = model.sizes_of(wide, hparams.precision), hparams.examples(hparams.batch_size)
+        kernels = kernels or kernels_for(like, hparams.precision)
+        wide, rows = widened_for(kernels, like), hparams.examples(hparams.batch_size)
+        sizes = _model_of(kernels).sizes_of(wide, hparams.precision)
         copies = [sizes.master] * (1 + len(_rule(hparams).optimizer.slots))
         copies += [sizes.low] * ((sizes.low != sizes.master) + (not hparams.is_plain))
         values = sum(value.numel() for value in wide.values())
@@ -126,20 +107,22 @@ class StackedTrainer:
         self._rate.fill_(self._given_rate)
         for values in (self._losses, *(value for moments in self._moments for value in moments.values())):
             values.zero_()
+        buffers = self._model.buffers
         with products(self._hparams.precision, self._device):
-            if self._buffers.reserve(group.shapes) and self._graphs:
+            if buffers.reserve(group.shapes):
                 self._graphs.forget()
             data = group.data.to(self._device, non_blocking=True)
             first = 0
             for shape in group.shapes:
-                self._run(shape, data[first : first + shape.values])
+                part = data[first : first + shape.values]
+                self._graphs.run(self._step, shape, (buffers.data(shape),), (part,))
                 first += shape.values
         return self._as_given(self._losses[: len(group)].cpu()).tolist(), group.tokens
 
     @torch.no_grad()
     def norms(self) -> list[float]:
         with current(self._device):
-            squares = self._sum_squares(len(self._order), 1.0, {})
+            squares = self._model.squares(len(self._order), self._start, 1.0, {})
         return self._as_given(squares.sqrt().cpu()).tolist()
 
     @torch.no_grad()
@@ -147,7 +130,7 @@ class StackedTrainer:
         own = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._start.items()}
         with current(self._device):
-            for name, value in self._weights.items():
+            for name, value in self._model.weights.items():
                 self._kernels.add_updates(value[: len(own)], self._start[name], own, sums[name])
         for name, value in narrowed(sums, self._like).items():
             into[name].add_(value)
@@ -157,51 +140,23 @@ class StackedTrainer:
         restored[self._order] = values
         return restored
 
-    def _run(self, shape: Shape, data: Tensor) -> None:
-        if self._graphs:
-            self._graphs.run(self._step, shape, (self._buffers.data(shape),), (data,))
-        else:
-            self._step(shape, data)
-
     def _step(self, shape: Shape, data: Tensor) -> None:
         parts = shape.parts(data)
         if self._hparams.is_plain:
             # A CUDA graph stores numbers at capture, and reads tensors at each replay.
-            is_tensor = self._graphs is not None and self._hparams.schedule != "constant"
+            is_tensor = self._graphs.is_on and self._hparams.schedule != "constant"
             losses = self._model.descend(shape, parts, self._rate if is_tensor else self._given_rate)
         else:
             losses = self._model.gradient(shape, parts)
-            self._optimize(parts)
+            scalars = torch.cat((self._rate, 1 - self._betas**parts.number))
+            clip = self._hparams.gradient_clip
+            self._model.optimize(self._start, self._moments, parts.counts, scalars, self._rule, clip)
         self._losses[: shape.users] += losses.sum(1, dtype=torch.float64)
 
-    def _optimize(self, parts: Parts) -> None:
-        """Add FedProx's term, apply the clip, then the optimizer."""
-        users, hparams = len(parts.counts), self._hparams
-        gradients = {name: value[:users] for name, value in self._gradients.items()}
-        scale = torch.ones(users, dtype=torch.float64, device=self._device)
-        if hparams.gradient_clip is not None:
-            squares = self._sum_squares(users, hparams.proximal, gradients)
-            scale = (hparams.gradient_clip / squares.sqrt()).clamp(max=1)
-        scalars = torch.cat((self._rate, 1 - self._betas**parts.number))
-        for name, gradient in gradients.items():
-            low = self._low[name][:users] if self._low is not self._weights else None
-            moments = [moment[name][:users] for moment in self._moments]
-            self._kernels.optimize(
-                self._weights[name][:users], low, gradient, self._start[name], moments,
-                scale, parts.counts, scalars, self._rule,
-            )  # fmt: skip
 
-    def _sum_squares(self, users: int, mu: float, gradients: Params) -> Tensor:
-        """Return the squared norm of mu (weights - start) + gradients over all parameters, float64 [u]."""
-        total = torch.zeros(users, dtype=torch.float64, device=self._device)
-        for name, value in self._weights.items():
-            total += self._kernels.squares(value[:users], self._start[name], mu, gradients.get(name))
-        return total
-
-
-def _model(like: Params, hparams: LocalHParams, by_position: bool | None) -> Any:
-    """Return the class of the model, and the function that returns its usual kernels."""
-    return MODELS[by_position_is_faster(like, hparams.precision) if by_position is None else by_position]
+def _model_of(kernels: Kernels) -> Any:
+    """Return the class of the model, which takes the kernels."""
+    return PositionModel if isinstance(kernels, PositionKernels) else StackedModel
 
 
 def _rule(hparams: LocalHParams) -> Rule:

@@ -10,13 +10,48 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from flsim.training import optimizers
-from flsim.training.cohort.kernels import Rule, TorchKernels
+from flsim.training.cohort.kernels import Kernels, Rule
 from flsim.training.cohort.packing import Parts
-from flsim.training.cohort.triton_recurrence import Recurrence, block
 from flsim.training.hparams import Precision
 from flsim.training.optimizers import ALPHA, BETAS
 
+DOT = 16  # smallest size of a side of Triton's matrix products
+WIDEST = {"bf16": 512, "tf32": 256, "float32": 256}  # the widest embeddings whose blocks fit an A100's shared memory
 LOGITS, VALUES, USERS = 4096, 4096, 256  # per program: logits, values of a user, values summed over all users
+
+
+def block(size: int, most: int = 2**20) -> int:
+    """Return a power of two that covers the size, at least `DOT` and at most `most`."""
+    return int(min(most, max(DOT, triton.next_power_of_2(size))))
+
+
+@triton.jit
+def _tanh(x):
+    """Return tanh x, exact to float32's rounding; near 0, where 2 sigmoid(2x) - 1 cancels, by its series to x^9."""
+    y = x * x
+    series = x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835)))))
+    return tl.where(tl.abs(x) < 0.25, series, 2 * tl.sigmoid(2 * x) - 1)
+
+
+@triton.jit
+def _advanced(f, o, g, c):
+    """Return f, o, g, the new c and o tanh c, from the gates' sums and the c of the previous time."""
+    f = tl.sigmoid(f)
+    o = tl.sigmoid(o)
+    g = _tanh(g)
+    c = f * c + (1 - f) * g
+    return f, o, g, c, o * _tanh(c)
+
+
+@triton.jit
+def _differentiated(f, o, g, c, before, later, dm):
+    """Return the gradients by the gates' sums and by the c of the previous time, which is `before`.
+
+    `later` is the gradient by c from the next time, and `dm` that by o tanh c; others are values of this time.
+    """
+    bounded = _tanh(c)
+    dc = later + dm * o * (1 - bounded * bounded)
+    return dc * (before - g) * f * (1 - f), dm * bounded * o * (1 - o), dc * (1 - f) * (1 - g * g), dc * f
 
 
 @triton.jit
@@ -124,54 +159,6 @@ def _settle(weight, low, at, valid, former, rate, gradient, LOW: tl.constexpr, G
 
 
 @triton.jit
-def _descend(
-    weight,
-    low,
-    left,
-    right,
-    bias,
-    low_bias,
-    rate,
-    K,
-    M,
-    N,
-    left_user,
-    right_user,
-    STRIDE_M: tl.constexpr,
-    STRIDE_N: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    BIAS: tl.constexpr,
-):
-    """Subtract a block of left' right from the weights as soon as it is computed."""
-    user = tl.program_id(2).to(tl.int64)
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    left += user * left_user
-    right += user * right_user
-    total = tl.zeros((BM, BN), tl.float32)
-    sums = tl.zeros((BN,), tl.float32)
-    for first in range(0, K, BK):
-        k = first + tl.arange(0, BK)
-        begin = tl.cast(first, tl.int64)  # positions times vocabulary can exceed 32 bits
-        at_left = begin * M + tl.arange(0, BK)[None, :] * M + m[:, None]
-        at_right = begin * N + tl.arange(0, BK)[:, None] * N + n[None, :]
-        a = tl.load(left + at_left, (m < M)[:, None] & (k < K)[None, :], other=0.0)
-        b = tl.load(right + at_right, (k < K)[:, None] & (n < N)[None, :], other=0.0)
-        total += tl.dot(a, b)
-        if BIAS:
-            sums += tl.sum(b.to(tl.float32), 0)
-    at = user * M * N + m[:, None] * STRIDE_M + n[None, :] * STRIDE_N
-    valid = (m < M)[:, None] & (n < N)[None, :]
-    former = _former(weight, at, valid, False)
-    _settle(weight, low, at, valid, former, rate, total, True, False)
-    if BIAS and tl.program_id(1) == 0:
-        former_bias = _former(bias, user * N + n, n < N, False)
-        _settle(bias, low_bias, user * N + n, n < N, former_bias, rate, sums, True, False)
-
-
-@triton.jit
 def _optimize(
     weight,
     low,
@@ -254,11 +241,14 @@ def _add_updates(weight, start, factors, into, users, size, BLOCK: tl.constexpr,
     tl.store(into + i, total, valid)
 
 
-class TritonKernels(Recurrence):
-    """The `flsim.training.cohort.kernels.Kernels` on an NVIDIA GPU; `precision` is that of float32 products."""
+class TritonKernels(Kernels):
+    """The `Kernels` on an NVIDIA GPU, except for the recurrence; `precision` is that of float32 products."""
+
+    multiple = 16  # rows of matrices then have the alignment of wide loads
+    makes_graphs = True
 
     def __init__(self, precision: Precision) -> None:
-        super().__init__("tf32" if precision == "tf32" else "ieee")
+        self._precision = "tf32" if precision == "tf32" else "ieee"
 
     def cross_entropy(
         self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
@@ -279,29 +269,12 @@ class TritonKernels(Recurrence):
             D=width, BI=32, BJ=32, BD=block(width), LOW=low is not None, PRECISION=self._precision,
         )  # fmt: skip
 
-    def descend(
-        self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
-        bias: Tensor | None = None, low_bias: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """Descend as in `Kernels`; in float32 with products of the library."""
-        if low is None:
-            TorchKernels().descend(weight, low, left, right, rate, bias)
-            return
-        users, m, n = weight.shape
-        block_m, block_n = block(m, 128), block(n, 64)
-        _descend[(triton.cdiv(n, block_n), triton.cdiv(m, block_m), users)](
-            weight, low, left, right, weight if bias is None else bias, low if low_bias is None else low_bias, rate,
-            left.shape[1], m, n, left.stride(0), right.stride(0),
-            STRIDE_M=weight.stride(1), STRIDE_N=weight.stride(2), BM=block_m, BN=block_n, BK=32,
-            BIAS=bias is not None, num_warps=8, num_stages=3,
-        )  # fmt: skip
-
     def optimize(
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
         scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
         if rule.optimizer.triton is None:
-            TorchKernels().optimize(weight, low, gradient, start, moments, scale, counts, scalars, rule)
+            super().optimize(weight, low, gradient, start, moments, scale, counts, scalars, rule)
             return
         first, second = (*moments, weight, weight)[:2]
         size = start.numel()

@@ -1,4 +1,4 @@
-"""Triton's versions of `flsim.training.cohort.position_kernels`, for NVIDIA GPUs and master weights of float32.
+"""Triton's `flsim.training.cohort.kernels.PositionKernels`, for NVIDIA GPUs and master weights of float32.
 
 Results do not depend on the order of programs: there are no atomics, so a GPU always gives the same result.
 """
@@ -13,10 +13,16 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from flsim.training.cohort.position_kernels import Prediction, Target
-from flsim.training.cohort.triton_kernels import TritonKernels, _former, _settle
-from flsim.training.cohort.triton_recurrence import BLOCK, DOT, STAGES, _advanced, _differentiated, _gate, block, launch
-from flsim.training.hparams import Precision
+from flsim.training.cohort.kernels import PositionKernels, Prediction, Target
+from flsim.training.cohort.triton_kernels import (
+    DOT,
+    TritonKernels,
+    _advanced,
+    _differentiated,
+    _former,
+    _settle,
+    block,
+)
 
 # The output layer of stacked users in Triton: two passes over the vocabulary, neither of which stores logits.
 #  The first pass has some positions of a user and streams the embedding, as attention streams its keys: it keeps the
@@ -25,7 +31,7 @@ from flsim.training.hparams import Precision
 # Each gradient is therefore a sum in the registers of one program, in a fixed order.
 
 # Positions and words of a tile of logits in the first pass, and in the second.
-TILES = {"bf16": ((64, 64), (32, 64)), "tf32": ((32, 32), (32, 32)), "ieee": ((16, 16), (16, 16))}
+TILES = {"bf16": ((64, 64), (32, 64)), "tf32": ((32, 32), (32, 32))}
 REGISTERS = 168  # registers of a thread in the first pass, so that three programs of bfloat16 fit on a multiprocessor
 VALUES = 2**13  # columns of a sum of rows in registers
 LOG2E = tl.constexpr(1.4426950408889634)  # GPUs compute powers of 2: e^x = 2^(x log2 e)
@@ -205,46 +211,6 @@ def _descend_predictions(
         _settle(own_bias, low_bias, place, v < V, former_bias, rate, sums * scale, LOW, GRADIENT)
 
 
-class OutputLayer:
-    """The launcher of both passes, with the precision of `tl.dot` for products of float32."""
-
-    def __init__(self, precision: str) -> None:
-        self._precision = precision
-
-    def predict(self, prediction: Prediction, losses: Tensor, d_chosen: Tensor) -> None:
-        users, positions, _ = prediction.chosen.shape
-        operands, sizes = self._operands(prediction), self._tile(prediction, 0)
-        if d_chosen.dtype == torch.bfloat16:
-            sizes["maxnreg"] = REGISTERS
-        _predict[(triton.cdiv(positions, sizes["BN"]), users)](
-            *operands, losses, d_chosen, positions, prediction.bias.shape[1], **sizes
-        )
-
-    def descend_predictions(self, prediction: Prediction, weight: Target, bias: Target, rate: float | None) -> None:
-        (users, positions, _), vocabulary = prediction.chosen.shape, prediction.bias.shape[1]
-        operands, sizes = self._operands(prediction), self._tile(prediction, 1)
-        low, low_bias = (target.value if target.low is None else target.low for target in (weight, bias))
-        _descend_predictions[(triton.cdiv(vocabulary, sizes["BV"]), users)](
-            *operands, weight.value, low, bias.value, low_bias, 0.0 if rate is None else rate,
-            positions, vocabulary, EVEN=positions % sizes["BN"] == 0, LOW=weight.low is not None, GRADIENT=rate is None,
-            **sizes,
-        )  # fmt: skip
-
-    def _operands(self, prediction: Prediction) -> tuple[Tensor, ...]:
-        *operands, factor = prediction
-        return *operands, prediction.log_sums if factor is None else factor
-
-    def _tile(self, prediction: Prediction, number: int) -> dict[str, Any]:
-        """Return the sizes of a tile of logits in the first pass, 0, or the second; small for wide embeddings."""
-        (_, positions, width), vocabulary = prediction.chosen.shape, prediction.bias.shape[1]
-        most = max(DOT, VALUES // block(width))
-        few, words = TILES["bf16" if prediction.chosen.dtype == torch.bfloat16 else self._precision][number]
-        sizes = {"BN": block(positions, min(few, most)), "BV": block(vocabulary, min(words, most))}
-        sizes |= {"num_warps": 4, "num_stages": 3}
-        sizes |= {"FACTOR": prediction.factor is not None} | dict(zip(("D", "BD", "BE"), columns(width), strict=True))
-        return {**sizes, "PRECISION": self._precision}
-
-
 def columns(width: int) -> tuple[int, int, int]:
     """Return a width, and its columns as blocks of two powers of two; the second is 0 if it would save nothing.
 
@@ -257,7 +223,28 @@ def columns(width: int) -> tuple[int, int, int]:
     return (width, whole // 2, second) if DOT < whole != whole // 2 + second else (width, whole, 0)
 
 
+# The recurrence: one program has some rows of a user, at all times. It streams the recurrent weights of the user at
+# every time, in blocks of units. The weights are equal each time, so they come from the cache if those of the active
+# users fit in it. r of the last time remains in registers. A barrier ends each time, because values that one thread
+# writes can be read by another thread at the next time.
+
+ROWS = 64  # largest number of rows of a program
+STATE = 2**13  # values of r from which on a program has twice as many warps; rows of wide embeddings stay below
+BLOCK = 2**14  # bytes of a block of weights, if there are few rows
+STAGES = 2  # blocks of weights that are loaded at once
 SUMS = 2**12  # values of a sum that a program of `_descend_positions` has in registers
+
+
+@triton.jit
+def _gate(output, column, weights, gate, valid, own, inside, PRECISION: tl.constexpr):
+    """Return the sum of a gate for a block of units: recurrent product, contribution of the inputs, and bias.
+
+    A plain sum would make `gate` the accumulator of the product, and Triton does not prefetch loads of an accumulator,
+    so every block of units would wait.
+    """
+    product = tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
+    total = tl.fma(product, 1.0, tl.load(gate, valid, other=0.0).to(tl.float32))
+    return total + tl.load(own, inside, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -464,11 +451,8 @@ def _descend_positions(
             _settle(bias, low_bias, user * C + n, n < C, former_bias, rate, sums, LOW, GRADIENT)
 
 
-class TritonPositionKernels(OutputLayer, TritonKernels):
-    """The `flsim.training.cohort.position_kernels.PositionKernels` on an NVIDIA GPU; `precision` as `TritonKernels`."""
-
-    def __init__(self, precision: Precision) -> None:
-        TritonKernels.__init__(self, precision)
+class TritonPositionKernels(TritonKernels, PositionKernels):
+    """The `PositionKernels` on an NVIDIA GPU; `precision` as in `TritonKernels`."""
 
     def recur_positions(
         self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, before: Tensor, outputs: Tensor,
@@ -483,6 +467,25 @@ class TritonPositionKernels(OutputLayer, TritonKernels):
     ) -> None:  # fmt: skip
         grid, sizes = self._launch_positions(gates, projection, starts, rows)
         _recur_positions_back[grid](gates, recurrent, projection, d_outputs, cells, starts, **sizes)
+
+    def predict(self, prediction: Prediction, losses: Tensor, d_chosen: Tensor) -> None:
+        users, positions, _ = prediction.chosen.shape
+        operands, sizes = self._operands(prediction), self._tile(prediction, 0)
+        if d_chosen.dtype == torch.bfloat16:
+            sizes["maxnreg"] = REGISTERS
+        _predict[(triton.cdiv(positions, sizes["BN"]), users)](
+            *operands, losses, d_chosen, positions, prediction.bias.shape[1], **sizes
+        )
+
+    def descend_predictions(self, prediction: Prediction, weight: Target, bias: Target, rate: float | None) -> None:
+        (users, positions, _), vocabulary = prediction.chosen.shape, prediction.bias.shape[1]
+        operands, sizes = self._operands(prediction), self._tile(prediction, 1)
+        low, low_bias = (target.value if target.low is None else target.low for target in (weight, bias))
+        _descend_predictions[(triton.cdiv(vocabulary, sizes["BV"]), users)](
+            *operands, weight.value, low, bias.value, low_bias, 0.0 if rate is None else rate,
+            positions, vocabulary, EVEN=positions % sizes["BN"] == 0, LOW=weight.low is not None, GRADIENT=rate is None,
+            **sizes,
+        )  # fmt: skip
 
     def descend_positions(
         self, weights: Sequence[Target], lefts: Sequence[Tensor], right: Tensor, bias: Target | None, counts: Tensor,
@@ -511,7 +514,25 @@ class TritonPositionKernels(OutputLayer, TritonKernels):
         self, gates: Tensor, projection: Tensor, starts: Tensor, rows: int
     ) -> tuple[tuple[int, int], dict[str, int | str]]:
         """Return the grid and the sizes of a launch of the recurrence."""
-        grid, sizes = launch(gates, projection, rows, BLOCK, STAGES)
-        times = starts.shape[1] - 1
-        sizes |= {"T": times, "N": gates.shape[1], "BT": block(times), "PRECISION": self._precision}
-        return grid, sizes
+        (users, positions, _), (_, units, width), times = gates.shape, projection.shape, starts.shape[1] - 1
+        width_block = block(width)
+        row_block = block(rows, max(DOT, min(ROWS, STATE // width_block)))
+        bytes_a_unit = width_block * gates.element_size() * (1 if row_block == DOT else 2)
+        sizes: dict[str, int | str] = {"T": times, "N": positions, "D": width, "H": units, "PRECISION": self._precision}
+        sizes |= {"BB": row_block, "BD": width_block, "BH": block(units, max(DOT, BLOCK // bytes_a_unit))}
+        sizes |= {"BT": block(times), "num_stages": STAGES, "num_warps": 4 if row_block * width_block < STATE else 8}
+        return (triton.cdiv(rows, row_block), users), sizes
+
+    def _operands(self, prediction: Prediction) -> tuple[Tensor, ...]:
+        *operands, factor = prediction
+        return *operands, prediction.log_sums if factor is None else factor
+
+    def _tile(self, prediction: Prediction, number: int) -> dict[str, Any]:
+        """Return the sizes of a tile of logits in the first pass, 0, or the second; small for wide embeddings."""
+        (_, positions, width), vocabulary = prediction.chosen.shape, prediction.bias.shape[1]
+        most = max(DOT, VALUES // block(width))
+        few, words = TILES["bf16" if prediction.chosen.dtype == torch.bfloat16 else self._precision][number]
+        sizes = {"BN": block(positions, min(few, most)), "BV": block(vocabulary, min(words, most))}
+        sizes |= {"num_warps": 4, "num_stages": 3}
+        sizes |= {"FACTOR": prediction.factor is not None} | dict(zip(("D", "BD", "BE"), columns(width), strict=True))
+        return {**sizes, "PRECISION": self._precision}

@@ -14,8 +14,15 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from flsim.training.cohort.packing import Parts
-from flsim.training.cohort.triton_kernels import TritonKernels
-from flsim.training.cohort.triton_recurrence import DOT, _advanced, _differentiated, block
+from flsim.training.cohort.triton_kernels import (
+    DOT,
+    TritonKernels,
+    _advanced,
+    _differentiated,
+    _former,
+    _settle,
+    block,
+)
 
 BLOCK = 2**13  # bytes of a block of weights
 AT_ONCE = 8  # programs whose parts of r are loaded at once
@@ -121,7 +128,7 @@ def _cell_back(
 ):
     """Run one time backwards; sum the next time's part of the gradient by r, which is stored in `later`.
 
-    As in `_backwards`, the gradient by c takes the memory of the c that is no longer needed.
+    As in `_recur_positions_back`, the gradient by c takes the memory of the c that is no longer needed.
     """
     user, users, K = tl.program_id(2).to(tl.int64), tl.num_programs(2), tl.num_programs(0)
     row = tl.program_id(1) * BB + tl.arange(0, BB)
@@ -214,6 +221,54 @@ def _add_neighbors(
                 tl.store(low + at, value.to(low.dtype.element_ty), d < D)
 
 
+@triton.jit
+def _descend(
+    weight,
+    low,
+    left,
+    right,
+    bias,
+    low_bias,
+    rate,
+    K,
+    M,
+    N,
+    left_user,
+    right_user,
+    STRIDE_M: tl.constexpr,
+    STRIDE_N: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """Subtract a block of left' right from the weights as soon as it is computed."""
+    user = tl.program_id(2).to(tl.int64)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    left += user * left_user
+    right += user * right_user
+    total = tl.zeros((BM, BN), tl.float32)
+    sums = tl.zeros((BN,), tl.float32)
+    for first in range(0, K, BK):
+        k = first + tl.arange(0, BK)
+        begin = tl.cast(first, tl.int64)  # positions times vocabulary can exceed 32 bits
+        at_left = begin * M + tl.arange(0, BK)[None, :] * M + m[:, None]
+        at_right = begin * N + tl.arange(0, BK)[:, None] * N + n[None, :]
+        a = tl.load(left + at_left, (m < M)[:, None] & (k < K)[None, :], other=0.0)
+        b = tl.load(right + at_right, (k < K)[:, None] & (n < N)[None, :], other=0.0)
+        total += tl.dot(a, b)
+        if BIAS:
+            sums += tl.sum(b.to(tl.float32), 0)
+    at = user * M * N + m[:, None] * STRIDE_M + n[None, :] * STRIDE_N
+    valid = (m < M)[:, None] & (n < N)[None, :]
+    former = _former(weight, at, valid, False)
+    _settle(weight, low, at, valid, former, rate, total, True, False)
+    if BIAS and tl.program_id(1) == 0:
+        former_bias = _former(bias, user * N + n, n < N, False)
+        _settle(bias, low_bias, user * N + n, n < N, former_bias, rate, sums, True, False)
+
+
 class SpreadKernels(TritonKernels):
     """The `Kernels` for few users on an NVIDIA GPU, whose positions of the same token must be adjacent."""
 
@@ -251,13 +306,20 @@ class SpreadKernels(TritonKernels):
         bias: Tensor | None = None, low_bias: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Descend as in `Kernels`; in float32 with products of plain matrices of the library."""
-        if low is not None:
-            super().descend(weight, low, left, right, rate, bias, low_bias)
+        if low is None:
+            for user, value in enumerate(weight):
+                value.addmm_(left[user].T, right[user], alpha=-rate)
+            if bias is not None:
+                bias.sub_(right.sum(1), alpha=rate)
             return
-        for user, value in enumerate(weight):
-            value.addmm_(left[user].T, right[user], alpha=-rate)
-        if bias is not None:
-            bias.sub_(right.sum(1), alpha=rate)
+        users, m, n = weight.shape
+        block_m, block_n = block(m, 128), block(n, 64)
+        _descend[(triton.cdiv(n, block_n), triton.cdiv(m, block_m), users)](
+            weight, low, left, right, weight if bias is None else bias, low if low_bias is None else low_bias, rate,
+            left.shape[1], m, n, left.stride(0), right.stride(0),
+            STRIDE_M=weight.stride(1), STRIDE_N=weight.stride(2), BM=block_m, BN=block_n, BK=32,
+            BIAS=bias is not None, num_warps=8, num_stages=3,
+        )  # fmt: skip
 
     def _spread(self, gates: Tensor, projection: Tensor) -> tuple[tuple[int, int, int], dict[str, int | str], Tensor]:
         """Return grid, sizes, and memory for the programs' parts of r: float32 [2, u, blocks of units, B, D]."""

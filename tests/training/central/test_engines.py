@@ -13,6 +13,7 @@ from networks import CIFG, RECURRENT
 from smoothing import smooth_steps
 from stacking import relative_error, rounding
 from stepping import LAYOUT, batch_of, hparams_strategy, records_strategy, same, source, start, trained, training_of
+from torch_positions import WideKernels
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
@@ -26,18 +27,11 @@ from flsim.training.central.engines import PackedEngine, engine_of
 from flsim.training.central.records import factors
 from flsim.training.central.stacked_engine import StackedEngine
 from flsim.training.central.task import Engine, EngineName
-from flsim.training.cohort.kernels import TorchKernels
+from flsim.training.cohort.kernels import Kernels
 from flsim.training.state import State
 
 RECORDS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 1, 2], [3], [], [5, 5, 5, 5]]
 optimizers = pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
-
-
-class Padded:
-    """PyTorch's kernels for an engine that does not know them, and therefore adds units to the model."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(TorchKernels(), name)
 
 
 def stepped(engine: Engine, training: CentralTraining, state: State, *until: int) -> State:
@@ -60,10 +54,12 @@ def assert_equal(actual: State, expected: State) -> None:
 
 
 @settings(max_examples=40)
-@given(records_strategy, hparams_strategy, st.sampled_from((CIFG, *RECURRENT)), st.booleans())
+@given(
+    records_strategy, hparams_strategy, st.sampled_from((CIFG, *RECURRENT)), st.sampled_from((Kernels(), WideKernels()))
+)
 @smooth_steps()
 def test_they_equal_the_autograd_engine(
-    records: list[list[int]], hparams: CentralHParams, model: ModelHParams, padded: bool
+    records: list[list[int]], hparams: CentralHParams, model: ModelHParams, kernels: Kernels
 ) -> None:
     """float64, to 1e-10. With more units than the model has, too. Losses are those before each step."""
     training = replace(training_of(records, hparams), model=model)
@@ -72,7 +68,7 @@ def test_they_equal_the_autograd_engine(
     engines: list[Engine] = [engine_of(training, begin)]
     assert isinstance(engines[0], PackedEngine)
     if model == CIFG:
-        engines.append(StackedEngine(training, begin, Padded() if padded else None))
+        engines.append(StackedEngine(training, begin, kernels))
     expected, counts = oracle.train(oracle.pack(chunk))
     for engine in engines:
         losses, tokens = engine.train(engine.pack(chunk))

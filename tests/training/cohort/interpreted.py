@@ -9,37 +9,22 @@ from dataclasses import replace
 import pytest
 import torch
 from interpreting import COUNTS, B, D, H, N, T, U, V, check, normal, parts
-from smoothing import smooth_steps
-from stacking import (
-    amplification,
-    assert_within,
-    model_of,
-    random_population,
-    relative_error,
-    rounding,
-    start_of,
-    train_stacked,
-)
+from stacking import relative_error, rounding
 from stepping import LAYOUT, training_of
-from training_oracle import train_cohort
 
-from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, init, train_central
 from flsim.training.central.stacked_engine import StackedEngine
-from flsim.training.cohort import triton_kernels, triton_recurrence, triton_spread
-from flsim.training.cohort.kernels import Rule, TorchKernels
-from flsim.training.cohort.stacked_trainer import StackedTrainer
+from flsim.training.cohort import triton_kernels, triton_spread
+from flsim.training.cohort.kernels import Kernels, Rule
 from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.cohort.triton_spread import SpreadKernels
-from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import OPTIMIZERS
 from flsim.training.update import global_norm
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_recurrence, "BLOCK", 16 * 32 * 4)
     monkeypatch.setattr(triton_spread, "BLOCK", 16 * 32 * 4)
     monkeypatch.setattr(triton_spread, "AT_ONCE", 2)
     monkeypatch.setattr(triton_spread, "MANY", 20)
@@ -49,19 +34,18 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernels, "USERS", 512)
 
 
-@pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])
 @pytest.mark.parametrize(("times", "rows", "width", "units"), [(T, B, D, H), (2, 67, 3, 5), (1, 17, 3, 20)])
-def test_recurrence(kernels: type[TritonKernels], times: int, rows: int, width: int, units: int) -> None:
+def test_recurrence(times: int, rows: int, width: int, units: int) -> None:
     """Forwards, and backwards from there; 67 rows are more than a program takes. NaN is what nobody wrote."""
     gates, bias = normal(U, times, rows, 3 * units), normal(U, 3 * units)
     recurrent, projection = normal(U, width, 3 * units) / 4, normal(U, units, width) / 4
     outputs = torch.full((U, times + 1, rows, width), torch.nan)
     cells, hidden = (torch.full((U, times + n, rows, units), torch.nan) for n in (1, 0))
     states = (gates, bias, recurrent, projection, outputs, cells, hidden)
-    check("recur", *states, writes=(0, 4, 5, 6), kernels=kernels)
-    TorchKernels().recur(*states)
+    check("recur", *states, writes=(0, 4, 5, 6), kernels=SpreadKernels)
+    Kernels().recur(*states)
     d_outputs = normal(U, times + 1, rows, width, seed=1)
-    check("recur_back", gates, recurrent, projection, d_outputs, cells, writes=(0, 3), kernels=kernels)
+    check("recur_back", gates, recurrent, projection, d_outputs, cells, writes=(0, 3), kernels=SpreadKernels)
 
 
 def test_tanh_is_exact_near_zero_too() -> None:
@@ -70,7 +54,7 @@ def test_tanh_is_exact_near_zero_too() -> None:
     gates = torch.cat([torch.full_like(small, -50), torch.full_like(small, 50), small], -1)
     outputs, cells, hidden = torch.zeros(1, 2, B, D), torch.zeros(1, 2, B, H), torch.zeros(1, 1, B, H)
     weights = (torch.zeros(1, 3 * H), torch.zeros(1, D, 3 * H), torch.zeros(1, H, D))
-    TritonKernels("float32").recur(gates, *weights, outputs, cells, hidden)
+    SpreadKernels("float32").recur(gates, *weights, outputs, cells, hidden)
     torch.testing.assert_close(cells[:, 1:].double(), small.double().tanh(), rtol=5e-7, atol=0)
     torch.testing.assert_close(hidden.double(), small.double().tanh().tanh(), rtol=5e-7, atol=0)
 
@@ -100,16 +84,15 @@ def test_add_rows(kernels: type[TritonKernels], with_low: bool) -> None:
     check("add_rows", *arguments, writes=(0, 1) if with_low else (0,), kernels=kernels)
 
 
-@pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])
 @pytest.mark.parametrize("turned", [False, True])
-def test_descend(kernels: type[TritonKernels], turned: bool) -> None:
+def test_descend(turned: bool) -> None:
     """With strided factors and a transposed weight, as the trainer has them."""
     weight = normal(U, V, D).mT if turned else normal(U, D, V)
     left, right = normal(U, T + 1, B, D)[:, :T].flatten(1, 2), normal(U, T + 1, B, V)[:, 1:].flatten(1, 2)
     bias = normal(U, V, seed=2)
-    check("descend", weight, weight * 0, left, right, 0.3, bias, bias * 0, writes=(0, 1, 5, 6), kernels=kernels)
-    check("descend", weight, weight * 0, left, right, 0.3, writes=(0, 1), kernels=kernels)
-    check("descend", weight, None, left, right, 0.3, bias, None, writes=(0, 5), kernels=kernels)
+    check("descend", weight, weight * 0, left, right, 0.3, bias, bias * 0, writes=(0, 1, 5, 6), kernels=SpreadKernels)
+    check("descend", weight, weight * 0, left, right, 0.3, writes=(0, 1), kernels=SpreadKernels)
+    check("descend", weight, None, left, right, 0.3, bias, None, writes=(0, 5), kernels=SpreadKernels)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
@@ -135,28 +118,8 @@ def test_norms_and_sums() -> None:
     assert TritonKernels("float32").squares(weight, 0 * start, 1.0, None)[0] == pytest.approx(V * D * 9e76, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "hparams",
-    [
-        LocalHParams(batch_size=3, learning_rate=0.5),
-        LocalHParams(batch_size=4, learning_rate=2.0, optimizer="adam", proximal=0.3, gradient_clip=0.25),
-    ],
-    ids=["sgd", "adam"],
-)
-@smooth_steps()
-def test_stacked_users_equal_the_local_engine(hparams: LocalHParams) -> None:
-    """Units that are no multiple of 16, users of one record and of none; the tolerance that `rounding` derives."""
-    layout = Layout(40, record_words=4)
-    model, population = model_of(0, layout, ModelHParams(6, 19)), random_population(3, 5, layout)
-    exact = train_cohort(model, population, range(3), hparams, 0, 0, 0.5)
-    start = start_of(model.float())
-    trainer = StackedTrainer(start, hparams, layout, 3, TritonKernels("float32"))
-    found = train_stacked(trainer, start, population, hparams, 0, 0.5)
-    assert_within(found, exact, start, "float32", 2, times=amplification(hparams), of_loss=1e-6)
-
-
 def test_central_training_equals_the_autograd_engine() -> None:
-    """As above, with a smaller last batch."""
+    """With a smaller last batch, and the tolerance that `rounding` derives."""
     hparams = CentralHParams(
         batch_size=4, learning_rate=0.1, optimizer="momentum", gradient_clip=0.2, dropout=0.3, steps=3
     )

@@ -1,12 +1,15 @@
-"""The precision of products on GPUs is set and put back, so that torch's functions that read it never raise."""
+"""The kernels of stacked users; the precision of products on GPUs is set and put back, so torch never raises."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import product as pairs_of
+from typing import get_args
 
 import pytest
 import torch
 
+from flsim.training.cohort import devices
 from flsim.training.cohort.devices import float32_products
 from flsim.training.hparams import Precision
 
@@ -49,3 +52,12 @@ def test_readers_agree_in_the_block_and_find_the_former_settings_after_it(
     assert readings() == before
     GPU.fp32_precision = CPU.fp32_precision = "ieee"
     assert torch.get_float32_matmul_precision() == older
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
+def test_stacked_users_train_by_position_unless_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_has_triton", lambda *_: True)
+    chosen = {precision: type(devices.kernels_for({}, precision)).__name__ for precision in get_args(Precision)}
+    position = "TritonPositionKernels"
+    assert chosen == {"float32": "TritonKernels", "tf32": position, "bf16": position}
+    assert type(devices.kernels_for({}, "bf16", is_single=True)).__name__ == "SpreadKernels"

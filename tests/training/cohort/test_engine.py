@@ -7,7 +7,6 @@ import sys
 from functools import partial, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,21 +17,22 @@ from populations import InMemory
 from smoothing import smooth_steps
 from stacking import LAYOUT, assert_equal, model_of, start_of
 from strategies import hparams_strategy, users_strategy
+from torch_positions import TorchPositionKernels, WideKernels, WidePositionKernels
 from training_oracle import train_cohort
 
 from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
 from flsim.training.cohort.engine import CohortEngine, bounds
-from flsim.training.cohort.position_kernels import TorchPositionKernels
+from flsim.training.cohort.kernels import Kernels
 from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum
 
 
-class Padded:
-    """PyTorch's kernels for a trainer that does not know them, and therefore adds units to the model."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(TorchPositionKernels(), name)
+def engine_of(start: Params, hparams: LocalHParams, users: int | None, kernels: Kernels | None) -> CohortEngine:
+    """An engine of stacked users with these kernels; None for the kind of training that the engine itself chooses."""
+    trainer = partial(StackedTrainer, start, hparams, LAYOUT, kernels=kernels) if kernels else None
+    return CohortEngine(start, LAYOUT, hparams, users, trainer=trainer)
 
 
 @settings(max_examples=50)
@@ -43,8 +43,7 @@ class Padded:
     st.none() | st.floats(0.01, 2.0),
     st.integers(0, 100),
     st.integers(1, 6),
-    st.booleans(),
-    st.booleans(),
+    st.sampled_from((None, WideKernels(), TorchPositionKernels(), WidePositionKernels())),
 )
 @smooth_steps()
 def test_it_equals_the_local_engine(
@@ -54,27 +53,22 @@ def test_it_equals_the_local_engine(
     clip: float | None,
     seed: int,
     micro_cohort: int,
-    by_position: bool,
-    padded: bool,
+    kernels: Kernels | None,
 ) -> None:
     """All options, users without records or smaller than a batch, and more units than the model has. float64, 1e-10."""
     model, population = random_network(sizes, seed, 0.5, LAYOUT), InMemory(LAYOUT, users)
     start = {name: value.detach().clone() for name, value in model.trainable.items()}
-    if sizes == CIFG:
-        stacked = partial(StackedTrainer, start, hparams, LAYOUT, kernels=Padded(), by_position=by_position)
-        engine = CohortEngine(
-            start, LAYOUT, hparams, micro_cohort, by_position=by_position, trainer=stacked if padded else None
-        )
-    else:
-        engine = CohortEngine(start, LAYOUT, hparams)
+    engine = (
+        engine_of(start, hparams, micro_cohort, kernels) if sizes == CIFG else engine_of(start, hparams, None, None)
+    )
     for round_ in range(2):  # the second meets the buffers of the first, and the same global parameters
         found = engine.train(start, population, range(len(users)), seed, round_, clip)
         assert_equal(found, train_cohort(model, population, range(len(users)), hparams, seed, round_, clip), 1e-10)
 
 
-@pytest.mark.parametrize("by_position", [False, True])
+@pytest.mark.parametrize("kernels", [None, TorchPositionKernels()], ids=str)
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_a_user_that_was_drawn_twice_counts_twice(by_position: bool, clip: float | None) -> None:
+def test_a_user_that_was_drawn_twice_counts_twice(kernels: Kernels | None, clip: float | None) -> None:
     """Cohorts with replacement: the sum is that of their users one at a time, by the local engine. float64, 1e-10."""
     users, cohort = [[[1, 2, 3], [4]], [[5, 6, 1, 1]], [], [[7], [3]]], [0, 0, 1, 2, 2, 3, 3, 3]
     model, population, hparams = model_of(0), InMemory(LAYOUT, users), LocalHParams(batch_size=2, learning_rate=0.5)
@@ -83,7 +77,7 @@ def test_a_user_that_was_drawn_twice_counts_twice(by_position: bool, clip: float
     assert expected.counts.users == 8
     assert_equal(train_cohort(model, population, cohort, hparams, 0, 0, clip), expected, 1e-10)
     for micro_cohort in (1, 3, 8):
-        engine = CohortEngine(start_of(model), LAYOUT, hparams, micro_cohort, by_position=by_position)
+        engine = engine_of(start_of(model), hparams, micro_cohort, kernels)
         assert_equal(engine.train(start_of(model), population, cohort, 0, 0, clip), expected, 1e-10)
 
 
@@ -103,6 +97,7 @@ torch.set_num_threads(1)
 from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams
 from populations import InMemory
@@ -147,28 +142,28 @@ def test_where_memory_runs_out_fewer_users_train_at_once_or_the_run_fails() -> N
     assert said[-1].startswith("flsim.base.errors.RunFailed: cpu: not enough memory to train one user"), done.stderr
 
 
-@pytest.mark.parametrize(("micro_cohort", "by_position"), [(None, False), (1, False), (1, True)])
-def test_a_loss_beyond_what_probabilities_can_hold_is_exact(micro_cohort: int | None, by_position: bool) -> None:
+@pytest.mark.parametrize(("micro_cohort", "kernels"), [(None, None), (1, Kernels()), (1, TorchPositionKernels())])
+def test_a_loss_beyond_what_probabilities_can_hold_is_exact(micro_cohort: int | None, kernels: Kernels | None) -> None:
     """A target whose probability is 0 in float32 costs its logits' difference, not infinity."""
     model = model_of(0).float()
     with torch.no_grad():
         model.output_bias[1] = -400.0
     population, hparams = InMemory(LAYOUT, [[[1]]]), LocalHParams(learning_rate=1e-3)
-    engine = CohortEngine(start_of(model), LAYOUT, hparams, micro_cohort, by_position=by_position)
+    engine = engine_of(start_of(model), hparams, micro_cohort, kernels)
     update = engine.train(start_of(model), population, [0], 0, 0)
     expected = train_cohort(model, population, [0], hparams, 0, 0)
     assert expected.counts.loss > 400
     assert update.counts.loss == pytest.approx(expected.counts.loss, rel=1e-6)
 
 
-@pytest.mark.parametrize(("micro_cohort", "by_position"), [(None, False), (3, False), (3, True)])
-def test_a_user_that_blows_up_is_left_out_and_spoils_nobody(micro_cohort: int | None, by_position: bool) -> None:
+@pytest.mark.parametrize(("micro_cohort", "kernels"), [(None, None), (3, None), (3, TorchPositionKernels())])
+def test_a_user_that_blows_up_is_left_out_and_spoils_nobody(micro_cohort: int | None, kernels: Kernels | None) -> None:
     """Its factor is 0, and infinity times 0 would be NaN. Who does not meet word 1 gives it a probability of 0."""
     model = model_of(0).float()
     with torch.no_grad():
         model.embedding[1], model.output_bias[1] = 1e37, -3e38
     start, hparams = start_of(model), LocalHParams(epochs=2)
-    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort, by_position=by_position)
+    engine = engine_of(start, hparams, micro_cohort, kernels)
     actual, expected = (
         engine.train(start, InMemory(LAYOUT, users), range(3), 0, 0, 0.5)
         for users in ([[[1, 2]], [[3, 4]], []], [[], [[3, 4]], []])

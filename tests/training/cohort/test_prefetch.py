@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flsim.training.cohort.prefetch import prefetched
+from flsim.training.local import prefetched
 
 
 def threads() -> list[threading.Thread]:

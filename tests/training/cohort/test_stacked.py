@@ -15,25 +15,27 @@ from stacking import (
     start_of,
     train_stacked,
 )
+from torch_positions import TorchPositionKernels
 from training_oracle import train_cohort
 
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
+from flsim.training.cohort.kernels import Kernels
 from flsim.training.cohort.stacked_trainer import GRAPHS, StackedTrainer
 from flsim.training.hparams import LocalHParams
 
 
-@pytest.mark.parametrize("by_position", [False, True])
+@pytest.mark.parametrize("kernels", [Kernels(), TorchPositionKernels()], ids=["padded", "by position"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
-def test_low_precision_stays_within_its_rounding(precision: Any, optimizer: Any, by_position: bool) -> None:
+def test_low_precision_stays_within_its_rounding(precision: Any, optimizer: Any, kernels: Kernels) -> None:
     """The error of the summed update, relative to its norm: what `rounding` derives."""
     layout = Layout(60)
     model, population = model_of(0, layout, ModelHParams(16, 24)), random_population(4, 100, layout)
     hparams = LocalHParams(learning_rate=0.1, batch_size=16, optimizer=optimizer, momentum=0.5, precision=precision)
     exact = train_cohort(model, population, range(4), hparams, 0, 0, 1e9)
     start = start_of(model.float())
-    trainer = StackedTrainer(start, hparams, layout, 4, by_position=by_position)
+    trainer = StackedTrainer(start, hparams, layout, 4, kernels)
     actual = train_stacked(trainer, start, population, hparams, clip=1e9)
     assert_within(actual, exact, start, precision, 7)
 
@@ -69,7 +71,7 @@ def held(thing: object) -> int:
     return sum(map(held, thing)) if isinstance(thing, list) else held(vars(thing)) if hasattr(thing, "_flat") else 0
 
 
-@pytest.mark.parametrize("by_position", [False, True])
+@pytest.mark.parametrize("kernels", [Kernels(), TorchPositionKernels()], ids=["padded", "by position"])
 @pytest.mark.parametrize(
     "hparams",
     [
@@ -80,17 +82,18 @@ def held(thing: object) -> int:
     ],
     ids=str,
 )
-def test_the_memory_of_a_micro_cohort_is_what_was_said(hparams: LocalHParams, by_position: bool) -> None:
+def test_the_memory_of_a_micro_cohort_is_what_was_said(hparams: LocalHParams, kernels: Kernels) -> None:
     """Of full batches of the longest records: buffers that hold no more than was said, and no less than 0.98 of it."""
     layout, users = Layout(200, record_words=6), 7
     start = start_of(model_of(0, layout, ModelHParams(16, 24)).float())
     population = InMemory(layout, [[[1] * 6] * 4] * users)
-    trainer = StackedTrainer(start, hparams, layout, users, by_position=by_position)
+    trainer = StackedTrainer(start, hparams, layout, users, kernels)
     train_stacked(trainer, start, population, hparams)
     own = {name: value for name, value in vars(trainer).items() if name not in ("_like", "_order")}
-    if trainer._low is trainer._weights:
-        own.pop("_low")
-    fixed, per_user = StackedTrainer.memory(start, hparams, layout, by_position)
+    own |= vars(trainer._model)
+    if own["low"] is own["weights"]:
+        own.pop("low")
+    fixed, per_user = StackedTrainer.memory(start, hparams, layout, kernels)
     callers = sum(2 * 4 * value.numel() for value in start.values())  # `like` and where the round starts
     sums = 2 * sum(8 * value.numel() for value in start.values())
     assert 0.98 * (fixed + users * per_user) <= held(own) + callers + sums <= 1.02 * (fixed + users * per_user)

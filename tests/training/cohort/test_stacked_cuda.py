@@ -46,32 +46,30 @@ def options(precision: Any, **others: Any) -> LocalHParams:
     return LocalHParams(**{"learning_rate": 0.1, "precision": precision, **others})
 
 
-@pytest.mark.parametrize("by_position", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 @smooth_steps()
-def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any], by_position: bool) -> None:
+def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any]) -> None:
     """Within the rounding that is derived, of which smooth steps amplify little."""
     population, hparams = random_population(USERS, 60, LAYOUT), options(precision, **others)
     model = model_of(0, LAYOUT, SIZES)
     exact = train_cohort(model, population, range(USERS), hparams, 0, 0, 0.5)
     start = {name: value.cuda() for name, value in start_of(model.float()).items()}
-    trainer = StackedTrainer(start, hparams, LAYOUT, USERS, by_position=by_position)
+    trainer = StackedTrainer(start, hparams, LAYOUT, USERS)
     actual = train_stacked(trainer, start, population, hparams, 0, 0.5)
     assert_within(actual, exact, start, precision, 4, times=amplification(hparams))
 
 
-@pytest.mark.parametrize("by_position", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 @smooth_steps()
-def test_graphs_change_nothing(precision: Any, others: dict[str, Any], by_position: bool) -> None:
+def test_graphs_change_nothing(precision: Any, others: dict[str, Any]) -> None:
     """But rounding, as shapes are rounded up. Nor do graphs that are used again, or larger users in between."""
     population, larger = random_population(USERS, 30, LAYOUT), random_population(USERS, 80, LAYOUT, seed=1)
     hparams = options(precision, **others)
     start = start_on_gpu()
-    plain = StackedTrainer(start, hparams, LAYOUT, USERS, graphs=False, by_position=by_position)
-    graphs = StackedTrainer(start, hparams, LAYOUT, USERS, by_position=by_position)
+    plain = StackedTrainer(start, hparams, LAYOUT, USERS, graphs=False)
+    graphs = StackedTrainer(start, hparams, LAYOUT, USERS)
     expected = train_stacked(plain, start, population, hparams)
     for others_first in (None, None, larger):
         if others_first is not None:
@@ -97,24 +95,24 @@ def test_a_step_by_position_gives_the_same_bits_each_time() -> None:
     """With graphs and without sums whose order programs choose; one trainer twice, and another one."""
     population, hparams = random_population(USERS, 60, LAYOUT), options("bf16")
     start = start_on_gpu()
-    trainers = [StackedTrainer(start, hparams, LAYOUT, USERS, by_position=True) for _ in range(2)]
+    trainers = [StackedTrainer(start, hparams, LAYOUT, USERS) for _ in range(2)]
     first, *others = [train_stacked(trainer, start, population, hparams) for trainer in (*trainers, trainers[0])]
     for other in others:
         assert other.counts.loss == first.counts.loss
         assert all(torch.equal(value, first.delta[name]) for name, value in other.delta.items())
 
 
-@pytest.mark.parametrize("by_position", [False, True])
-def test_what_it_says_of_memory_holds(by_position: bool) -> None:
-    hparams, users = options("bf16"), 32
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_what_it_says_of_memory_holds(precision: Any) -> None:
+    hparams, users = options(precision), 32
     start = start_on_gpu()
     population = InMemory(LAYOUT, [[[1] * LAYOUT.record_words] * hparams.batch_size] * users)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=users, by_position=by_position)
+    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=users)
     engine.train({name: value.cpu() for name, value in start.items()}, population, range(users), 0, 0)
-    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT, by_position)
+    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
     libraries = 128 * 2**20  # cuBLAS's workspaces, and what graphs keep
     assert torch.cuda.max_memory_allocated() - before <= fixed + users * per_user + libraries
 

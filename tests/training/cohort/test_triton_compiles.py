@@ -110,48 +110,16 @@ def assert_within_limits(compilers: list[Compiler], folder: Path) -> None:
 
 def assert_gates_are_prefetched(compilers: list[Compiler]) -> None:
     """In both directions of a recurrence, whose blocks of units are short beside the time that memory takes."""
-    recurrences = [c for c in compilers if re.search("recur|forwards|backwards", c.kernel.fn.__name__) and c.compiled]
+    recurrences = [c for c in compilers if "recur" in c.kernel.fn.__name__ and c.compiled]
     assert len(recurrences) == 2
     for compiled in (compiled for compiler in recurrences for compiled in compiler.compiled.values()):
         assert "scf.for" in compiled.asm["ttgir"]
         assert waiting_loads(compiled) == [], compiled.name
 
 
-@pytest.mark.parametrize(
-    ("hparams", "users", "words"),
-    [
-        (LocalHParams(precision="bf16", batch_size=64, optimizer="adam", gradient_clip=1.0, proximal=0.1), 2, 2),
-        (LocalHParams(precision="float32", optimizer="momentum"), 2, 2),
-    ],
-    ids=["adam", "float32"],
-)
-def test_a_whole_step_compiles(
-    hparams: LocalHParams, users: int, words: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All that a micro-cohort launches, launched by the trainer itself: 7 of the 8 kernels, as one of two updates."""
-    from flsim.training.cohort import triton_kernels, triton_recurrence
-
-    compilers = compilers_in(monkeypatch, triton_recurrence, triton_kernels)
-    layout, rng = Layout(5_008), stream(0, "test", "compiles")
-    records = Records.from_lists([rng.integers(1, 5_000, words).tolist() for _ in range(hparams.batch_size)])
-    start = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).state_dict()
-    trainer = StackedTrainer(start, hparams, layout, users, triton_kernels.TritonKernels(hparams.precision))
-    trainer.train(start, trainer.pack([Participant(records, rng)] * users))
-    trainer.norms()
-    sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
-    trainer.add_updates([1.0] * users, sums)
-    assert len(compilers) == 8
-    assert sum(bool(compiler.compiled) for compiler in compilers) == 7
-    if hparams.batch_size > 1:
-        assert_gates_are_prefetched(compilers)
-    assert_within_limits(compilers, tmp_path)
-
-
-@pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adam"), ("float32", "sgd")])
-def test_a_step_by_position_compiles(
-    precision: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All that a step by position of the paper's model launches."""
+@pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adam"), ("tf32", "sgd"), ("float32", "momentum")])
+def test_a_whole_step_compiles(precision: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a step of the paper's model, its norm and its update launch; in float32, PyTorch has the recurrence."""
     from flsim.training.cohort import triton_kernels, triton_positions
 
     compilers = compilers_in(monkeypatch, triton_kernels, triton_positions)
@@ -159,13 +127,20 @@ def test_a_step_by_position_compiles(
     hparams = LocalHParams(precision=precision, optimizer=optimizer)
     records = Records.from_lists([rng.integers(1, 5_000, 2).tolist() for _ in range(hparams.batch_size)])
     start = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).state_dict()
-    kernels = triton_positions.TritonPositionKernels(precision)
-    trainer = StackedTrainer(start, hparams, layout, 1, kernels, by_position=True)
+    by_position = precision != "float32"
+    kernels = triton_positions.TritonPositionKernels if by_position else triton_kernels.TritonKernels
+    trainer = StackedTrainer(start, hparams, layout, 1, kernels(precision))
     trainer.train(start, trainer.pack([Participant(records, rng)]))
-    assert_gates_are_prefetched(compilers)
+    trainer.norms()
+    trainer.add_updates([1.0], {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()})
     used = {compiler.kernel.fn.__name__: len(compiler.compiled) for compiler in compilers if compiler.compiled}
-    expected = {"_recur_positions": 1, "_predict": 1, "_descend_predictions": 1, "_recur_positions_back": 1}
-    expected |= {"_descend_positions": 2, "_add_rows": 1} | ({} if optimizer == "sgd" else {"_optimize": 1})
+    expected = {"_add_rows": 1, "_squares": 1, "_add_updates": 1} | ({} if optimizer == "sgd" else {"_optimize": 1})
+    if by_position:
+        assert_gates_are_prefetched(compilers)
+        expected |= {"_recur_positions": 1, "_predict": 1, "_descend_predictions": 1, "_recur_positions_back": 1}
+        expected |= {"_descend_positions": 2}
+    else:
+        expected |= {"_cross_entropy": 1}
     assert used == expected
     assert_within_limits(compilers, tmp_path)
 
@@ -185,11 +160,11 @@ def recur_by_position(precision: Any, width: int, rows: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "float32"])
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_the_recurrence_of_the_widest_embeddings_fits_an_a100(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 64, of which a program has fewer rows the wider the embedding is."""
     from flsim.training.cohort import triton_positions
-    from flsim.training.cohort.triton_recurrence import WIDEST
+    from flsim.training.cohort.triton_kernels import WIDEST
 
     compilers = compilers_in(monkeypatch, triton_positions)
     recur_by_position(precision, WIDEST[precision], rows=64)
