@@ -24,7 +24,7 @@ from flsim.cli import app
 from flsim.cli.options import PANELS
 from flsim.models.lora import LoraHParams
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig
-from flsim.runs.config.listing import Section, architectures, sections
+from flsim.runs.config.listing import Section, sections
 
 ROOT = Path(__file__).parents[2]
 GROUP = typer.main.get_command(app)
@@ -115,7 +115,7 @@ def test_the_list_fits_80_columns_and_can_be_of_one_section_or_setting(flsim: Fl
     assert max(map(len, whole.splitlines())) <= 80
     _, section, _ = flsim("settings", "model")
     assert section in whole
-    assert all(network.name in section for network in architectures())
+    assert "[model]: architectures" in section
     _, setting, _ = flsim("settings", "training.cohort")
     assert "cohort" in setting
     assert "server_optimizer" not in setting
