@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from flsim.planning.scale import (
     duration,
     evaluations_of,
     number,
+    once,
     published_scale,
     published_users,
     row_name,
@@ -46,7 +47,6 @@ from flsim.privacy.ledger import Ledger
 from flsim.privacy.sampling import Relation
 from flsim.privacy.table import SOUND, STAR, report
 from flsim.results import power
-from flsim.results.sweeps import PARTITION
 from flsim.runs.config import Config, load, toml
 from flsim.runs.foresight import settled_on
 from flsim.runs.sweeps import definition
@@ -81,10 +81,9 @@ class Disk:
 def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) -> Disk:
     """Return the disk space of all runs; `corpus` is the size of the corpus if the sweep makes it, else 0."""
     disks = [run_disk(run.config, trained_on(run.config, train)) for run in runs]
+    summed = Disk(*map(sum, zip(*map(astuple, disks), strict=True)))
     meanwhile = sum(sorted((disk.meanwhile for disk in disks), reverse=True)[:at_once])
-    checkpoints, kept = sum(disk.checkpoints for disk in disks), sum(disk.kept for disk in disks)
-    planted, rest = sum(disk.planted for disk in disks), sum(disk.rest for disk in disks)
-    return Disk(checkpoints + planted + rest + corpus, checkpoints, kept, planted, rest, corpus, meanwhile)
+    return replace(summed, total=summed.total + corpus, corpus=corpus, meanwhile=meanwhile)
 
 
 def checkpoint_bytes(config: Config, vocabulary: int) -> int:
@@ -158,16 +157,12 @@ class Provable:
 
 def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...]:
     """Return what each row with ranked canaries can prove in each partition, once for all seeds and equal rows."""
-    named: dict[str, Provable] = {}
-    for run in planned:
-        name = " ".join(filter(None, (row_name(run), str(run.axes.get(PARTITION, "")))))
-        canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
-        if name not in named and is_ranked and not canaries.is_natural and configurations(canaries):
-            named[name] = _provable(run.config, train)
-    equal: dict[Provable, list[str]] = {}
-    for name, provable in named.items():
-        equal.setdefault(provable, []).append(name)
-    return tuple(replace(provable, name=same[0], rows=len(same)) for provable, same in equal.items())
+    configs = {name: runs[0].config for name, runs in rows_of(planned).items()}
+    return once(
+        (name, _provable(config, train))
+        for name, config in configs.items()
+        if not (config.evaluation.utility_only or config.canaries.is_natural) and configurations(config.canaries)
+    )
 
 
 def _provable(config: Config, train: Split) -> Provable:
@@ -246,12 +241,8 @@ class Finetuning:
 
 
 def finetuning_of(planned: Iterable[Planned], train: Split) -> tuple[Finetuning, ...]:
-    equal: dict[Finetuning, list[str]] = {}
-    for run in planned:
-        if run.config.model.architecture == "hf":
-            names = equal.setdefault(_finetuning(run.config, train), [])
-            names += [row_name(run)] * (row_name(run) not in names)
-    return tuple(replace(needs, name=names[0], rows=len(names)) for needs, names in equal.items())
+    models = [run for run in planned if run.config.model.architecture == "hf"]
+    return once((row_name(run), _finetuning(run.config, train)) for run in models)
 
 
 def _finetuning(config: Config, train: Split) -> Finetuning:
@@ -398,7 +389,7 @@ def read_request(
         is_there=users is None,
         makes=makes,
         whole_cluster=at.whole_cluster,
-        published=published_scale(sweep, planned, rows_of(planned, train), str(file), only),
+        published=published_scale(sweep, planned, str(file), only),
         source=sweep.published.source if sweep.published else None,
     )
 
@@ -412,7 +403,7 @@ def plan_of(
     at_once: int | None = None,
 ) -> Plan:
     planned, train, whole_cluster = request.planned, request.train, request.whole_cluster
-    scale = scale_of(rows_of(planned, train), train, {}, request.published)
+    scale = scale_of(rows_of(planned), train, request.published)
     slots = 1 if whole_cluster else max(machine.runs_at_once(run.config, at_once) for run in planned)
     slots = min(slots, len(planned))
     costs, measurement = measured or ({}, None)
