@@ -283,7 +283,12 @@ def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", own: "Sequence[Q
     from flsim.results.tables import memorization_table
     from flsim.show.memorization import table_of_runs
 
-    results = _results(rows, roster_of(canaries.planting, canaries.vocabulary), own)
+    roster = roster_of(canaries.planting, canaries.vocabulary)
+    is_planted = ~roster["canary"].isin([canary.id for canary in canaries.controls])
+    # A listed canary has at least one copy unless it is a control, even if the number is unknown.
+    copies = roster["planned_insertions"].clip(lower=1).where(is_planted, 0)
+    roster = roster.assign(is_planted=is_planted, planned_insertions=copies)
+    results = _results(rows, roster, own)
     tables = [memorization_table([results], at).assign(setting=f"Round {at:,}") for at in results.evaluated]
     return table_of_runs(pd.concat(tables, ignore_index=True)).markdown()
 

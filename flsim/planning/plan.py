@@ -57,9 +57,8 @@ from flsim.training.footprint import OPERATIONS
 
 # Measured on runs of experiments/table1.toml, tier smoke; small in comparison with checkpoints.
 CHECKPOINT_HEADER = 900
-ROUND, STEPS = 340, 150  # a line of rounds.jsonl, of federated and of central training
-TRACKED, TRACKED_EVALUATION = 540, 700  # of tensorboard/, for such a line and for an evaluation
-ROWS, ROWS_CANARY = 3_500, 30
+LINE, EVALUATION = 880, 4_200  # a line of rounds.jsonl, and the rows of an evaluation, each with its tensorboard/
+ROWS_CANARY = 30
 ROSTER, ROSTER_CANARY = 6_000, 60
 REST = 6_000  # settings, status, log
 KEPT = 2  # states of a user that a resume may need, on average
@@ -102,10 +101,7 @@ def run_disk(config: Config, train: Split) -> Disk:
     if config.data.partition == "iid":
         planted += np.dtype(order_dtype(records)).itemsize * records + 8 * (users + 1)
     lines = rounds if config.has_a_line_per_round else evaluations + rounds // config.system.checkpoint_every
-    tracked = "tensorboard" in config.system.tracking
-    line = ROUND if config.has_a_line_per_round else STEPS
-    rest = REST + lines * line + evaluations * (ROWS + ROWS_CANARY * canaries)
-    rest += tracked * (lines * TRACKED + evaluations * TRACKED_EVALUATION)
+    rest = REST + lines * LINE + evaluations * (EVALUATION + ROWS_CANARY * canaries)
     if config.slots_kept_by_users:
         sampled = users * (1 - (1 - min(1.0, config.round_size / users)) ** rounds)
         rest += round(KEPT * sampled * 4 * weights_of(vocabulary, config.model) * config.slots_kept_by_users)
@@ -122,8 +118,8 @@ BOUNDS = (
     "prove with 95% confidence. A result near a bound is limited by the number of canaries."
 )
 HALVED = (
-    "Under add-or-remove-one a bound is half of the bound under replace-one: to replace a unit is to remove it and to "
-    "add another one."
+    "Neighbours: under add-or-remove-one a bound is half of the bound under replace-one, because to replace a unit is "
+    "to remove it and to add another one."
 )
 two_digits = "{:.2f}".format
 
@@ -151,7 +147,7 @@ class Provable:
     random_updates: float | None = cell(
         "random", "{:.2g}".format, "Random: updates of canary users for each update of a user; they cost utility."
     )
-    relation: str = cell("neighbours", is_number=False)
+    relation: str = cell("neighbours", note=HALVED, is_number=False)
     note: str = ""
 
 
@@ -207,12 +203,6 @@ def groups_of(config: Config, users: Users) -> list[int]:
     return groups
 
 
-def proof_table(rows: Sequence[Provable]) -> str:
-    halved = HALVED if any(row.relation == "add-or-remove-one" for row in rows) else ""
-    notes = dict.fromkeys([BOUNDS, halved, *(row.note for row in rows)])
-    return table(rows, "".join(map(note, filter(None, notes))))
-
-
 REQUEST, REPLY = 4, 8  # bytes of a trained weight: float32 to a client, and sums in float64 back
 FINETUNING = (
     "By arithmetic, without weights. Memory: of one process that trains: the base, and for each of the users that "
@@ -246,9 +236,9 @@ def finetuning_of(planned: Iterable[Planned], train: Split) -> tuple[Finetuning,
 
 
 def _finetuning(config: Config, train: Split) -> Finetuning:
-    needs, users = config.footprint(train.layout), Users.counted(trained_on(config, train))
+    needs, users = config.footprint(train.layout), trained_on(config, train)
     sent = config.clients * needs.trained * (REQUEST + REPLY) or None
-    records = config.records_of_round(users.records // users.users)
+    records = users.records / config.rounds_per_epoch(users)  # of a round
     operations = needs.operations * records * (users.words / users.records + 1)
     seconds = None if needs.gpu is None else operations / (OPERATIONS * max(1, config.clients))
     sizes = needs.trained, needs.base, needs.user, needs.at_once, needs.memory
@@ -491,6 +481,7 @@ def page(plan: Plan) -> str:
     runs = sum(row.runs for row in plan.scale.rows)
     tier = f", tier {plan.tier}" if plan.tier else ""
     title = f"{plan.name}{tier}. Runs: {runs:,}. Cores: {plan.machine.cores}. GPUs: {plan.machine.gpus}."
+    proof = "".join(map(note, dict.fromkeys(filter(None, [BOUNDS, *(row.note for row in plan.provable)]))))
     sections = {
         "Time, memory and disk" if plan.time else "Disk": answers(
             *filter(None, (plan.time, plan.measurement, plan.disk))
@@ -499,7 +490,7 @@ def page(plan: Plan) -> str:
         "Training of Hugging Face models": table(plan.finetuning, note(FINETUNING)) if plan.finetuning else "",
         "Scale and amount of training": scale_tables(plan.scale, plan.published, plan.source),
         "Epsilon": _epsilons(plan.privacy) if plan.privacy else "",
-        "Largest provable epsilon": proof_table(plan.provable) if plan.provable else "",
+        "Largest provable epsilon": table(plan.provable, proof) if plan.provable else "",
         "Statistical power": answers(plan.power) + note(FOUND) if plan.power else "",
     }
     texts = [f"## {head}\n\n{text.rstrip()}\n" for head, text in sections.items() if text]

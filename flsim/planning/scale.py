@@ -21,7 +21,7 @@ from flsim.measures.quantity import Quantity, of_model
 from flsim.results.run_file import PARTITIONS
 from flsim.results.sweeps import PARTITION
 from flsim.runs.config import Config
-from flsim.runs.config.base import DataHParams, shared_rounds, whole_rounds
+from flsim.runs.config.base import DataHParams, shared_rounds
 from flsim.runs.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 from flsim.show.table import Column, markdown, note
 
@@ -170,14 +170,10 @@ def _trained_on(data: DataHParams, train: Split, seed: int) -> Split:
 
 def evaluations_of(config: Config, train: Split) -> int:
     """Return the number of a run's evaluations, on the users that it trains on."""
-    rounds, schedule = config.rounds_over(train), config.evaluation
-    if schedule.every_epochs is None:
-        return -(-rounds // schedule.every)
-    per_epoch = config.rounds_per_epoch(train)
-    interval = schedule.every_epochs * per_epoch
-    intervals = range(1, math.ceil(rounds / interval) + 1)
-    near = {whole_rounds(k * interval) for k in intervals} if interval >= 1 else range(1, rounds)
-    return 1 + sum(0 < round_ < rounds and schedule.is_due(round_, per_epoch) for round_ in near)
+    schedule = config.evaluation
+    epochs = schedule.every_epochs
+    interval = schedule.every if epochs is None else max(1.0, epochs * config.rounds_per_epoch(train))
+    return 1 + math.floor(round((config.rounds_over(train) - 1) / interval, 6))
 
 
 def checkpoints_of(config: Config, train: Split) -> int:

@@ -29,11 +29,10 @@ from flsim.planning.plan import (
     page,
     plan_of,
     power_of,
-    proof_table,
     provable_of,
     run_disk,
 )
-from flsim.planning.scale import Users, checkpoints_of
+from flsim.planning.scale import Users, checkpoints_of, table
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.table import report
 from flsim.results.power import SD_CANARIES, SD_SEEDS, Spread, detectable_exposure, seeds_for
@@ -66,18 +65,6 @@ def planned(flsim: Flsim, *arguments: str | Path) -> dict[str, Any]:
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)
     return found
-
-
-@pytest.mark.parametrize("table", ["table1", "secret-sharer-table4"])
-def test_a_page_of_our_own_experiments(flsim: Flsim, table: str) -> None:
-    """Sections and notes are only of what there is: neither time nor memory, and nothing private."""
-    code, out, _ = flsim(EXPERIMENTS / f"{table}.toml", "--tier", "smoke")
-    assert code == 0
-    assert max(map(len, out.splitlines())) <= 80
-    titles = [line.removeprefix("## ") for line in out.splitlines() if line.startswith("## ")]
-    assert titles == ["Disk", "Scale and amount of training", "Largest provable epsilon", "Statistical power"]
-    for text in ("392,000", "share of all users", "p_u x users"):
-        assert (text in out) == (table == "table1"), "users of Thakkar et al., cohorts and sharers"
 
 
 def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
@@ -312,4 +299,4 @@ def test_canary_users_have_a_bound_and_a_cost(experiment: Experiment) -> None:
     assert row.random_updates == pytest.approx(20 / 24)
     assert row.delta is not None
     assert row.canary_users == ceiling_of_coins([1] * 40, row.delta)
-    assert re.search(r"users *\|.*random", proof_table([row]))
+    assert re.search(r"users *\|.*random", table([row]))
