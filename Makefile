@@ -62,7 +62,7 @@ numbers: setup   ## the tests of numbers as on processors with AVX2, and as on o
 	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
 		$(BIN)/pytest -n 3 --dist loadfile $(NUMBERS)
 
-lint: setup      ## ruff and mypy; shell scripts, YAML, the Dockerfile, and files with a published schema
+lint: setup      ## ruff and mypy; shell scripts, YAML, the Dockerfile, and files with a published schema; prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -74,6 +74,7 @@ lint: setup      ## ruff and mypy; shell scripts, YAML, the Dockerfile, and file
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $$(ls .github/ISSUE_TEMPLATE/*.yml | grep -v config)
 	$(BIN)/pre-commit validate-config
+	$(BIN)/python .ci/prose.py
 
 audit: setup     ## known vulnerabilities of what is pinned; says so, and does not fail, where osv.dev cannot be asked
 	$(BIN)/python .ci/audit.py || [ $$? -eq 3 ]
