@@ -62,10 +62,19 @@ numbers: setup   ## the tests of numbers as on processors with AVX2, and as on o
 	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
 		$(BIN)/pytest -n 3 --dist loadfile $(NUMBERS)
 
-lint: setup      ## ruff and mypy
+lint: setup      ## ruff and mypy; shell scripts, YAML, the Dockerfile, and files with a published schema; prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/shellcheck $$(git grep -lE '^#!/usr/bin/env bash')
+	$(BIN)/yamllint --strict deploy
+	$(BIN)/hadolint deploy/Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $$(ls .github/ISSUE_TEMPLATE/*.yml | grep -v config)
+	$(BIN)/pre-commit validate-config
+	$(BIN)/python .ci/prose.py
 
 audit: setup     ## known vulnerabilities of what is pinned; says so, and does not fail, where osv.dev cannot be asked
 	$(BIN)/python .ci/audit.py || [ $$? -eq 3 ]

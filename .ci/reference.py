@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 import typer
-from typer.testing import CliRunner
 
 from flsim.cli import app
 from flsim.cli.options import PANELS
-from flsim.cli.settings import marked
+from flsim.runs.config.listing import sections
 
 DOCS = Path(__file__).parents[1] / "docs"
 # Pages with examples of a command.
@@ -81,6 +80,13 @@ To change no file, run one of these lines in a shell. The effect lasts until you
 
 `flsim --show-completion` prints the script that completes.
 """
+ABOUT = """\
+A configuration is a TOML file with the sections below. Every setting has a default except `data.corpus`. Defaults
+follow Thakkar et al. (2020). The paper does not state batch size, learning rate and number of epochs of local training,
+so those defaults are flsim's.
+
+A key that flsim does not know is an error. On the command line, `--set section.key=value` replaces a setting. To use
+custom code, name it as `path/to/file.py:NAME`. `flsim settings` prints this list in a terminal."""
 ROOT = typer.main.get_command(app)
 
 
@@ -150,8 +156,34 @@ def _entry(parameter: click.Parameter, context: click.Context) -> str:
 
 
 def _settings() -> str:
-    done = CliRunner().invoke(app, ("settings", "--format", "md"), prog_name="flsim", catch_exceptions=False)
-    return done.stdout
+    """Return the list of settings, with a heading for each section and a definition list."""
+    lines = ["# Configuration", "", ABOUT, ""]
+    for section in sections():
+        lines += [f"## {section.title}", ""]
+        lines += [marked(section.description), ""] if section.description else []
+        for setting in section.settings:
+            default = f"default `{setting.default}`" if setting.default not in ("", "required") else setting.default
+            unit = f"unit: {setting.unit}" if setting.unit else ""
+            facts = filter(None, (setting.type, default, unit))
+            lines += [f"`{setting.name}`", f": *{'; '.join(facts)}.* {marked(setting.description)}", ""]
+    return "\n".join(lines)
+
+
+def marked(text: str) -> str:
+    """Return a sentence of the help as Markdown: options, settings, paths and values as code, without other markup."""
+    return " ".join(_marked_word(word) for word in text.split())
+
+
+def _marked_word(word: str) -> str:
+    start, core, end = re.fullmatch(r"([(\"]*)(.*?)([)\",;:.]*)", word).groups()  # type: ignore[union-attr]
+    is_code = (
+        re.match(r"--?[a-z]|[\w.-]+/[\w{]|\w+://|\{\w", core)
+        or re.search(r"\w=\w|[a-z]_[a-z]|\w\.(py|toml|csv|md|jsonl|html|png|txt|h5)\b", core)
+        or re.fullmatch(r"[a-z]+(\.[a-z_]+)+|[A-Z]+_[A-Z_]+", core)
+    )
+    if not is_code or re.search(r"[\^|()]", core) or core in ("e.g", "i.e", "and/or"):
+        return re.sub(r"([*_<\[\]|])", r"\\\1", word)
+    return f"{start}`{core}`{end}"
 
 
 if __name__ == "__main__":

@@ -173,12 +173,6 @@ def test_pages_are_plain_markdown(document: Path) -> None:
     assert directives <= DIRECTIVES.get(document.name, set())
 
 
-def test_prose_follows_the_rules() -> None:
-    """Where this fails, run: python .ci/prose.py."""
-    done = subprocess.run([sys.executable, ".ci/prose.py"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
 def test_prose_against_the_rules_is_found() -> None:
     """On pages, and in docstrings, comments and messages of code."""
     findings = runpy.run_path(str(ROOT / ".ci" / "prose.py"))["findings_in"]

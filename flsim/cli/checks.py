@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 OF_RUN, OF_MODEL, MEASURES = "A checkpoint of a run", "Any other model (--model)", "Measurements"
 for_model = partial(typer.Option, rich_help_panel=OF_MODEL)
 for_measures = partial(typer.Option, rich_help_panel=MEASURES)
-CONTROLS = "none (controls)"  # in place of a configuration
 
 
 def evaluate(
@@ -277,41 +276,21 @@ def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[
 
 
 def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", own: "Sequence[Quantity]" = ()) -> str:
-    """Return a table of several evaluations, with a row for each round and configuration of canaries."""
+    """Return the table of `flsim table` with a row for each evaluation."""
     import pandas as pd
 
-    from flsim.measures.quantity import of_model
-    from flsim.results.canary_table import traced
-    from flsim.results.columns import quantities_of
-    from flsim.results.differences import name_of_configuration
-    from flsim.show.table import Field, table_of
+    from flsim.canaries.roster import roster_of
+    from flsim.results.tables import memorization_table
+    from flsim.show.memorization import table_of_runs
 
-    names = pd.Series({one.id: name_of_configuration(vars(one)) for one in canaries.planting.canaries})
-    names[[canary.id for canary in canaries.controls]] = CONTROLS
-    names = names.sort_values(key=lambda column: column == CONTROLS, kind="stable")
-    results = _results(rows, pd.DataFrame({"canary": names.index}), own)
-    of_canaries = [quantity for quantity in traced(quantities_of([results])) if not quantity.is_partial]
-    table = []
-    for round_ in results.evaluated:
-        measured = {one.name: results.of_canaries(one.name, round_) for one in of_canaries}
-        values = pd.DataFrame({name: column for name, column in measured.items() if column is not None})
-        for name, group in values.groupby(names, sort=False):
-            flags = {one.name: group[one.name].sum() for one in of_canaries if one.is_flag and one.name in group}
-            table.append({"round": round_, "planted": name, "canaries": len(group), **group.mean(), **flags})
-        table[-1] |= {one.name: results.of_model(one.name, round_) for one in of_model(quantities_of([results]))}
-    fields = [Field("Canaries", "canaries", "{:,}")]
-    for one in of_canaries:
-        what = f"number of {one.outcome} canaries, by {one.title}" if one.is_flag else f"mean of {one.title.lower()}"
-        fields.append(
-            Field(one.heading, one.name, "{:.0f}" if one.is_flag else one.format, note=f"{one.heading}: {what}.")
-        )
-    for one in of_model(quantities_of([results])):
-        if one.is_standard or one in own:
-            fields.append(
-                Field(one.column_heading, one.name, one.format, one.scale, note=f"{one.heading}: {one.description}")
-            )
-    labels = [Field("Round", "round", "{:,}"), Field("Planted", "planted")]
-    return table_of(pd.DataFrame(table), labels, [[field] for field in fields]).markdown()
+    roster = roster_of(canaries.planting, canaries.vocabulary)
+    is_planted = ~roster["canary"].isin([canary.id for canary in canaries.controls])
+    # A listed canary has at least one copy unless it is a control, even if the number is unknown.
+    copies = roster["planned_insertions"].clip(lower=1).where(is_planted, 0)
+    roster = roster.assign(is_planted=is_planted, planned_insertions=copies)
+    results = _results(rows, roster, own)
+    tables = [memorization_table([results], at).assign(setting=f"Round {at:,}") for at in results.evaluated]
+    return table_of_runs(pd.concat(tables, ignore_index=True)).markdown()
 
 
 def quantize(

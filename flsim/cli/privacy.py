@@ -1,6 +1,5 @@
 """`flsim privacy` and `flsim plan`: the epsilon of a plan or a run, and the resources of a plan."""
 
-import json
 import math
 import os
 from dataclasses import asdict, replace
@@ -105,16 +104,11 @@ def privacy(
 def _with_options(name: str, options: list[str] | None) -> str:
     """Return a name with options that are given as NAME=VALUE."""
     from flsim.base.extensions import with_options
+    from flsim.runs.config.toml import override_value
 
     values: dict[str, object] = {}
     for option in options or ():
-        key, equals, text = option.partition("=")
-        if not equals:
-            raise InputError(f"{option}: write an option as NAME=VALUE, e.g. separation=10")
-        try:
-            values[key] = json.loads(text)
-        except ValueError:
-            values[key] = text
+        override_value(values, option)
     return with_options(name, values)
 
 

@@ -200,10 +200,11 @@ def demo(
     refuse_existing(out)
     corpus = (out / "corpus").resolve()
     with resources.as_file(resources.files("experiments") / "demo.toml") as file:
-        settings = config.load(file, [f"seed={seed}", f"data.corpus={corpus}", *(set_ or ())])
+        settings = config.load(file, [f"seed={seed}", *(set_ or ())])
     make_synthetic(corpus, SyntheticHParams(), seed)
     for partition in ("iid", "non-iid"):
-        train(Run.create(replace(settings, data=replace(settings.data, partition=partition)), out / partition))
+        data = replace(settings.data, corpus=corpus, partition=partition)
+        train(Run.create(replace(settings, data=data), out / partition))
     iid, non_iid = read_run(out / "iid"), read_run(out / "non-iid")
     table = table_of_runs(memorization_table([iid, non_iid]))
     for name, text in (("table.md", table.markdown()), ("table.csv", table.csv())):

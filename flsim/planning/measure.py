@@ -10,15 +10,15 @@ the remaining time of the short run, from the start of its process to its end.
 Training is assumed to wait for evaluations. If evaluators have separate cores, runs end earlier.
 """
 
-import json
 import os
 import shutil
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -36,11 +36,10 @@ from server.sweep import Job, train_all
 
 STEPS = 20  # steps of central training in a part of a short run: a single step is too short to be measured
 PARTS, EVALUATIONS = 3, 2  # of a short run
-# Settings that do not change the time of a round or of an evaluation. Runs that differ only in these settings and in
-# their length are measured once.
+# Settings that do not change the time of a round or of an evaluation. Rows that differ only in these settings are
+# measured once.
 SAME_TIME = {
-    *("seed", "data.partition", "data.shadow", "canaries.arm", "local.learning_rate"),
-    *("training.learning_rate", "training.server_learning_rate"),
+    *("data.shadow", "canaries.arm", "local.learning_rate", "training.learning_rate", "training.server_learning_rate"),
     *("privacy.clip", "privacy.noise_multiplier", "privacy.delta"),
 }
 MEMORY_EVERY = 1.0  # seconds between two measurements of memory
@@ -90,7 +89,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class RunTime:
-    """The predicted time of runs of one configuration and length; the name is the row of the first of them."""
+    """The predicted time of runs of one configuration and length."""
 
     name: str = cell("Configuration", is_number=False)
     runs: int = cell("Runs", number)
@@ -131,52 +130,46 @@ def short_run(config: Config) -> Config:
     return replace(config.lasting(PARTS * part), canaries=canaries, evaluation=evaluation, system=system)
 
 
-def cost_key(config: Config) -> str:
-    """Return a text that is equal for configurations with equally long rounds and evaluations."""
-    sections = {
-        section: {name: value for name, value in values.items() if f"{section}.{name}" not in SAME_TIME}
-        for section, values in asdict(short_run(config)).items()
-        if isinstance(values, dict)
-    }
-    return json.dumps(sections, sort_keys=True, default=str)
+def configuration_of(run: Planned) -> str:
+    """Return the name of a configuration, whose runs have equally long rounds and evaluations."""
+    return row_name(run, without=SAME_TIME)
 
 
 def measure(
     planned: Sequence[Planned], machine: Machine, at_once: int | None = None, whole_cluster: bool = False
 ) -> tuple[dict[str, Cost], Measurement]:
-    """Return the times of each configuration, by `cost_key`, and how short runs were measured.
+    """Return the times of each configuration, by name, and how short runs were measured.
 
     They are trained in a temporary folder, which is removed in any case. There are at least as many short runs as the
     sweep trains at the same time, so that the times include the competition between runs. With `whole_cluster`, runs
     are trained one after another. Raises RunFailed if a short run failed.
     """
-    configs = {cost_key(run.config): run.config for run in planned}
+    configs = {configuration_of(run): run.config for run in planned}
     slots = 1 if whole_cluster else max(machine.runs_at_once(config, at_once) for config in configs.values())
     slots = min(slots, len(planned))
     load, began = os.getloadavg()[0], time.time()
     with scratch() as folder:
-        jobs, keys = [], {}
-        for index, key in enumerate(islice(cycle(configs), max(len(configs), slots))):
-            name, config = f"short{index}", short_run(configs[key])
-            dump(config, folder / f"{name}.toml")
-            jobs.append(Job(name, config, folder / f"{name}.toml", folder / name, folder / f"{name}.log"))
-            keys[name] = key
-        costs, spans = dict[str, list[Cost]](), list[tuple[float, float]]()
+        jobs, names = [], {}
+        for index, name in enumerate(islice(cycle(configs), max(len(configs), slots))):
+            short, config = f"short{index}", short_run(configs[name])
+            dump(config, folder / f"{short}.toml")
+            jobs.append(Job(short, config, folder / f"{short}.toml", folder / short, folder / f"{short}.log"))
+            names[short] = name
+        costs, seconds = dict[str, list[Cost]](), list[float]()
         title = f"measuring {PARTS} rounds and {EVALUATIONS} evaluations of each configuration"
         with progress(title, len(jobs), unit="runs") as advance, PeakMemory(os.getpid(), MEMORY_EVERY) as memory:
             for job in train_all(jobs, None, at_once, whole_cluster):
                 if job.failure:
                     raise RunFailed(f"the measurement failed, therefore nothing is predicted: {job.failure}")
-                spans.append((time.time() - job.seconds, time.time()))
-                costs.setdefault(keys[job.name], []).append(cost_of(folder / job.name, job.seconds))
-                advance(len(spans))
-        seconds = time.time() - began
-    busy = max(end for _, end in spans) - min(begin for begin, _ in spans)
+                seconds.append(job.seconds)
+                costs.setdefault(names[job.name], []).append(cost_of(folder / job.name, job.seconds))
+                advance(len(seconds))
+        total = time.time() - began
     medians = {
-        key: Cost(*(statistics.median(values) for values in zip(*map(astuple, observed), strict=True)))
-        for key, observed in costs.items()
+        name: Cost(*(statistics.median(values) for values in zip(*map(astuple, observed), strict=True)))
+        for name, observed in costs.items()
     }
-    return medians, Measurement(memory.total, slots, max(0.0, seconds - busy), seconds, load)
+    return medians, Measurement(memory.total, slots, max(0.0, total - sum(seconds) / slots), total, load)
 
 
 @contextmanager
@@ -216,18 +209,17 @@ def times_of(
     at_once: int | None = None,
     whole_cluster: bool = False,
 ) -> tuple[RunTime, ...]:
-    """Return the time of each run by configuration and length, the longest first."""
-    rows: dict[tuple[str, int, int], RunTime] = {}
+    """Return the times of runs by configuration and length, the longest first."""
+    rows = Counter[RunTime]()
     for run in planned:
-        users, cost = trained_on(run.config, train), costs[key := cost_key(run.config)]
+        users, cost = trained_on(run.config, train), costs[name := configuration_of(run)]
         rounds, evaluations = run.config.rounds_over(users), evaluations_of(run.config, users)
         slots = 1 if whole_cluster else machine.runs_at_once(run.config, at_once)
         seconds = cost.start + rounds * cost.round + evaluations * cost.evaluation
         parts = (cost.start, rounds, cost.round, evaluations, cost.evaluation)
-        row = RunTime(row_name(run), 0, slots, *parts, seconds)
-        row = rows.setdefault((key, rounds, evaluations), row)
-        rows[key, rounds, evaluations] = replace(row, runs=row.runs + 1)
-    return tuple(sorted(rows.values(), key=lambda row: -row.seconds))
+        rows[RunTime(name, 0, slots, *parts, seconds)] += 1
+    counted = [replace(row, runs=runs) for row, runs in rows.items()]
+    return tuple(sorted(counted, key=lambda row: -row.seconds))
 
 
 def time_of(times: Sequence[RunTime], overhead: float) -> Time:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from flsim.planning.scale import (
     duration,
     evaluations_of,
     number,
+    once,
     published_scale,
     published_users,
     row_name,
@@ -46,7 +47,6 @@ from flsim.privacy.ledger import Ledger
 from flsim.privacy.sampling import Relation
 from flsim.privacy.table import SOUND, STAR, report
 from flsim.results import power
-from flsim.results.sweeps import PARTITION
 from flsim.runs.config import Config, load, toml
 from flsim.runs.foresight import settled_on
 from flsim.runs.sweeps import definition
@@ -57,9 +57,8 @@ from flsim.training.footprint import OPERATIONS
 
 # Measured on runs of experiments/table1.toml, tier smoke; small in comparison with checkpoints.
 CHECKPOINT_HEADER = 900
-ROUND, STEPS = 340, 150  # a line of rounds.jsonl, of federated and of central training
-TRACKED, TRACKED_EVALUATION = 540, 700  # of tensorboard/, for such a line and for an evaluation
-ROWS, ROWS_CANARY = 3_500, 30
+LINE, EVALUATION = 880, 4_200  # a line of rounds.jsonl, and the rows of an evaluation, each with its tensorboard/
+ROWS_CANARY = 30
 ROSTER, ROSTER_CANARY = 6_000, 60
 REST = 6_000  # settings, status, log
 KEPT = 2  # states of a user that a resume may need, on average
@@ -81,10 +80,9 @@ class Disk:
 def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) -> Disk:
     """Return the disk space of all runs; `corpus` is the size of the corpus if the sweep makes it, else 0."""
     disks = [run_disk(run.config, trained_on(run.config, train)) for run in runs]
+    summed = Disk(*map(sum, zip(*map(astuple, disks), strict=True)))
     meanwhile = sum(sorted((disk.meanwhile for disk in disks), reverse=True)[:at_once])
-    checkpoints, kept = sum(disk.checkpoints for disk in disks), sum(disk.kept for disk in disks)
-    planted, rest = sum(disk.planted for disk in disks), sum(disk.rest for disk in disks)
-    return Disk(checkpoints + planted + rest + corpus, checkpoints, kept, planted, rest, corpus, meanwhile)
+    return replace(summed, total=summed.total + corpus, corpus=corpus, meanwhile=meanwhile)
 
 
 def checkpoint_bytes(config: Config, vocabulary: int) -> int:
@@ -103,10 +101,7 @@ def run_disk(config: Config, train: Split) -> Disk:
     if config.data.partition == "iid":
         planted += np.dtype(order_dtype(records)).itemsize * records + 8 * (users + 1)
     lines = rounds if config.has_a_line_per_round else evaluations + rounds // config.system.checkpoint_every
-    tracked = "tensorboard" in config.system.tracking
-    line = ROUND if config.has_a_line_per_round else STEPS
-    rest = REST + lines * line + evaluations * (ROWS + ROWS_CANARY * canaries)
-    rest += tracked * (lines * TRACKED + evaluations * TRACKED_EVALUATION)
+    rest = REST + lines * LINE + evaluations * (EVALUATION + ROWS_CANARY * canaries)
     if config.slots_kept_by_users:
         sampled = users * (1 - (1 - min(1.0, config.round_size / users)) ** rounds)
         rest += round(KEPT * sampled * 4 * weights_of(vocabulary, config.model) * config.slots_kept_by_users)
@@ -123,8 +118,8 @@ BOUNDS = (
     "prove with 95% confidence. A result near a bound is limited by the number of canaries."
 )
 HALVED = (
-    "Under add-or-remove-one a bound is half of the bound under replace-one: to replace a unit is to remove it and to "
-    "add another one."
+    "Neighbours: under add-or-remove-one a bound is half of the bound under replace-one, because to replace a unit is "
+    "to remove it and to add another one."
 )
 two_digits = "{:.2f}".format
 
@@ -152,22 +147,18 @@ class Provable:
     random_updates: float | None = cell(
         "random", "{:.2g}".format, "Random: updates of canary users for each update of a user; they cost utility."
     )
-    relation: str = cell("neighbours", is_number=False)
+    relation: str = cell("neighbours", note=HALVED, is_number=False)
     note: str = ""
 
 
 def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...]:
     """Return what each row with ranked canaries can prove in each partition, once for all seeds and equal rows."""
-    named: dict[str, Provable] = {}
-    for run in planned:
-        name = " ".join(filter(None, (row_name(run), str(run.axes.get(PARTITION, "")))))
-        canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
-        if name not in named and is_ranked and not canaries.is_natural and configurations(canaries):
-            named[name] = _provable(run.config, train)
-    equal: dict[Provable, list[str]] = {}
-    for name, provable in named.items():
-        equal.setdefault(provable, []).append(name)
-    return tuple(replace(provable, name=same[0], rows=len(same)) for provable, same in equal.items())
+    configs = {name: runs[0].config for name, runs in rows_of(planned).items()}
+    return once(
+        (name, _provable(config, train))
+        for name, config in configs.items()
+        if not (config.evaluation.utility_only or config.canaries.is_natural) and configurations(config.canaries)
+    )
 
 
 def _provable(config: Config, train: Split) -> Provable:
@@ -212,12 +203,6 @@ def groups_of(config: Config, users: Users) -> list[int]:
     return groups
 
 
-def proof_table(rows: Sequence[Provable]) -> str:
-    halved = HALVED if any(row.relation == "add-or-remove-one" for row in rows) else ""
-    notes = dict.fromkeys([BOUNDS, halved, *(row.note for row in rows)])
-    return table(rows, "".join(map(note, filter(None, notes))))
-
-
 REQUEST, REPLY = 4, 8  # bytes of a trained weight: float32 to a client, and sums in float64 back
 FINETUNING = (
     "By arithmetic, without weights. Memory: of one process that trains: the base, and for each of the users that "
@@ -246,18 +231,14 @@ class Finetuning:
 
 
 def finetuning_of(planned: Iterable[Planned], train: Split) -> tuple[Finetuning, ...]:
-    equal: dict[Finetuning, list[str]] = {}
-    for run in planned:
-        if run.config.model.architecture == "hf":
-            names = equal.setdefault(_finetuning(run.config, train), [])
-            names += [row_name(run)] * (row_name(run) not in names)
-    return tuple(replace(needs, name=names[0], rows=len(names)) for needs, names in equal.items())
+    models = [run for run in planned if run.config.model.architecture == "hf"]
+    return once((row_name(run), _finetuning(run.config, train)) for run in models)
 
 
 def _finetuning(config: Config, train: Split) -> Finetuning:
-    needs, users = config.footprint(train.layout), Users.counted(trained_on(config, train))
+    needs, users = config.footprint(train.layout), trained_on(config, train)
     sent = config.clients * needs.trained * (REQUEST + REPLY) or None
-    records = config.records_of_round(users.records // users.users)
+    records = users.records / config.rounds_per_epoch(users)  # of a round
     operations = needs.operations * records * (users.words / users.records + 1)
     seconds = None if needs.gpu is None else operations / (OPERATIONS * max(1, config.clients))
     sizes = needs.trained, needs.base, needs.user, needs.at_once, needs.memory
@@ -398,7 +379,7 @@ def read_request(
         is_there=users is None,
         makes=makes,
         whole_cluster=at.whole_cluster,
-        published=published_scale(sweep, planned, rows_of(planned, train), str(file), only),
+        published=published_scale(sweep, planned, str(file), only),
         source=sweep.published.source if sweep.published else None,
     )
 
@@ -412,7 +393,7 @@ def plan_of(
     at_once: int | None = None,
 ) -> Plan:
     planned, train, whole_cluster = request.planned, request.train, request.whole_cluster
-    scale = scale_of(rows_of(planned, train), train, {}, request.published)
+    scale = scale_of(rows_of(planned), train, request.published)
     slots = 1 if whole_cluster else max(machine.runs_at_once(run.config, at_once) for run in planned)
     slots = min(slots, len(planned))
     costs, measurement = measured or ({}, None)
@@ -500,6 +481,7 @@ def page(plan: Plan) -> str:
     runs = sum(row.runs for row in plan.scale.rows)
     tier = f", tier {plan.tier}" if plan.tier else ""
     title = f"{plan.name}{tier}. Runs: {runs:,}. Cores: {plan.machine.cores}. GPUs: {plan.machine.gpus}."
+    proof = "".join(map(note, dict.fromkeys(filter(None, [BOUNDS, *(row.note for row in plan.provable)]))))
     sections = {
         "Time, memory and disk" if plan.time else "Disk": answers(
             *filter(None, (plan.time, plan.measurement, plan.disk))
@@ -508,7 +490,7 @@ def page(plan: Plan) -> str:
         "Training of Hugging Face models": table(plan.finetuning, note(FINETUNING)) if plan.finetuning else "",
         "Scale and amount of training": scale_tables(plan.scale, plan.published, plan.source),
         "Epsilon": _epsilons(plan.privacy) if plan.privacy else "",
-        "Largest provable epsilon": proof_table(plan.provable) if plan.provable else "",
+        "Largest provable epsilon": table(plan.provable, proof) if plan.provable else "",
         "Statistical power": answers(plan.power) + note(FOUND) if plan.power else "",
     }
     texts = [f"## {head}\n\n{text.rstrip()}\n" for head, text in sections.items() if text]

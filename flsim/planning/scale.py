@@ -5,11 +5,11 @@ memorizes less. Two rows compare as published ones do if their amounts are the s
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,13 +21,14 @@ from flsim.measures.quantity import Quantity, of_model
 from flsim.results.run_file import PARTITIONS
 from flsim.results.sweeps import PARTITION
 from flsim.runs.config import Config
-from flsim.runs.config.base import DataHParams, shared_rounds, whole_rounds
+from flsim.runs.config.base import DataHParams, shared_rounds
 from flsim.runs.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 from flsim.show.table import Column, markdown, note
 
 UTILITY: Quantity = next(quantity for quantity in of_model(QUANTITIES.values()) if quantity.is_log)
 
 Text = Callable[[Any], str]
+Row_ = TypeVar("Row_", bound=Any)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,14 @@ def answers(*parts: Any) -> str:
     texts = [form.text(value).rpartition(" ") for form, value in answered]
     cells = [Column("Value", [text[0] for text in texts]), Column("Unit", [text[2] for text in texts], is_number=False)]
     return markdown([Column("Question", [form.heading for form, _ in answered], is_number=False)], [cells])
+
+
+def once(named: Iterable[tuple[str, Row_]]) -> tuple[Row_, ...]:
+    """Return equal rows once, each with the first of its names and their number."""
+    names: dict[Row_, dict[str, None]] = {}
+    for name, row in named:
+        names.setdefault(row, {})[name] = None
+    return tuple(replace(row, name=next(iter(same)), rows=len(same)) for row, same in names.items())
 
 
 def with_unit(template: str, unit: str, missing: str = "none") -> Text:
@@ -120,9 +129,6 @@ AMOUNT = (
     "local rate x local steps of a user x rounds x server rate; with an adaptive server optimizer server rate x "
     "rounds. Momentum is not counted."
 )
-RowKey = tuple[
-    str, str | None
-]  # name of a row of the sweep's table, and its partition if rates differ between partitions
 
 
 @dataclass(frozen=True)
@@ -164,14 +170,10 @@ def _trained_on(data: DataHParams, train: Split, seed: int) -> Split:
 
 def evaluations_of(config: Config, train: Split) -> int:
     """Return the number of a run's evaluations, on the users that it trains on."""
-    rounds, schedule = config.rounds_over(train), config.evaluation
-    if schedule.every_epochs is None:
-        return -(-rounds // schedule.every)
-    per_epoch = config.rounds_per_epoch(train)
-    interval = schedule.every_epochs * per_epoch
-    intervals = range(1, math.ceil(rounds / interval) + 1)
-    near = {whole_rounds(k * interval) for k in intervals} if interval >= 1 else range(1, rounds)
-    return 1 + sum(0 < round_ < rounds and schedule.is_due(round_, per_epoch) for round_ in near)
+    schedule = config.evaluation
+    epochs = schedule.every_epochs
+    interval = schedule.every if epochs is None else max(1.0, epochs * config.rounds_per_epoch(train))
+    return 1 + math.floor(round((config.rounds_over(train) - 1) / interval, 6))
 
 
 def checkpoints_of(config: Config, train: Split) -> int:
@@ -186,17 +188,11 @@ def checkpoints_of(config: Config, train: Split) -> int:
 PUBLISHED = {"thakkar2020.csv": Users(392_000, 392_000 * 237, 392_000 * 2_000, 10_000)}
 
 
-def _perplexity(utility: Mapping[str, float]) -> str:
-    values = [utility[partition] * UTILITY.scale for partition in ("", *PARTITIONS) if partition in utility]
-    return "/".join(map(UTILITY.format.format, values))
-
-
 @dataclass(frozen=True)
 class Row:
-    """A row of the sweep's table, over all seeds, and over both partitions unless their learning rates differ.
+    """A row of the sweep's table in one partition, over all seeds.
 
-    `utility` is perplexity by partition ("iid", "non-iid", or "" for neither), as far as it is known. `amount` is None
-    with a custom server optimizer.
+    `utility` is the published perplexity, if it is known. `amount` is None with a custom server optimizer.
     """
 
     name: str = cell("Row", is_number=False)
@@ -206,7 +202,7 @@ class Row:
     of_users: float | None = cell("share", share, "Share, next to the batch: share of all users in a round.")
     epochs: float = cell("epochs", three_digits)
     amount: float | None = cell("amount", three_digits, AMOUNT)
-    utility: Mapping[str, float] = cell(UTILITY.heading, _perplexity, f"{UTILITY.heading}: perplexity, IID/non-IID.")
+    utility: float | None = cell(UTILITY.heading, UTILITY.format.format, f"{UTILITY.heading}: perplexity.")
     of_published: float | None = cell("share", share, "Share, next to the amount: share of the published amount.")
 
 
@@ -236,63 +232,41 @@ class Scale:
     number: int
 
 
-def scale_of(
-    rows: Mapping[RowKey, Sequence[Planned]],
-    train: Split,
-    utility: Mapping[str, Mapping[str, float]],
-    published: Scale | None = None,
-) -> Scale:
-    """Return the scale of runs on these users, by row (`rows_of`).
-
-    `utility` is the published perplexity by name of a row and partition, and `published` the scale of the published
-    runs in the same rows.
-    """
+def scale_of(rows: Mapping[str, Sequence[Planned]], train: Split, published: Scale | None = None) -> Scale:
+    """Return the scale of runs on these users, by row (`rows_of`); `published` is that of the same rows."""
     configs = [runs[0].config for runs in rows.values()]
     trained = list(dict.fromkeys((config.canaries, Users.counted(trained_on(config, train))) for config in configs))
     others = published.rows if published else [None] * len(rows)
     return Scale(
         Users.counted(train),
-        tuple(_row(key, rows[key], train, utility.get(key[0], {}), row) for key, row in zip(rows, others, strict=True)),
+        tuple(_row(name, runs, train, row) for (name, runs), row in zip(rows.items(), others, strict=True)),
         tuple(dict.fromkeys(canaries for settings, counts in trained for canaries in canaries_of(settings, counts))),
         max(expected_copies(settings, counts.records) / max(counts.records, 1) for settings, counts in trained),
         max(len(configurations(settings)) for settings, _ in trained),  # those that are compared
     )
 
 
-def rows_of(planned: Sequence[Planned], train: Split) -> dict[RowKey, list[Planned]]:
-    """Return the runs of each row of the table, or of each of its partitions if their amounts of training differ."""
-    named: dict[str, dict[str, list[Planned]]] = {}
+def rows_of(planned: Sequence[Planned]) -> dict[str, list[Planned]]:
+    """Return the runs of each row of the sweep's table in each partition, by name."""
+    rows: dict[str, list[Planned]] = {}
     for run in planned:
-        named.setdefault(row_name(run), {}).setdefault(str(run.axes.get(PARTITION, "")), []).append(run)
-    rows: dict[RowKey, list[Planned]] = {}
-    for name, partitions in named.items():
-        if len({_training(runs[0].config, train) for runs in partitions.values()}) == 1:
-            rows[name, None] = [run for runs in partitions.values() for run in runs]
-        else:
-            rows |= {(name, partition): partitions[partition] for partition in sorted(partitions)}
+        rows.setdefault(row_name(run, with_partition=True), []).append(run)
     return rows
 
 
-def _training(config: Config, train: Split) -> tuple[float | None, float]:
-    users = trained_on(config, train)
-    return config.rate_steps(users), config.rounds_over(users) / config.rounds_per_epoch(users)
-
-
-def _row(
-    key: RowKey, runs: Sequence[Planned], train: Split, utility: Mapping[str, float], published: Row | None
-) -> Row:
-    name, partition = key
+def _row(name: str, runs: Sequence[Planned], train: Split, published: Row | None) -> Row:
     config = runs[0].config
-    users, (amount, epochs) = trained_on(config, train), _training(config, train)
+    users = trained_on(config, train)
+    rounds, amount = config.rounds_over(users), config.rate_steps(users)
     return Row(
-        name if partition is None else f"{name}, {PARTITIONS[partition]}",
+        name,
         len(runs),
-        config.rounds_over(users),
+        rounds,
         config.round_size,
         config.round_size / len(users) if config.unit == "user" else None,
-        epochs,
+        rounds / config.rounds_per_epoch(users),
         amount,
-        {at: value for at, value in utility.items() if partition in {None, at}},
+        None,
         amount / published.amount if amount is not None and published and published.amount else None,
     )
 
@@ -317,11 +291,7 @@ def published_users(definition: Definition) -> Users | None:
 
 
 def published_scale(
-    definition: Definition,
-    planned: Sequence[Planned],
-    rows: Mapping[RowKey, Sequence[Planned]],
-    source: str,
-    only: Sequence[str] = (),
+    definition: Definition, planned: Sequence[Planned], source: str, only: Sequence[str] = ()
 ) -> Scale | None:
     """Return the scale of published runs, which `planned` reproduces, in the same rows; None without known users."""
     tier = Tier(about="", corpus=TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(run.seed for run in planned)))
@@ -330,20 +300,19 @@ def published_scale(
     if not users or len(published) != len(planned):
         return None
     counterparts = {run.name: other for run, other in zip(planned, published, strict=True)}
-    rows = {key: [counterparts[run.name] for run in runs] for key, runs in rows.items()}
-    utility: dict[str, dict[str, float]] = {}
-    for (name, _), runs in rows.items():
-        for run in runs:
-            value = (run.published or {}).get(UTILITY.name)
-            if isinstance(value, int | float):
-                utility.setdefault(name, {})[str(run.axes.get(PARTITION, ""))] = float(value)
-    return scale_of(rows, users.split(), utility)
+    rows = {name: [counterparts[run.name] for run in runs] for name, runs in rows_of(planned).items()}
+    scale = scale_of(rows, users.split())
+    known = [(runs[0].published or {}).get(UTILITY.name) for runs in rows.values()]
+    utility = [float(value) if isinstance(value, int | float) else None for value in known]
+    with_utility = [replace(row, utility=value) for row, value in zip(scale.rows, utility, strict=True)]
+    return replace(scale, rows=tuple(with_utility))
 
 
-def row_name(run: Planned) -> str:
-    """Return the name of the row of a table that a run is in, without partition and seed."""
-    axes = [_setting_text(key, value) for key, value in run.axes.items() if key != PARTITION]
-    return " ".join([run.grid, *axes])
+def row_name(run: Planned, with_partition: bool = False, without: Collection[str] = ()) -> str:
+    """Return the name of the row of a table that a run is in, without the seed, and without some settings."""
+    axes = [_setting_text(key, value) for key, value in run.axes.items() if key not in (PARTITION, *without)]
+    partition = PARTITIONS.get(str(run.axes.get(PARTITION)), "") if with_partition else ""
+    return ", ".join(filter(None, (" ".join([run.grid, *axes]), partition)))
 
 
 def _setting_text(key: str, value: object) -> str:

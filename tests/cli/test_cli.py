@@ -17,13 +17,12 @@ from helpers import Experiment, Flsim
 
 from flsim.algorithms.checkpoint import save
 from flsim.algorithms.fedavg import init
-from flsim.base.errors import InputError
 from flsim.cli.data import show
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
 from flsim.models.hparams import ModelHParams
 from flsim.results.run_file import read_run_file
-from flsim.runs.config import Config, load
+from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.state import State
@@ -220,17 +219,6 @@ def test_a_model_with_nan_is_refused_not_ranked(experiment: Experiment, trained:
 )
 def test_wrong_usage_is_one_line(refuse: Refuse, arguments: list[str], message: str) -> None:
     assert message in refuse(*arguments)
-
-
-def test_the_folder_of_a_demo_can_have_an_apostrophe(
-    refuse: Refuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(settings: Config, _path: Path) -> None:
-        raise InputError(str(settings.data.corpus))
-
-    monkeypatch.setattr("flsim.data.synthetic.make_synthetic", lambda *_: None)
-    monkeypatch.setattr(Run, "create", stop)
-    assert refuse("demo", "--out", tmp_path / "it's") == str(tmp_path / "it's" / "corpus")
 
 
 def test_a_corpus_is_described_without_standard_output(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_correlated_noise_of_a_sampler_with_options(flsim: Flsim) -> None:
         assert exact <= spent[f"min-separation-{convention}-pld"] <= exact * 1.001
     banded = ("--noise", "banded", "--noise-option")
     for arguments, message in (
-        ((*plan, *sampler, *banded, "bands"), "bands: write an option as NAME=VALUE"),
+        ((*plan, *sampler, *banded, "bands"), "bands: write a setting as NAME=VALUE"),
         ((*plan, *sampler, *banded, "buffers=2"), 'noise "banded" has bands, found buffers'),
         (("runs/dp", "--noise", "tree", *sampler[2:]), "--sampler-option, --noise: runs/dp stores these values"),
     ):

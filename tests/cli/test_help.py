@@ -1,14 +1,10 @@
 """The help of every command: examples, panels, whole sentences, 80 columns, and pages of docs/ that are current."""
 
 import os
-import pty
 import re
 import runpy
-import select
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
@@ -24,7 +20,7 @@ from flsim.cli import app
 from flsim.cli.options import PANELS
 from flsim.models.lora import LoraHParams
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig
-from flsim.runs.config.listing import Section, architectures, sections
+from flsim.runs.config.listing import Section, sections
 
 ROOT = Path(__file__).parents[2]
 GROUP = typer.main.get_command(app)
@@ -115,7 +111,7 @@ def test_the_list_fits_80_columns_and_can_be_of_one_section_or_setting(flsim: Fl
     assert max(map(len, whole.splitlines())) <= 80
     _, section, _ = flsim("settings", "model")
     assert section in whole
-    assert all(network.name in section for network in architectures())
+    assert "[model]: architectures" in section
     _, setting, _ = flsim("settings", "training.cohort")
     assert "cohort" in setting
     assert "server_optimizer" not in setting
@@ -127,44 +123,10 @@ def test_an_unknown_name_is_refused_with_a_close_one(flsim: Flsim) -> None:
     assert err == "flsim: training.round: no such section or setting; did you mean training.rounds?\n"
 
 
-# Completion in real shells: a person types in a terminal, and presses Tab.
-
-
-PATIENCE = 60.0  # seconds
-SHELLS = {
-    "bash": (["--norc", "--noprofile", "-i"], 'eval "$(_FLSIM_COMPLETE=source_bash flsim)"\n'),
-    "zsh": (["-f", "-i"], 'autoload -Uz compinit && compinit -u -D; eval "$(_FLSIM_COMPLETE=source_zsh flsim)"\n'),
-}
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_tab_completes_commands_and_options(shell: str) -> None:
-    path = shutil.which(shell)
-    if path is None:
-        pytest.skip(f"{shell} is not installed")
-    options, setup = SHELLS[shell]
-    seen = in_terminal([path, *options], f"{setup}flsim swe\t--ti\tno-such-tier --he\t\n", "Usage: flsim sweep")
-    line = re.sub(r"[\s\b]", "", seen)  # shells redraw spaces differently
-    assert "flsimsweep--tierno-such-tier--help" in line
-
-
-def in_terminal(command: list[str], keys: str, until: str) -> str:
-    """Type keys into a command in a new terminal, and return what it prints up to a text."""
-    folder = Path(sys.executable).parent  # where the script flsim is installed
-    environment = {
-        **os.environ,
-        **{"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "TERM": "dumb", "PS1": "$ "},
-    }
-    process, terminal = pty.fork()
-    if process == 0:
-        os.execve(command[0], command, environment)
-    try:
-        os.write(terminal, keys.encode())
-        seen, end = b"", time.monotonic() + PATIENCE
-        while until.encode() not in seen and time.monotonic() < end:
-            if select.select([terminal], [], [], 1.0)[0]:
-                seen += os.read(terminal, 2**16)
-    finally:
-        os.close(terminal)  # a hangup ends the shell
-        os.waitpid(process, 0)
-    return seen.decode(errors="replace")
+@pytest.mark.parametrize(("words", "completed"), [("flsim swe", "sweep"), ("flsim sweep --ti", "--tier")])
+def test_tab_completes_commands_and_options(words: str, completed: str) -> None:
+    """The script for bash, which `_FLSIM_COMPLETE=source_bash flsim` prints, asks in this way."""
+    asked = {"_FLSIM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    script = Path(sys.executable).parent / "flsim"
+    done = subprocess.run([script], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == (completed, "")

@@ -72,7 +72,8 @@ def test_rows_of_a_copy_are_those_of_the_run(copied: Run, flsim: Flsim, tmp_path
     """A folder of checkpoints gives all rounds at once; utility too, since the corpus is named."""
     code, out, err = measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")
     assert code == 0, err
-    assert "none (controls)" in out
+    assert all(f"|Round {round_}" in out.replace(" |", "|").replace("| ", "|") for round_ in (2, 4))
+    assert "0/0 of 4" in out  # controls
     own, theirs = rows(copied.path), rows(tmp_path / "theirs")
     assert own["round"].nunique() > 1
     pd.testing.assert_frame_equal(theirs, own, check_exact=False, rtol=0, atol=1e-6)

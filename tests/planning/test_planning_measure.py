@@ -12,7 +12,7 @@ from helpers import Experiment, Flsim
 from flsim.base.errors import RunFailed
 from flsim.canaries.spec import CanaryHParams, configurations
 from flsim.planning import measure
-from flsim.planning.measure import Cost, Machine, cost_key, cost_of, short_run, time_of, times_of
+from flsim.planning.measure import Cost, Machine, configuration_of, cost_of, short_run, time_of, times_of
 from flsim.planning.scale import Users
 from flsim.results.run_file import Evaluation, log_evaluation
 from flsim.runs import roundlog
@@ -61,20 +61,6 @@ def test_windows_and_injections_fit_into_three_rounds(experiment: Experiment, ca
     assert short.parting(3) <= 3
 
 
-def test_runs_are_measured_once_that_differ_in_nothing_that_takes_time(experiment: Experiment) -> None:
-    same = [[], ["seed=1"], ["data.partition='iid'"], ["training.rounds=9"], ["local.learning_rate=0.1"]]
-    other = [
-        ["model.units=13"],
-        ["local.batch_size=5"],
-        ["system.engine='local'"],
-        ["evaluation.references=9"],
-        ["training.cohort=3"],
-        ["privacy.mechanism='clip'", "privacy.clip=1"],
-    ]
-    assert len({cost_key(load(experiment.config, overrides)) for overrides in same}) == 1
-    assert len({cost_key(load(experiment.config, overrides)) for overrides in [[], *other]}) == 1 + len(other)
-
-
 def write_log(run: Path, seconds: Sequence[float], steps: int, evaluations: Sequence[float]) -> None:
     """Write the logs of a short run: seconds of its parts of so many steps each, and of its evaluations."""
     run.mkdir()
@@ -105,7 +91,7 @@ def test_the_second_round_and_the_second_evaluation_are_measured(
 def test_the_time_of_a_run_is_start_and_rounds_and_evaluations(sweep_file: Path) -> None:
     """16 runs: 400 rounds or 1,488 steps, 4 evaluations of 3 s, and 10 s of start; twins are one row."""
     planned = runs_of(sweep_file, "smoke", "sgd", "fedavg")
-    costs = {cost_key(run.config): COST for run in planned}
+    costs = {configuration_of(run): COST for run in planned}
     rows = times_of(planned, costs, USERS.split(), MACHINE)
     assert [row.seconds for row in rows] == pytest.approx([10 + 1_488 * 0.5 + 4 * 3] * 4 + [10 + 400 * 0.5 + 4 * 3] * 4)
     assert {(row.runs, row.at_once, row.evaluations) for row in rows} == {(2, 2, 4)}

@@ -1,6 +1,5 @@
 """Users, cohorts, epochs, amounts of training and copies, by hand, next to the published ones."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from flsim.planning.scale import (
     rows_of,
     scale_of,
 )
-from flsim.runs.config import CentralConfig, load
+from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.sweeps.definition import Definition, Planned, longest_first, planned_runs, tier_of
 from flsim.runs.sweeps.definition import load as load_sweep
@@ -32,23 +31,22 @@ def planned_of(file: Path, only: tuple[str, ...] = (), tier: str = "smoke") -> t
 def here_and_published(
     definition: Definition, planned: list[Planned], only: tuple[str, ...] = ()
 ) -> tuple[Scale, Scale]:
-    rows = rows_of(planned, SMALL.split())
-    published = published_scale(definition, planned, rows, "here", only)
+    published = published_scale(definition, planned, "here", only)
     assert published is not None
-    return scale_of(rows, SMALL.split(), {}, published), published
+    return scale_of(rows_of(planned), SMALL.split(), published), published
 
 
 def test_rows_and_canaries_by_hand(sweep_file: Path) -> None:
     """An assumed population of 400 users of 30 records. Batch 32: 375 steps an epoch. Cohort 40: a tenth."""
     _, planned = planned_of(sweep_file)
-    scale = scale_of(rows_of(planned, SMALL.split()), SMALL.split(), {})
+    scale = scale_of(rows_of(planned), SMALL.split())
     rows = {row.name: row for row in scale.rows}
-    assert len(rows) == 9
-    assert {row.runs for row in scale.rows} == {2}, "both partitions"
-    assert rows["sgd batch_size 32"].epochs == pytest.approx(1488 / 375)
-    assert rows["sgd batch_size 32"].of_users is None
-    assert rows["fedavg cohort 40"].of_users == 0.1
-    assert rows["fedavg cohort 40"].epochs == pytest.approx(400 * 40 / 400)
+    assert len(rows) == 18
+    assert {row.runs for row in scale.rows} == {1}
+    assert rows["sgd batch_size 32, IID"].epochs == pytest.approx(1488 / 375)
+    assert rows["sgd batch_size 32, IID"].of_users is None
+    assert rows["fedavg cohort 40, Non-IID"].of_users == 0.1
+    assert rows["fedavg cohort 40, Non-IID"].epochs == pytest.approx(400 * 40 / 400)
     assert scale.number == 36
     assert scale.share == pytest.approx(4 * (0.01 + 0.005 + 0.0025) * (0.25 + 0.5 + 1))
     assert [(each.sharers, each.copies) for each in scale.canaries[:3]] == [(4, 30), (4, 60), (4, 120)]
@@ -58,8 +56,8 @@ def test_the_published_experiment(sweep_file: Path) -> None:
     """The paper's section 4.1: 392,000 users, 90 canaries; 8,000 rounds of 5,000 are 102 epochs."""
     here, scale = here_and_published(*planned_of(sweep_file))
     assert [row.name for row in scale.rows] == [row.name for row in here.rows]
-    assert scale.rows[-2].epochs == pytest.approx(8000 * 5000 / 392_000, rel=1e-6)
-    assert scale.rows[-2].of_users == pytest.approx(5000 / 392_000)
+    assert scale.rows[-3].epochs == pytest.approx(8000 * 5000 / 392_000, rel=1e-6)
+    assert scale.rows[-3].of_users == pytest.approx(5000 / 392_000)
     assert scale.rows[0].epochs == pytest.approx(37_500_000 * 32 / (392_000 * 237), rel=1e-4)
     assert scale.number == 90
     assert scale.canaries[0].sharers == pytest.approx(392_000 / 5_000)
@@ -70,30 +68,13 @@ def test_amounts_by_hand(sweep_file: Path) -> None:
     """SGD: 0.005 x steps. FedAvg: 0.3 x rounds x steps of a user, 30 records by 4 or about 237 by 16."""
     only = ("sgd", "fedavg")
     here, published = here_and_published(*planned_of(sweep_file, only), only)
-    assert [row.amount for row in here.rows] == pytest.approx([0.005 * 1_488] * 4 + [0.3 * 400 * 8] * 4)
-    assert [row.amount for row in published.rows] == pytest.approx([187_500] * 4 + [0.3 * 8_000 * 15] * 4)
+    assert [row.amount for row in here.rows] == pytest.approx([0.005 * 1_488] * 8 + [0.3 * 400 * 8] * 8)
+    assert [row.amount for row in published.rows] == pytest.approx([187_500] * 8 + [0.3 * 8_000 * 15] * 8)
     assert here.rows[0].of_published == pytest.approx(7.44 / 187_500)
     # Table 1, b_r = 32 and b_u = 5000
-    assert published.rows[0].utility == {"iid": 62.2, "non-iid": 64.3}
-    assert published.rows[-1].utility == {"iid": 57.3, "non-iid": 58.2}
-
-
-def test_partitions_with_different_learning_rates_have_an_amount_each(sweep_file: Path) -> None:
-    """Half the rate in the non-IID partition of the first row only; the published amount is next to both."""
-    only = ("sgd", "fedavg")
-    definition, planned = planned_of(sweep_file, only)
-    for place, run in enumerate(planned):
-        if run.axes == {"data.partition": "non-iid", "training.batch_size": 32}:
-            assert isinstance(run.config, CentralConfig)
-            training = replace(run.config.training, learning_rate=0.0025)
-            planned[place] = replace(run, config=replace(run.config, training=training))
-    here, published = here_and_published(definition, planned, only)
-    names = ["sgd batch_size 32, IID", "sgd batch_size 32, Non-IID", "sgd batch_size 64"]
-    assert [row.name for row in here.rows[:3]] == [row.name for row in published.rows[:3]] == names
-    assert [row.amount for row in here.rows[:3]] == pytest.approx([7.44, 3.72, 7.44])  # 1,488 steps
-    assert [row.of_published for row in here.rows[:2]] == pytest.approx([7.44 / 187_500, 3.72 / 187_500])
-    assert [row.utility for row in published.rows[:2]] == [{"iid": 62.2}, {"non-iid": 64.3}]
-    assert [row.runs for row in here.rows[:3]] == [1, 1, 2]
+    utility = {row.name: row.utility for row in published.rows}
+    assert (utility["sgd batch_size 32, IID"], utility["sgd batch_size 32, Non-IID"]) == (62.2, 64.3)
+    assert (utility["fedavg cohort 40, IID"], utility["fedavg cohort 40, Non-IID"]) == (57.3, 58.2)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +99,10 @@ def test_small_tiers_are_trained_for_alike_shares_of_the_published_amounts(table
     """Otherwise techniques would differ by how much they are trained."""
     definition, planned = planned_of(Path(__file__).parents[2] / "experiments" / f"{table}.toml", tier="small")
     train = Users(4_000, 943_473, 8_000_000, 10_000).split()  # as `flsim plan` counts them
-    rows = rows_of(planned, train)
-    published = published_scale(definition, planned, rows, "here")
-    shares = [row.of_published for row in scale_of(rows, train, {}, published).rows]
+    published = published_scale(definition, planned, "here")
+    shares = [row.of_published for row in scale_of(rows_of(planned), train, published).rows]
     known = [share for share in shares if share is not None]
-    assert len(known) == len(rows)
+    assert len(known) == len(shares)
     assert max(known) < 1.1 * min(known)
 
 
@@ -146,7 +126,7 @@ def test_what_is_left_out_is_not_counted(
     config = load(experiment.config, [*left_out, *lengths[trained], *private])
     run = Run.create(config, tmp_path / "run")
     train, planned = run.corpus.split("train"), [Planned("run", "run", config.seed, {}, None, config)]
-    scale = scale_of(rows_of(planned, train), train, {})
+    scale = scale_of(rows_of(planned), train)
     (row,) = scale.rows
     assert row.length == run.rounds
     assert row.epochs == pytest.approx(run.rounds / run.rounds_per_epoch)

@@ -116,7 +116,7 @@ def test_bad_settings_are_refused_in_one_line_that_names_them(tmp_path: Path, te
 
 @pytest.mark.parametrize("override", ["training.rounds", "=3", "a..b=1", "seed.x=1"])
 def test_malformed_overrides_are_refused(tmp_path: Path, override: str) -> None:
-    with pytest.raises(InputError, match="--set"):
+    with pytest.raises(InputError, match=r"write a setting as NAME=VALUE|is a value, not a section"):
         read(tmp_path, "seed = 1\n" + MINIMAL, override)
 
 
@@ -177,7 +177,7 @@ def test_central_settings_are_named_as_the_papers(tmp_path: Path) -> None:
 
 def test_the_default_of_a_removed_setting_is_still_read_and_other_values_are_refused(tmp_path: Path) -> None:
     assert read_central(tmp_path, "system.workers=1") == read_central(tmp_path)
-    with pytest.raises(InputError, match=r"system\.workers = 4 was removed: one process trains; remove the setting$"):
+    with pytest.raises(InputError, match=r"unknown key system\.workers"):
         read_central(tmp_path, "system.workers=4")
 
 

@@ -252,10 +252,6 @@ class Config(ABC):
     def clients(self) -> int:
         """Return the number of client processes; 0 without clients."""
 
-    @abstractmethod
-    def records_of_round(self, records: int) -> int:
-        """Return how many records are read in a round, or in a step, if each user has this number of records."""
-
     @property
     @abstractmethod
     def _knows_end(self) -> bool:

@@ -198,9 +198,6 @@ class CentralConfig(Config):
     def clients(self) -> int:
         return 0
 
-    def records_of_round(self, records: int) -> int:  # noqa: ARG002 (of any users)
-        return self.training.batch_size
-
     def footprint(self, layout: Layout) -> Footprint:
         system = self.system
         gpus = system.gpus or 1.0 if system.device == "cuda" else 0.0

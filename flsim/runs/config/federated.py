@@ -183,9 +183,6 @@ class FederatedConfig(Config):
     def clients(self) -> int:
         return self.system.known_shards
 
-    def records_of_round(self, records: int) -> int:
-        return self.training.cohort * self.local.examples(records) * self.local.epochs
-
     def footprint(self, layout: Layout) -> Footprint:
         system = self.system
         at_once = 1 if system.engine == "local" else system.micro_cohort

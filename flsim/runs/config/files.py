@@ -17,11 +17,6 @@ from flsim.runs.config.federated import FederatedConfig
 
 KINDS: dict[str, type[Config]] = {"federated": FederatedConfig, "central": CentralConfig}
 
-# Removed settings: (kind of training, section, key) -> their default, which is still accepted, and the remedy for other
-# values.
-REMOVED: dict[tuple[str, str, str], tuple[object, str]] = {
-    ("central", "system", "workers"): (1, "one process trains; remove the setting"),
-}
 # Settings with another name in another kind of training: (kind, key of the other kind) -> key of this kind.
 OTHERWISE = {("federated", "system.device"): "system.gpus_per_client"}
 
@@ -58,7 +53,9 @@ def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise InputError(f"{source}: training.kind must be 'federated' or 'central', found {name!r}")
-    values = _without_removed(name, values, source)
+    system = values.get("system")
+    if name == "central" and isinstance(system, Mapping) and system.get("workers") == 1:  # of older runs
+        values = {**values, "system": {key: value for key, value in system.items() if key != "workers"}}
     _refuse_unknown(name, values, source)
     values = custom_code.renamed(kind, values, lambda name: custom_code.located(name, base))
     model = values.get("model")
@@ -81,19 +78,6 @@ def dump(config: Config, path: Path) -> None:
     if config.model.tokens is not None:  # a copy in the run folder, which can be moved
         values["model"]["tokens"] = custom_code.below(config.model.tokens, path.parent)
     path.write_text(tomli_w.dumps(values), encoding="utf-8")
-
-
-def _without_removed(name: str, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the values without removed settings; raise InputError if a value differs from the old default."""
-    values = dict(values)
-    for (kind, section, key), (default, remedy) in REMOVED.items():
-        table = values.get(section)
-        if kind != name or not isinstance(table, Mapping) or key not in table:
-            continue
-        if table[key] != default:
-            raise InputError(f"{source}: {section}.{key} = {table[key]!r} was removed: {remedy}")
-        values[section] = {other: value for other, value in table.items() if other != key}
-    return values
 
 
 def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:

@@ -43,13 +43,14 @@ class Section:
     description: str
     settings: tuple[Setting, ...]
 
+    @property
+    def title(self) -> str:
+        kind = f" of {self.kind} training" if self.kind in KINDS else f": {self.kind}" if self.kind else ""
+        return (f"[{self.name}]" if self.name else "Outside of sections") + kind
 
-@dataclass(frozen=True)
-class Architecture:
-    name: str
-    description: str
-    parameters: int
-    sizes: tuple[str, ...]
+    def key(self, setting: Setting) -> str:
+        """Return the key of a setting, e.g. "training.rounds"."""
+        return f"{self.name}.{setting.name}".lstrip(".")
 
 
 def sections() -> list[Section]:
@@ -66,7 +67,9 @@ def sections() -> list[Section]:
             for inner, of_inner in _inner_sections(hint) if has_keys else ():
                 part = Section(f"{name}.{inner}", kind, _descriptions(hint)[inner], _settings(of_inner))
                 listed.setdefault(part.name, []).append(part)
-    return [part for of_kinds in listed.values() for part in _merged(of_kinds)]
+    merged = [part for of_kinds in listed.values() for part in _merged(of_kinds)]
+    after_model = 1 + [section.name for section in merged].index("model")
+    return [*merged[:after_model], _architectures(), *merged[after_model:]]
 
 
 def _inner_sections(section: type) -> list[tuple[str, type]]:
@@ -88,19 +91,23 @@ def _merged(of_kinds: Sequence[Section]) -> list[Section]:
     return [section for section in (shared, *specific) if section.settings]
 
 
-def architectures() -> list[Architecture]:
-    return [_architecture(name) for name in BUILT_IN]
+def _architectures() -> Section:
+    """Return the built-in networks, the values of `model.architecture`, as a section."""
+    about = f"Built-in networks. Parameters are counted at the default sizes, with {VOCABULARY:,} token ids."
+    return Section("model", "architectures", about, tuple(map(_architecture, BUILT_IN)))
 
 
-def _architecture(name: str) -> Architecture:
+def _architecture(name: str) -> Setting:
     description = " ".join(inspect.cleandoc(BUILT_IN[name].__doc__ or "").split("\n\n")[0].split()).replace("`", "")
-    if name == "hf":
-        return Architecture(name, description, 0, OF_BASE)
-    network = build(VOCABULARY, ModelHParams(architecture=name))
-    parameters = sum(value.numel() for value in network.trainable.values())
-    defaults = {item.name: item.default for item in fields(ModelHParams) if isinstance(item.default, int)}
-    sizes = tuple(size for size, default in defaults.items() if _allows(name, **{size: 2 * default}))
-    return Architecture(name, description, parameters, sizes)
+    sizes: tuple[str, ...] = OF_BASE
+    count = ""
+    if name != "hf":
+        network = build(VOCABULARY, ModelHParams(architecture=name))
+        count = f" {sum(value.numel() for value in network.trainable.values()):,} parameters."
+        defaults = {item.name: item.default for item in fields(ModelHParams) if isinstance(item.default, int)}
+        sizes = tuple(size for size, default in defaults.items() if _allows(name, **{size: 2 * default}))
+    reads = f"Reads {', '.join(sizes[:-1])} and {sizes[-1]}."
+    return Setting(name, "architecture", "", "", f"{description} {reads}{count}")
 
 
 def _allows(architecture: str, **size: Any) -> bool:

@@ -1,7 +1,6 @@
 """Reading TOML into frozen dataclasses, with overrides; each error is one line that names the key."""
 
 import difflib
-import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -29,7 +28,7 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # also of integers of thousands of digits
-        raise InputError(f"{path}: not TOML: {_reason(error)}") from error
+        raise InputError(f"{path}: not TOML: {error}") from error
     _refuse_large(values, str(path))
     try:
         values = dict(with_present_names(values))
@@ -56,15 +55,6 @@ def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> No
             _refuse_large(value, source, key, depth + 1)
     elif isinstance(values, int) and not -(2**63) <= values < 2**63:
         raise InputError(f"{where}: found {values!s:.20}..., an integer of more than 64 bits; name a smaller one")
-
-
-def _reason(error: ValueError | RecursionError) -> str:
-    """Return the reason why tomllib refuses a text, which documents only the first two kinds of errors."""
-    if isinstance(error, tomllib.TOMLDecodeError | UnicodeDecodeError):
-        return str(error)
-    if isinstance(error, RecursionError):
-        return "its values are nested too deeply"
-    return f"it has a number of more than {sys.get_int_max_str_digits():,} digits"
 
 
 def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
@@ -99,21 +89,21 @@ def places_of(kind: type, name: str, prefix: str = "") -> Iterator[str]:
 
 
 def override_value(values: dict[str, Any], override: str, change: Callable[[str, Any], Any] = unchanged) -> None:
-    """Set a value from a ``section.key=value`` text, in place, after `change`; InputError if it cannot be set."""
+    """Set a value from a text such as ``section.key=value``, in place, after `change`; InputError if it is wrong."""
     key, equals, text = override.partition("=")
     *sections, name = key.strip().split(".")
     if not equals or not all([*sections, name]):
-        raise InputError(f"--set {override}: write it as section.key=value, e.g. training.rounds=100")
+        raise InputError(f"{override}: write a setting as NAME=VALUE, e.g. training.rounds=100")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
     except (ValueError, RecursionError) as error:
-        raise InputError(f"--set {override:.60}: not TOML: {_reason(error)}") from error
-    _refuse_large({key.strip(): value}, f"--set {override:.60}")
+        raise InputError(f"{override:.60}: not TOML: {error}") from error
+    _refuse_large({key.strip(): value}, f"{override:.60}")
     ((name, value),) = with_present_names({name: value}, section=".".join(sections)).items()
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
-            raise InputError(f"--set {override}: {section} is a value, not a section")
+            raise InputError(f"{override}: {section} is a value, not a section")
     values[name] = change(key.strip(), value)
