@@ -102,24 +102,6 @@ class ImportHParams:
         return SPLITS if self.words_per_user is None else (*SPLITS, *WHOLE.values())
 
 
-# lengths of users in words that are suggested if few authors have enough words
-LENGTHS = (2_000, 1_000, 500, 200, 100, 50, 20, 10)
-MOST_SUGGESTED = 4
-
-Counts = list[tuple[int, int]]  # for each of LENGTHS: the authors with this number of words, and the users that result
-
-
-def suggestion(counts: Sequence[Counts], below: int) -> str:
-    """Return the `MOST_SUGGESTED` lengths that result in a user: ``"--words-per-user 500 (about 3 users of ...)"``."""
-    totals = np.array(counts, np.int64).reshape(-1, len(LENGTHS), 2).sum(axis=0).tolist()
-    shorter = [
-        f"{length} (about {users:,} user{'s' * (users != 1)} of {authors:,} author{'s' * (authors != 1)})"
-        for length, (authors, users) in zip(LENGTHS, totals, strict=True)
-        if length < below and users
-    ]
-    return f"--words-per-user {', '.join(shorter[:MOST_SUGGESTED])}" if shorter else ""
-
-
 # Balanced users: which tokens are words, where an author is cut into users, and which split an author belongs to.
 #
 # Thakkar et al. (2020), "Dataset Construction": users of fewer than 2,000 words are discarded, the others are cut
@@ -182,8 +164,8 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     """Balance the authors of a range of hashes, and write their users, see `users_of`, and the words to .words.
 
     Returns ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors`` with enough words by
-    split; ``longest``, words and name of the longest dropped author; ``by_length``, `Counts`; ``users``,
-    the number of balanced users; ``words``, the number of different words.
+    split; ``longest``, words and name of the longest dropped author; ``users``, the number of balanced users; and
+    ``words``, the number of different words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(sum(text.count(b"\t") + 1 for text in author.texts) for author in authors)])
@@ -233,9 +215,6 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "dropped": dropped,
         "authors": chosen.authors,
         "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
-        "by_length": [  # complete sentences make slightly fewer users
-            (int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS
-        ],
         "users": sum(len(chosen.names[split]) for split in SPLITS),
         "words": different,
     }

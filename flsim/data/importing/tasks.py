@@ -26,7 +26,6 @@ from flsim.data.importing.gather import (
     balance_bucket,
     entry_of,
     passages,
-    suggestion,
     users_of,
     words_in,
 )
@@ -408,15 +407,14 @@ class Steps:
             authors.update(result["authors"])
             longest = max(longest, tuple(result["longest"]))
             words += result["words"]
-        balanced = results[len(again) :]
-        shorter = suggestion([result["by_length"] for result in balanced], self.hparams.words_per_user or 1)
-        self._refuse_too_few(sources, authors, longest, shorter)
-        self._advise(authors, sum(result["users"] for result in balanced), shorter)
+        self._refuse_too_few(sources, authors, longest)
+        users = sum(result["users"] for result in results[len(again) :])
+        if self.hparams.words_per_user is not None and users < FEW_USERS:
+            length = f"{self.hparams.words_per_user:,} {self.hparams.counted}"
+            say(f"only {users:,} users of {length}; a smaller --words-per-user gives more users")
         return [self.pieces.folder / name for name in tasks], words
 
-    def _refuse_too_few(
-        self, sources: list[Source], authors: Counter[str], longest: tuple[int, str], shorter: str
-    ) -> None:
+    def _refuse_too_few(self, sources: list[Source], authors: Counter[str], longest: tuple[int, str]) -> None:
         if not authors:
             words, name = longest
             if not words:
@@ -425,25 +423,13 @@ class Steps:
             asked = self.hparams.words_per_user or 1
             raise InputError(
                 f"{names_of(sources)}: no user has {asked:,} {self.hparams.counted}; the longest, "
-                f"{name!r}, has {words:,}: import more text, or give {shorter or f'--words-per-user {words}'}"
+                f"{name!r}, has {words:,}: import more text, or give --words-per-user {words} or less"
             )
         if not authors["train"]:
             raise InputError(
                 f"{names_of(sources)}: no train users, because heldout and test have all {authors.total()} "
                 "authors that are long enough; set a smaller --heldout or --test or another --seed, or add a "
                 "source of train users"
-            )
-
-    def _advise(self, authors: Counter[str], users: int, shorter: str) -> None:
-        """Print shorter lengths of users, if there are few users or a split has no users."""
-        shares = {"heldout": self.hparams.heldout, "test": self.hparams.test}
-        missing = [split for split, share in shares.items() if share and not authors[split]]
-        if shorter and (users < FEW_USERS or missing) and self.hparams.words_per_user is not None:
-            without = f", none of them in {' or '.join(missing)}" if missing else ""
-            length = f"{self.hparams.words_per_user:,} {self.hparams.counted}"
-            say(
-                f"only {users:,} user{'s' * (users != 1)} of {length}{without}; a shorter length gives more users: "
-                f"{shorter}"
             )
 
     def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:
