@@ -14,7 +14,7 @@ from flsim.base.errors import InputError
 from flsim.privacy.accounting import rdp_of
 from flsim.privacy.conventions import CONVENTIONS, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
-from flsim.privacy.sampling import SAMPLERS, cohort_event
+from flsim.privacy.sampling import SAMPLERS, Sampling
 
 entries = st.builds(
     lambda sampler, cohort, others, noise, rounds: Entry(
@@ -90,7 +90,7 @@ def test_an_event_says_what_the_sampler_did_and_how_much_noise_a_user_meets() ->
     assert ENTRY.event("S") != ENTRY.event("2S")
     for sampler, sensitivity, noise in (("fixed-size", "2S", 0.5), ("poisson", "S", 1.0)):
         (repeated,) = Ledger((replace(ENTRY, sampler=sampler, rounds=7),)).event(sensitivity).events  # type: ignore[arg-type]
-        assert repeated == SelfComposedDpEvent(cohort_event(sampler, 1_000, 100, GaussianDpEvent(noise)), 7)
+        assert repeated == SelfComposedDpEvent(Sampling(sampler, 1_000, 100)(GaussianDpEvent(noise)), 7)
 
 
 @pytest.mark.parametrize(

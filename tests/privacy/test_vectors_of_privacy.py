@@ -196,7 +196,7 @@ def test_canary_vectors_and_their_cosines() -> None:
 def test_sizes_and_probabilities_of_samplers() -> None:
     assert sampling.Poisson(3).sizes(20) == (0, 20)
     assert sampling.FixedSize(3).sizes(20) == (3, 3)
-    event = sampling.cohort_event("poisson", 20, 3, Entry("poisson", 20, 3, 1.0, 1).event("S"))
+    event = sampling.Sampling("poisson", 20, 3)(Entry("poisson", 20, 3, 1.0, 1).event("S"))
     assert event.sampling_probability == 3 / 20
     drawn = sampling.Poisson(3).draw(2, 1, 20)
     assert drawn.tolist() == np.flatnonzero(stream(2, "poisson-cohort", 1).random(20) < 0.15).tolist()
