@@ -157,9 +157,6 @@ def split_of(author: str, heldout: float, test: float, seed: int) -> str:
     return "test" if draw < test else "heldout" if draw < test + heldout else "train"
 
 
-BATCH = 2**20  # bytes of text, or tokens, that are processed at once
-
-
 def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: ImportHParams) -> dict[str, Any]:
     """Balance the authors of a range of hashes, and write their users, see `users_of`, and the words to .words.
 
@@ -243,8 +240,9 @@ def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], Ints, l
     ids.default_factory = ids.__len__
     tokens: list[NDArray[np.uint32]] = []
     lengths: list[Ints] = []
-    for batch in _batches(authors):
-        text = b"\t".join(batch).decode()
+    for author in authors:
+        text = b"\t".join(author.texts).decode()
+        author.texts.clear()
         records = text.split("\t")
         if by == "characters":
             words: Sequence[str] = "".join(records)
@@ -257,21 +255,6 @@ def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], Ints, l
             lengths.append(np.array([record.count(" ") + 1 for record in records], np.int64))
         tokens.append(np.fromiter(map(ids.__getitem__, words), np.uint32, len(words)))
     return np.concatenate(tokens), np.concatenate(lengths), list(ids)
-
-
-def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
-    size = 0
-    for author in authors:
-        for text in author.texts:
-            batch.append(text)
-            size += len(text)
-            if size > BATCH:
-                yield batch
-                batch, size = [], 0
-        author.texts.clear()
-    if batch:
-        yield batch
 
 
 @dataclass(frozen=True)
@@ -332,19 +315,15 @@ def _write_words(
     path: Path, tokens: NDArray[np.uint32], in_train: Flags, words: list[str]
 ) -> tuple[NDArray[np.uint32], int]:
     """Write words with counts in train users, by hash; return the tokens with new ids, and the number of words."""
-    counts = np.zeros((2, len(words)), np.int64)  # in train, and in other splits
-    for first in range(0, len(tokens), BATCH):
-        batch, is_train = tokens[first : first + BATCH], in_train[first : first + BATCH]
-        for row, mask in enumerate((is_train, ~is_train)):
-            counts[row] += np.bincount(batch[mask], minlength=len(words))
-    occurring = np.flatnonzero(counts.any(axis=0))
+    train, others = (np.bincount(tokens[mask], minlength=len(words)) for mask in (in_train, ~in_train))
+    occurring = np.flatnonzero(train + others)
     spelled = [words[index].encode() for index in occurring]
     hashes = np.array([zlib.crc32(word) for word in spelled], np.uint64) << np.uint64(32)
     order = np.argsort(hashes, kind="stable")
     ids = np.zeros(len(words), np.uint32)
     ids[occurring[order]] = np.arange(len(order))
-    train = counts[0][occurring[order]]
-    lines = (b"%b\t%d\n" % (spelled[index], count) for index, count in zip(order.tolist(), train.tolist(), strict=True))
+    counts = train[occurring[order]].tolist()
+    lines = (b"%b\t%d\n" % (spelled[index], count) for index, count in zip(order.tolist(), counts, strict=True))
     write_lines(path, hashes[order].tolist(), lines)
     return ids[tokens], len(order)
 

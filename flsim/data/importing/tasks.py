@@ -49,7 +49,6 @@ from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 # A line is JSON of the author's split (if the source states it) and name, then the sentences, separated by tabs,
 # which neither JSON nor a word contains. Lines are in the order of the sha256 of names.
 
-LINE = 2**12  # sentences
 ALIVE = 100  # posts between two progress reports
 # these units are counted among the posts
 REASONS_OF_READ_ROWS = ("posts_without_words", "rows_with_forbidden_characters")
@@ -124,17 +123,15 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By)
     hashes, lines = [], []
     words = 0
     for author_hash, split, name in ordered:
-        head = json.dumps([split, name])
         sentences = authors.pop((split or None, name))
-        for first in range(0, len(sentences), LINE):
-            text = "\t".join(sentences[first : first + LINE])
-            breaks = text.count("\t")
-            if by == "tokens":
-                words += sum(map(words_in, sentences[first : first + LINE]))
-            else:
-                words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
-            hashes.append(author_hash)
-            lines.append(f"{head}\t{text}\n".encode())
+        text = "\t".join(sentences)
+        breaks = text.count("\t")
+        if by == "tokens":
+            words += sum(map(words_in, sentences))
+        else:
+            words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
+        hashes.append(author_hash)
+        lines.append(f"{json.dumps([split, name])}\t{text}\n".encode())
     write_lines(path, hashes, lines)
     return words
 
