@@ -4,11 +4,10 @@ Each topic has its own words, and each user a mix of topics. Records of a topic 
 by one of its few successors in the topic, or by any word of the topic, so a next-word model can learn the order.
 """
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from string import ascii_lowercase, digits
 from typing import Annotated, NamedTuple
@@ -20,8 +19,7 @@ from flsim.base.arrays import Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.files import new_folder
 from flsim.base.machine import refuse_beyond_memory
-from flsim.base.pool import Pool, Report, Task
-from flsim.base.progress import progress, tracked
+from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.settings import Count, Natural, Positive, bounds, settings
 from flsim.data.corpus import Corpus, CorpusWriter
@@ -91,7 +89,6 @@ SUCCESSORS = 4  # successors of a word in a topic
 SHORTEST, LONGEST = 5, 12  # words in a record
 SPELLED = LONGEST * (LONGEST_WORD + 1)  # characters in a record, plus one, at which a record would count as cut
 PART_WORDS = 2**19  # approximate number of words per part, in which users are drawn and written
-POOL_WORDS = 2**24  # words from which several processes are used
 
 
 @settings
@@ -229,38 +226,34 @@ def _draw(hparams: SyntheticHParams, seed: int, name: str) -> tuple[Ints, Ints, 
     return lengths, topic, fresh, successor, order
 
 
-class _Range(NamedTuple):
-    """Users `first` to `last` of a split, and the file that they are drawn into."""
-
-    split: str
-    first: int
-    last: int
-    file: Path
-
-    @property
-    def names(self) -> list[str]:
-        return [f"{self.split}{index}" for index in range(self.first, self.last)]
-
-
 def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
     """Write a synthetic corpus, which is a function of the arguments only.
 
     Users are drawn into scratch files while words are counted, then written with ids in order of frequency, so memory
-    does not grow with their number. InputError if `out` exists, or the disk or memory is too small; and WorkerDied.
+    does not grow with their number. InputError if `out` exists, or the disk or memory is too small.
     """
     layout = hparams.token_layout
     sizes = {"train": hparams.users, "heldout": hparams.heldout_users, "test": hparams.test_users}
     step = max(1, PART_WORDS // hparams.words_per_user)
     with new_folder(out) as folder:
         _refuse_too_large(hparams, folder)
-        scratch = folder / "scratch"
-        scratch.mkdir()
         parts = [
-            _Range(split, first, min(first + step, size), scratch / f"{split}{first}.npz")
+            (split, [f"{split}{user}" for user in range(first, min(first + step, size))])
             for split, size in sizes.items()
             for first in range(0, size, step)
         ]
-        counts = _draw_parts(parts, hparams, seed)
+        scratch = folder / "scratch"
+        scratch.mkdir()
+        language = Language.draw(hparams, seed)
+        spellings = Spellings.draw(language.successors.shape[1], seed) if hparams.by == "characters" else None
+        counts = np.zeros(len(hparams.symbols), np.int64)
+        for number, (split, users) in enumerate(tracked("synthetic corpus, drawing", parts)):
+            part = draw_users(language, hparams, seed, users)
+            if spellings:
+                part = Part(*spellings.spell(part.tokens, part.record_words), part.user_records)
+            if split == "train":
+                counts += np.bincount(part.tokens, minlength=len(counts))
+            np.savez(scratch / f"{number}.npz", **part._asdict())
         ranked = np.argsort(-counts, kind="stable")
         ids = np.empty(layout.words, layout.token_type)
         ids[ranked] = np.arange(layout.first_word, layout.last_word + 1)
@@ -270,11 +263,12 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
         parameters = {name: value for name, value in vars(hparams).items() if name != "by"}
         by = {"by": hparams.by} if hparams.by == "characters" else {}
         with CorpusWriter(folder, vocabulary, layout) as writer:
-            for part in tracked("synthetic corpus, writing", parts):
-                with np.load(part.file) as users:
-                    tokens = ids[users["tokens"]]
-                    writer.splits[part.split].extend(part.names, tokens, users["record_words"], users["user_records"])
-                part.file.unlink()
+            for number, (split, users) in enumerate(tracked("synthetic corpus, writing", parts)):
+                file = scratch / f"{number}.npz"
+                with np.load(file) as part_of_file:
+                    part = Part(**part_of_file)
+                writer.splits[split].extend(users, ids[part.tokens], part.record_words, part.user_records)
+                file.unlink()
             scratch.rmdir()
             writer.finish(dropped={}, sources=[], parameters={"synthetic": {**parameters, "seed": seed}, **by})
     return Corpus.open(out)
@@ -294,44 +288,3 @@ def _refuse_too_large(hparams: SyntheticHParams, folder: Path) -> None:
             f"{folder.parent}: no space for {users:,} users of {hparams.words_per_user:,} words, which need at "
             f"least {needed / 1e9:,.0f} GB; {free / 1e9:,.0f} GB are free. Set fewer users or words"
         )
-
-
-def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> Ints:
-    """Draw users into files, and return how often each word occurs in train, int64 [words]."""
-    counts = np.zeros(len(hparams.symbols), np.int64)
-    users = sum(part.last - part.first for part in parts)
-    large = users * hparams.words_per_user >= POOL_WORDS
-    tasks = [Task(f"users of {part.split} from {part.first}", _draw_part, (part, hparams, seed)) for part in parts]
-    users_done = 0
-    with (
-        progress("synthetic corpus, drawing", users, unit="users") as advance,
-        Pool(len(os.sched_getaffinity(0)) if large else 1) as pool,
-    ):
-
-        def done(index: int, counted: Ints) -> None:
-            nonlocal counts, users_done
-            if parts[index].split == "train":
-                counts += counted
-            users_done += parts[index].last - parts[index].first
-            advance(users_done)
-
-        pool.run(tasks, done)
-    return counts
-
-
-def _draw_part(_report: Report, part: _Range, hparams: SyntheticHParams, seed: int) -> Ints:
-    """Draw users into their file, and return how often each token occurs, int64 [symbols]."""
-    texts = draw_users(_language(hparams, seed), hparams, seed, part.names)
-    if hparams.by == "characters":
-        tokens, lengths = _spellings(hparams.vocabulary_size - SPECIAL_TOKENS, seed).spell(*texts[:2])
-        texts = Part(tokens, lengths, texts.user_records)
-    np.savez(part.file, **texts._asdict())
-    return np.bincount(texts.tokens, minlength=len(hparams.symbols))
-
-
-_spellings = lru_cache(maxsize=1)(Spellings.draw)
-
-
-@lru_cache(maxsize=1)
-def _language(hparams: SyntheticHParams, seed: int) -> Language:
-    return Language.draw(hparams, seed)

@@ -112,10 +112,8 @@ def record_log_perplexities(models: tuple[TrainableModel, ...], source: RecordSo
 
 def largest(values: Floats, count: int) -> Flags:
     """Return whether a value is among the `count` >= 1 largest, bool [n]; among equal values, the first ones."""
-    threshold = np.partition(values, len(values) - count)[len(values) - count]
-    chosen: Flags = values > threshold
-    ties = np.flatnonzero(values == threshold)
-    chosen[ties[: count - np.count_nonzero(chosen)]] = True
+    chosen = np.zeros(len(values), bool)
+    chosen[np.argsort(-values, kind="stable")[:count]] = True
     return chosen
 
 

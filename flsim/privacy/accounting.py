@@ -1,7 +1,7 @@
 """The computation of epsilon from the released sums, under a stated convention.
 
 Renyi DP of Gaussian noise is computed in `flsim.privacy.accounting`. The conversions to epsilon, the privacy loss
-distributions and the RDP of other events come from dp_accounting. Opacus is a cross-check.
+distributions and the RDP of other events come from dp_accounting.
 
 [WBK] Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and Analytical Moments Accountant" (2019).
 [M] Mironov, "Renyi Differential Privacy" (2017).
@@ -15,11 +15,9 @@ formula, Balle et al., "Hypothesis Testing Interpretations and Renyi Differentia
 
 import math
 import re
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from dp_accounting import (
@@ -37,7 +35,7 @@ from dp_accounting import (
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute_epsilon
 from scipy.special import gammaln, logsumexp
 from scipy.stats import binom
 
@@ -234,38 +232,6 @@ def _log_bernoulli(order: float, log_ratio: Floats, rate: float) -> Floats:
 
 TABULATED = 100.0  # epsilon above which losses are not tabulated: tables need gigabytes, and there is no protection
 OF_USERS = 1e-3  # step of tabulated losses of users with many records; inversion of a mixture is slow
-PRV_POINTS = 1e7  # number of points in Opacus's table, which then takes 1.6 GB
-PRV_ERROR = 0.01  # largest error of epsilon of Opacus, which returns an upper bound
-
-
-@dataclass(frozen=True)
-class RenyiDP:
-    """The Renyi DP of an event: float64 [orders], each above 1, and the divergence in nats, possibly infinite."""
-
-    orders: Floats
-    rdp: Floats
-
-    def epsilon(self, delta: float) -> float:
-        """Return the least epsilon at a delta, with [CKS]; 0 if [BH] needs none."""
-        if (self.log_delta_without_epsilon <= math.log(delta)).any():
-            return 0.0
-        overhead = np.log1p(-1 / self.orders) - (math.log(delta) + np.log(self.orders)) / (self.orders - 1)
-        return max(0.0, float((self.rdp + overhead).min()))
-
-    def epsilon_of_mironov(self, delta: float) -> float:
-        """Return the least epsilon at a delta, with [M], Proposition 3; 0 if nothing was released."""
-        return float((self.rdp - math.log(delta) / (self.orders - 1)).min()) if self.rdp.any() else 0.0
-
-    def delta(self, epsilon: float) -> float:
-        """Return the least delta at an epsilon, with [CKS] or [BH]."""
-        log_delta = (self.orders - 1) * (self.rdp - epsilon + np.log1p(-1 / self.orders)) - np.log(self.orders)
-        return math.exp(min(float(log_delta.min()), float(self.log_delta_without_epsilon.min())))
-
-    @property
-    def log_delta_without_epsilon(self) -> Floats:
-        """Return the logarithm of the delta of epsilon 0, with [BH]: delta <= sqrt(1 - e^-RDP)."""
-        with np.errstate(divide="ignore"):
-            return np.asarray(np.log(-np.expm1(-self.rdp)) / 2)
 
 
 def check_delta(delta: float) -> None:
@@ -279,20 +245,22 @@ def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
     if convention.records is not None:
         event = of_users(event, convention.records)
     with np.errstate(all="ignore"):  # extreme noise overflows in between; the result is checked instead
-        match convention.accountant:
-            case "rdp":
-                spent = rdp_of(event, convention)
-                is_tight = convention.conversion == "tight"
-                result = spent.epsilon(delta) if is_tight else spent.epsilon_of_mironov(delta)
-            case "pld":
-                result = _pld(event, delta, convention)
-            case "rdp-opacus" | "prv-opacus":
-                result = _opacus(event, delta, convention)
+        if convention.accountant == "pld":
+            result = _pld(event, delta, convention)
+        elif convention.conversion == "tight":
+            result = compute_epsilon(ORDERS, rdp_of(event, convention), delta)[0]
+        else:
+            result = epsilon_of_mironov(rdp_of(event, convention), delta)
     if math.isnan(result):
         raise InputError(
             f"{convention}: the accountant fails numerically for this plan; use more noise or fewer rounds"
         )
-    return max(0.0, result)
+    return max(0.0, float(result))
+
+
+def epsilon_of_mironov(rdp: Floats, delta: float) -> float:
+    """Return the least epsilon of Renyi DP at `ORDERS`, with [M], Proposition 3; 0 if nothing was released."""
+    return float((rdp - math.log(delta) / (ORDERS - 1)).min()) if rdp.any() else 0.0
 
 
 def of_users(event: DpEvent, records: int) -> DpEvent:
@@ -324,21 +292,24 @@ def delta_of(event: DpEvent, epsilons: Floats, convention: Convention) -> Floats
     if convention.accountant == "pld":
         spent = _compose(_of_losses(event, convention), event, convention).get_delta(epsilons)
         return np.broadcast_to(np.asarray(spent, np.float64), epsilons.shape)
-    renyi = rdp_of(event, convention)
-    return np.array([renyi.delta(epsilon) for epsilon in epsilons.tolist()])
+    return delta_of_rdp(rdp_of(event, convention), epsilons)
 
 
-def rdp_of(event: DpEvent, convention: Convention) -> RenyiDP:
+def delta_of_rdp(rdp: Floats, epsilons: Floats) -> Floats:
+    """Return the least delta at each epsilon of Renyi DP at `ORDERS`, with [CKS] or, for small RDP, [BH]."""
+    with np.errstate(divide="ignore"):
+        without_epsilon = np.log(-np.expm1(-rdp)) / 2  # [BH]: delta <= sqrt(1 - e^-RDP)
+    log_delta = (ORDERS - 1) * (rdp - epsilons[:, None] + np.log1p(-1 / ORDERS)) - np.log(ORDERS)
+    return np.asarray(np.exp(np.minimum(log_delta.min(axis=1), without_epsilon.min())))
+
+
+def rdp_of(event: DpEvent, convention: Convention) -> Floats:
     """Return the Renyi DP of an event at `ORDERS`; raise InputError if dp_accounting does not support it."""
-    return RenyiDP(ORDERS, _rdp_of(event, convention))
-
-
-def _rdp_of(event: DpEvent, convention: Convention) -> Floats:
     match event:
         case ComposedDpEvent(events=events):
-            return sum((_rdp_of(part, convention) for part in events), np.zeros_like(ORDERS))
+            return sum((rdp_of(part, convention) for part in events), np.zeros_like(ORDERS))
         case SelfComposedDpEvent(event=part, count=count):
-            return _rdp_of(part, convention) * count if count else np.zeros_like(ORDERS)
+            return rdp_of(part, convention) * count if count else np.zeros_like(ORDERS)
     return _rdp_of_round(event, convention)
 
 
@@ -408,60 +379,9 @@ def _of_losses(event: DpEvent, convention: Convention) -> PLDAccountant:
     return PLDAccountant(relation, interval)
 
 
-def _opacus(event: DpEvent, delta: float, convention: Convention) -> float:
-    """Return epsilon with Opacus, which supports Poisson-sampled Gaussian noise, and adding or removing one user.
-
-    Its PRV accountant gives an upper bound, at most `2 PRV_ERROR` too high, or an error if epsilon is large.
-    """
-    from opacus.accountants import PRVAccountant, RDPAccountant  # two seconds
-
-    if convention.relation != "add-or-remove-one":
-        raise InputError(f"{convention}: Opacus accounts for adding or removing one, not for {convention.relation}")
-    history = list(_poisson_rounds(event, convention))
-    if not history or not all(noise for noise, _, _ in history):
-        return math.inf if history else 0.0
-    accountant = RDPAccountant() if convention.accountant == "rdp-opacus" else PRVAccountant()
-    accountant.history = history
-    if convention.accountant == "prv-opacus":
-        if (bound := _check_size(event, delta, convention)) == math.inf:
-            return math.inf
-        points = 2 * bound / PRV_ERROR * math.sqrt(sum(rounds for *_, rounds in history) * math.log(12e3 / delta) / 2)
-        if points > PRV_POINTS:
-            raise InputError(f"{convention}: Opacus would tabulate {points:.1e} losses; the limit is {PRV_POINTS:g}")
-    try:
-        with warnings.catch_warnings():
-            # A range of orders that is too narrow makes RDP loose. For PRV, it only determines the size of the table.
-            action: Literal["error", "ignore"] = "error" if convention.accountant == "rdp-opacus" else "ignore"
-            warnings.filterwarnings(action, message="Optimal order is", category=UserWarning)
-            return float(accountant.get_epsilon(delta, eps_error=PRV_ERROR))
-    except UserWarning as error:
-        raise InputError(
-            f"{convention}: the best order is outside Opacus's range, so that its bound is loose"
-        ) from error
-    except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
-        raise InputError(f"{convention}: Opacus fails here ({str(error) or type(error).__name__})") from error
-
-
-def _poisson_rounds(event: DpEvent, convention: Convention) -> Iterator[tuple[float, float, int]]:
-    """Yield the event in the form of Opacus's history: (noise multiplier, sampling probability, rounds)."""
-    match event:
-        case ComposedDpEvent(events=events):
-            for part in events:
-                yield from _poisson_rounds(part, convention)
-        case SelfComposedDpEvent(
-            event=PoissonSampledDpEvent(sampling_probability=q, event=GaussianDpEvent(noise_multiplier=noise)),
-            count=rounds,
-        ):
-            yield noise, q, rounds
-        case NonPrivateDpEvent():
-            yield 0.0, 1.0, 1
-        case _:
-            raise InputError(f"{convention}: Opacus accounts for Poisson-sampled Gaussian noise, not for {event}")
-
-
 def _check_size(event: DpEvent, delta: float, convention: Convention) -> float:
     """Return the epsilon of Renyi DP; raise InputError if it is so large that too many losses would be tabulated."""
-    bound = rdp_of(_without_truncation(event), convention).epsilon(delta)
+    bound = float(compute_epsilon(ORDERS, rdp_of(_without_truncation(event), convention), delta)[0])
     if TABULATED < bound < math.inf:
         raise InputError(
             f"{convention}: losses are tabulated up to epsilon {TABULATED:g}, and RDP computes {bound:.4g} here"

@@ -13,7 +13,7 @@ from flsim.base.extensions import is_custom, short_name, without_options
 from flsim.privacy.sampling import Relation, sampler_class
 
 Sensitivity = Literal["S", "2S"]
-Accountant = Literal["rdp", "pld", "rdp-opacus", "prv-opacus"]
+Accountant = Literal["rdp", "pld"]
 Conversion = Literal["mironov-proposition-3", "tight"]
 
 
@@ -28,7 +28,7 @@ class Convention:
     sampler: str  # how cohorts are drawn; for a custom sampler, its NAME with its options
     relation: Relation
     sensitivity: Sensitivity  # largest difference of the sum of clipped updates between neighbours; S is the clip norm
-    accountant: Accountant  # Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV
+    accountant: Accountant  # Renyi DP or privacy loss distributions
     conversion: Conversion | None  # from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]
     name: str
     # for DP-SGD, the most records of a user, each of which is sampled independently: neighbours then differ in a
@@ -36,10 +36,8 @@ class Convention:
     records: int | None = None
 
     def __post_init__(self) -> None:
-        if self.accountant.startswith("rdp") != (self.conversion is not None):
+        if (self.accountant == "rdp") != (self.conversion is not None):
             raise InputError(f"{self.name}: RDP needs a conversion, and only RDP does; found {self.conversion}")
-        if self.accountant == "rdp-opacus" and self.conversion != "tight":
-            raise InputError(f"{self.name}: Opacus supports only the tight conversion, found {self.conversion}")
 
     def __str__(self) -> str:
         return f'convention "{self.name}"'
@@ -64,7 +62,7 @@ SENSITIVITY: dict[Relation, Sensitivity] = {"replace-one": "2S", "add-or-remove-
 
 
 def _sound(sampler: str, relation: Relation, name: str) -> tuple[Convention, Convention]:
-    """Return the conventions of both accountants of dp_accounting, with the sensitivity that covers the relation."""
+    """Return the conventions of both accountants, with the sensitivity that covers the relation."""
     return (
         Convention(sampler, relation, SENSITIVITY[relation], "rdp", "tight", f"{name}-rdp"),
         Convention(sampler, relation, SENSITIVITY[relation], "pld", None, f"{name}-pld"),
@@ -79,8 +77,6 @@ CONVENTIONS = (
     Convention("fixed-size", "replace-one", "S", "rdp", "tight", "paper-tight"),
     *_sound("fixed-size", "replace-one", "replace-one"),
     *_sound("poisson", "add-or-remove-one", "poisson"),
-    Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
-    Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
     Convention("truncated-poisson", "add-or-remove-one", "S", "pld", None, "truncated-poisson-pld"),
     *_sound("cyclic-poisson", "add-or-remove-one", "cyclic-poisson"),
     *(one for sampler in TURNS for one in _sound(sampler, "zero-out", f"{sampler}-zero-out")),

@@ -488,33 +488,31 @@ def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> 
             )
 
 
-def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent") -> "DpEvent":
-    """Return the cost of a round that applies `mechanism` to the sum over the users of `draw_cohort`."""
-    check_cohort(population, size, sampler)
-    written = name_in_settings(sampler)
-    if loss := _loss_of(sampler):
-        if is_custom(sampler):
-            raise InputError(f"{written}: accountants support {loss} of built-in samplers only; remove {loss}")
-        refuse_unaccounted(sampler)
-    with custom_call_errors(written, "event(population, mechanism)", InputError):
-        event = sampler_named(sampler, size).event(population, mechanism)
-    if event is None:
-        refuse_unaccounted(sampler)
-        raise InputError(f'{written}: this sampler has no privacy event; define event, or use privacy.mechanism "clip"')
-    refuse_no_event(written, event)
-    return event
-
-
 @dataclass(frozen=True)
 class Sampling:
-    """The privacy of a sampler on a population: a call with a mechanism is `cohort_event`."""
+    """The privacy of a sampler on a population."""
 
     sampler: str
     population: int
     cohort: int
 
     def __call__(self, mechanism: "DpEvent") -> "DpEvent":
-        return cohort_event(self.sampler, self.population, self.cohort, mechanism)
+        """Return the cost of a round that applies `mechanism` to the sum over the users of `draw_cohort`."""
+        check_cohort(self.population, self.cohort, self.sampler)
+        written = name_in_settings(self.sampler)
+        if loss := _loss_of(self.sampler):
+            if is_custom(self.sampler):
+                raise InputError(f"{written}: accountants support {loss} of built-in samplers only; remove {loss}")
+            refuse_unaccounted(self.sampler)
+        with custom_call_errors(written, "event(population, mechanism)", InputError):
+            event = sampler_named(self.sampler, self.cohort).event(self.population, mechanism)
+        if event is None:
+            refuse_unaccounted(self.sampler)
+            raise InputError(
+                f'{written}: this sampler has no privacy event; define event, or use privacy.mechanism "clip"'
+            )
+        refuse_no_event(written, event)
+        return event
 
     @property
     def is_fixed(self) -> bool:

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -109,18 +107,11 @@ def test_users_are_what_a_walk_through_their_records_draws(change: dict[str, flo
     assert drawn.tokens.tolist() == [word for user in users for word in user.tokens.tolist()]
 
 
-def test_processes_and_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process and one part of users; processes, with parts of four users."""
+def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One part of users, and parts of four users."""
     alone = folder_bytes(make(tmp_path, name="alone").path)
     monkeypatch.setattr(synthetic, "PART_WORDS", 4 * HPARAMS.words_per_user)
-    monkeypatch.setattr(synthetic, "POOL_WORDS", 1)
     assert folder_bytes(make(tmp_path, name="together").path) == alone
-
-
-def test_processes_that_draw_do_not_load_torch() -> None:
-    code = "import sys, flsim.__main__, flsim.data.synthetic; print({'torch', 'ray', 'pandas'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
 
 
 def test_more_users_leave_the_others_their_words(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from flsim.algorithms.checkpoint import digest_of
 from flsim.base.errors import InputError
 from flsim.base.extensions import made
 from flsim.privacy import noise
-from flsim.privacy.accounting import rdp_of
+from flsim.privacy.accounting import epsilon_of_mironov, rdp_of
 from flsim.privacy.conventions import CONVENTIONS, sound_convention
 from flsim.privacy.factorizations import (
     blt_coefficients,
@@ -179,7 +179,7 @@ def test_epsilon_of_a_tree_of_tensorflow_privacy(multiplier: float, published: f
     once, delta 1e-6; they convert Renyi DP by Mironov's Proposition 3."""
     entry = Entry("round-robin", 1_600, 1, multiplier, 1_600, "tree")
     assert process("tree").sensitivity(1_600, ONCE) ** 2 == pytest.approx(11)
-    spent = rdp_of(entry.event("S"), BY_NAME["round-robin-zero-out-rdp"]).epsilon_of_mironov(1e-6)
+    spent = epsilon_of_mironov(rdp_of(entry.event("S"), BY_NAME["round-robin-zero-out-rdp"]), 1e-6)
     assert spent == pytest.approx(published, abs=0.01)
 
 

@@ -26,7 +26,6 @@ from flsim.privacy.sampling import (
     MinSeparation,
     Poisson,
     Sampling,
-    cohort_event,
     draw_cohort,
     refuse_unaccounted,
     shard_ranges,
@@ -154,7 +153,7 @@ def test_thinned_poisson_sampling_is_poisson_sampling_in_law(
     together = (present.T @ present)[np.triu_indices(20, 1)]
     deviations = np.abs(together - rounds * thinned**2) / math.sqrt(rounds * thinned**2 * (1 - thinned**2))
     assert deviations.max() < stats.norm.isf(0.5e-4 / 190)
-    event = cohort_event(sampler, 20, 5, GaussianDpEvent(2.0))
+    event = Sampling(sampler, 20, 5)(GaussianDpEvent(2.0))
     assert event == PoissonSampledDpEvent(pytest.approx(thinned, rel=1e-14), GaussianDpEvent(2.0))
 
 
@@ -170,7 +169,7 @@ def test_thinned_poisson_sampling_is_poisson_sampling_in_law(
 )
 def test_other_losses_of_users_have_no_epsilon(name: str) -> None:
     reason = "slower users take part less often" if "spread" in name else "changes the distribution of its cohorts"
-    for refuse in (lambda: refuse_unaccounted(name), lambda: cohort_event(name, 20, 5, GaussianDpEvent(1))):
+    for refuse in (lambda: refuse_unaccounted(name), lambda: Sampling(name, 20, 5)(GaussianDpEvent(1))):
         with pytest.raises(InputError, match=reason):
             refuse()
     assert 0 < sum(len(draw_cohort(0, round_, 20, 5, name)) for round_ in range(50)) < 250
@@ -238,7 +237,7 @@ def test_impossible_cohorts_are_neither_drawn_nor_accounted(sampler: str) -> Non
         with pytest.raises(InputError, match=r"cohort must be between 1 and the 10 users"):
             draw_cohort(0, 0, 10, size, sampler)
         with pytest.raises(InputError, match=r"cohort must be between 1 and the 10 users"):
-            cohort_event(sampler, 10, size, GaussianDpEvent(1))
+            Sampling(sampler, 10, size)(GaussianDpEvent(1))
 
 
 @given(population=st.integers(1, 300), data=st.data())

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -40,7 +41,7 @@ def _after_line_feed(file: IO[bytes], offset: int) -> int:
 
 def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield one post per text; blank lines and other keys are ignored, and lines over 16 MB are ``posts_too_long``."""
-    is_key = cache(partial(occurs, part.path, _lines))
+    is_key = cache(partial(_occurs, part.path))
     with part.path.open("rb") as file:
         offset = part.first
         file.seek(offset)
@@ -74,13 +75,14 @@ def _expected(columns: tuple[str, str]) -> str:
     return f"expected {{{json.dumps(columns[0])}: ..., {json.dumps(columns[1])}: ...}}"
 
 
-def _lines(path: Path) -> Iterator[Any]:
+def _occurs(path: Path, key: str) -> bool:
+    """Return whether the object in any line of a file has a value for a key."""
     with path.open("rb") as file:
         while line := file.readline(LONGEST_LINE + 1):
-            try:
-                yield json.loads(line.decode("utf-8-sig"))
-            except (ValueError, RecursionError):
-                continue
+            with suppress(ValueError, RecursionError):
+                if has_value(json.loads(line.decode("utf-8-sig")), key):
+                    return True
+    return False
 
 
 def _posts(line: bytes, part: Part, dropped: Counter[str], is_key: Callable[[str], bool]) -> Iterator[Post]:
@@ -112,9 +114,8 @@ def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Calla
         raise WrongFieldError(error.place, why) from error
 
 
-def occurs(path: Path, objects: Callable[[Path], Iterator[Any]], key: str) -> bool:
-    """Return whether any object of a file has a value for a key; `objects` reads the objects of the file."""
-    return any(isinstance(value, dict) and _value_at(value, key) not in (MISSING, None) for value in objects(path))
+def has_value(value: Any, key: str) -> bool:
+    return isinstance(value, dict) and _value_at(value, key) not in (MISSING, None)
 
 
 def _value_at(value: dict[str, Any], key: str) -> Any:

@@ -60,13 +60,6 @@ _PAIR_IN_TEXT = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _NO_CHARACTER = rb"\xef\xbf[\xbe\xbf]"
 _IN_UTF8 = re.compile(b"|".join((_REFERENCES, _CONTROL, _PAIR, _HALF, _NO_CHARACTER)))
 _IN_OTHERS = re.compile(b"|".join((_REFERENCES, _CONTROL)))
-# Fast tests, because few files have any of these. The first test also finds some allowed references.
-_SUSPECT_REFERENCE = re.compile(
-    rb"&#(?:x0*(?:[0-8bcefBCEF]|1[0-9a-fA-F]|[dD][89a-fA-F][0-9a-fA-F]{2}|[fF]{3}[efEF]|[0-9a-fA-F]{6,})"
-    rb"|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]|5[5-7][0-9]{3}|6553[45]|[0-9]{7,}));"
-)
-_CONTROLS = bytes(code for code in range(32) if code not in b"\t\n\r")
-_SUSPECT_BYTES = {b"\xed": re.compile(rb"\xed[\xa0-\xbf]"), b"\xef\xbf": re.compile(_NO_CHARACTER)}
 
 
 class CharacterFilter:
@@ -78,7 +71,6 @@ class CharacterFilter:
 
     def __init__(self, utf8: bool = True) -> None:
         self.elements = 0
-        self._utf8 = utf8
         self._pattern = _IN_UTF8 if utf8 else _IN_OTHERS
         self._rest = b""
 
@@ -86,22 +78,10 @@ class CharacterFilter:
         chunk = self._rest + chunk
         end = len(chunk) if final or len(chunk) > LONGEST_ROW else max(0, chunk.rfind(b"<"))
         chunk, self._rest = chunk[:end], chunk[end:]
-        if not self._is_suspect(chunk):
-            return chunk
         elements = chunk.split(b"<")
         allowed = [self._pattern.sub(_allowed, element) for element in elements]
         self.elements += sum(before != after for before, after in zip(elements, allowed, strict=True))
         return b"<".join(allowed)
-
-    def _is_suspect(self, chunk: bytes) -> bool:
-        return (
-            len(chunk.translate(None, _CONTROLS)) < len(chunk)
-            or _SUSPECT_REFERENCE.search(chunk) is not None
-            or (
-                self._utf8
-                and any(start in chunk and pattern.search(chunk) for start, pattern in _SUSPECT_BYTES.items())
-            )
-        )
 
 
 def _allowed(match: re.Match[bytes]) -> bytes:

@@ -102,24 +102,6 @@ class ImportHParams:
         return SPLITS if self.words_per_user is None else (*SPLITS, *WHOLE.values())
 
 
-# lengths of users in words that are suggested if few authors have enough words
-LENGTHS = (2_000, 1_000, 500, 200, 100, 50, 20, 10)
-MOST_SUGGESTED = 4
-
-Counts = list[tuple[int, int]]  # for each of LENGTHS: the authors with this number of words, and the users that result
-
-
-def suggestion(counts: Sequence[Counts], below: int) -> str:
-    """Return the `MOST_SUGGESTED` lengths that result in a user: ``"--words-per-user 500 (about 3 users of ...)"``."""
-    totals = np.array(counts, np.int64).reshape(-1, len(LENGTHS), 2).sum(axis=0).tolist()
-    shorter = [
-        f"{length} (about {users:,} user{'s' * (users != 1)} of {authors:,} author{'s' * (authors != 1)})"
-        for length, (authors, users) in zip(LENGTHS, totals, strict=True)
-        if length < below and users
-    ]
-    return f"--words-per-user {', '.join(shorter[:MOST_SUGGESTED])}" if shorter else ""
-
-
 # Balanced users: which tokens are words, where an author is cut into users, and which split an author belongs to.
 #
 # Thakkar et al. (2020), "Dataset Construction": users of fewer than 2,000 words are discarded, the others are cut
@@ -175,15 +157,12 @@ def split_of(author: str, heldout: float, test: float, seed: int) -> str:
     return "test" if draw < test else "heldout" if draw < test + heldout else "train"
 
 
-BATCH = 2**20  # bytes of text, or tokens, that are processed at once
-
-
 def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: ImportHParams) -> dict[str, Any]:
     """Balance the authors of a range of hashes, and write their users, see `users_of`, and the words to .words.
 
     Returns ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors`` with enough words by
-    split; ``longest``, words and name of the longest dropped author; ``by_length``, `Counts`; ``users``,
-    the number of balanced users; ``words``, the number of different words.
+    split; ``longest``, words and name of the longest dropped author; ``users``, the number of balanced users; and
+    ``words``, the number of different words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(sum(text.count(b"\t") + 1 for text in author.texts) for author in authors)])
@@ -233,9 +212,6 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "dropped": dropped,
         "authors": chosen.authors,
         "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
-        "by_length": [  # complete sentences make slightly fewer users
-            (int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS
-        ],
         "users": sum(len(chosen.names[split]) for split in SPLITS),
         "words": different,
     }
@@ -264,8 +240,9 @@ def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], Ints, l
     ids.default_factory = ids.__len__
     tokens: list[NDArray[np.uint32]] = []
     lengths: list[Ints] = []
-    for batch in _batches(authors):
-        text = b"\t".join(batch).decode()
+    for author in authors:
+        text = b"\t".join(author.texts).decode()
+        author.texts.clear()
         records = text.split("\t")
         if by == "characters":
             words: Sequence[str] = "".join(records)
@@ -278,21 +255,6 @@ def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], Ints, l
             lengths.append(np.array([record.count(" ") + 1 for record in records], np.int64))
         tokens.append(np.fromiter(map(ids.__getitem__, words), np.uint32, len(words)))
     return np.concatenate(tokens), np.concatenate(lengths), list(ids)
-
-
-def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
-    size = 0
-    for author in authors:
-        for text in author.texts:
-            batch.append(text)
-            size += len(text)
-            if size > BATCH:
-                yield batch
-                batch, size = [], 0
-        author.texts.clear()
-    if batch:
-        yield batch
 
 
 @dataclass(frozen=True)
@@ -353,19 +315,15 @@ def _write_words(
     path: Path, tokens: NDArray[np.uint32], in_train: Flags, words: list[str]
 ) -> tuple[NDArray[np.uint32], int]:
     """Write words with counts in train users, by hash; return the tokens with new ids, and the number of words."""
-    counts = np.zeros((2, len(words)), np.int64)  # in train, and in other splits
-    for first in range(0, len(tokens), BATCH):
-        batch, is_train = tokens[first : first + BATCH], in_train[first : first + BATCH]
-        for row, mask in enumerate((is_train, ~is_train)):
-            counts[row] += np.bincount(batch[mask], minlength=len(words))
-    occurring = np.flatnonzero(counts.any(axis=0))
+    train, others = (np.bincount(tokens[mask], minlength=len(words)) for mask in (in_train, ~in_train))
+    occurring = np.flatnonzero(train + others)
     spelled = [words[index].encode() for index in occurring]
     hashes = np.array([zlib.crc32(word) for word in spelled], np.uint64) << np.uint64(32)
     order = np.argsort(hashes, kind="stable")
     ids = np.zeros(len(words), np.uint32)
     ids[occurring[order]] = np.arange(len(order))
-    train = counts[0][occurring[order]]
-    lines = (b"%b\t%d\n" % (spelled[index], count) for index, count in zip(order.tolist(), train.tolist(), strict=True))
+    counts = train[occurring[order]].tolist()
+    lines = (b"%b\t%d\n" % (spelled[index], count) for index, count in zip(order.tolist(), counts, strict=True))
     write_lines(path, hashes[order].tolist(), lines)
     return ids[tokens], len(order)
 

@@ -31,7 +31,7 @@ from flsim.data.importing import tasks
 from flsim.data.importing.encoding import Cutting
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.scratch import scratch
-from flsim.data.importing.sources import changed, open_sources, unchanged, unpack_sources
+from flsim.data.importing.sources import changed, open_sources, unpack_sources
 from flsim.data.importing.tasks import Steps, SuppliedVocabulary, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
@@ -117,8 +117,7 @@ def import_corpus(
     opened = open_sources(paths)
     vocabulary = None
     if vocabulary_from is not None:
-        with unchanged(vocabulary_from) as sha256:
-            read = read_word_count(vocabulary_from, hparams.vocabulary_size, fit_vocabulary)
+        read, sha256 = read_word_count(vocabulary_from, hparams.vocabulary_size, fit_vocabulary)
         vocabulary = SuppliedVocabulary(replace(read, layout=hparams.layout), vocabulary_from, sha256)
     if vocabulary and (size := len(vocabulary.vocabulary.words) + SPECIAL_TOKENS) < hparams.vocabulary_size:
         say(words_short(len(vocabulary.vocabulary.words), hparams))

@@ -130,27 +130,6 @@ def blaming_changes(sources: Sequence[Source]) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def unchanged(path: Path) -> Iterator[str]:
-    """Yield the sha256 of a small file, and raise InputError if the file changes within the block."""
-
-    def sha256() -> str:
-        try:
-            return str(hash_file(ignore, path)["sha256"])
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-
-    before = sha256()
-    try:
-        yield before
-    except InputError:
-        if sha256() != before:
-            raise changed(path) from None
-        raise
-    if sha256() != before:
-        raise changed(path)
-
-
 def refuse_twice(sources: Sequence[Source]) -> None:
     """Raise InputError for two sources with the same content, which would be memorized as text that occurs twice."""
     first: dict[str, Path] = {}

@@ -26,7 +26,6 @@ from flsim.data.importing.gather import (
     balance_bucket,
     entry_of,
     passages,
-    suggestion,
     users_of,
     words_in,
 )
@@ -50,7 +49,6 @@ from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 # A line is JSON of the author's split (if the source states it) and name, then the sentences, separated by tabs,
 # which neither JSON nor a word contains. Lines are in the order of the sha256 of names.
 
-LINE = 2**12  # sentences
 ALIVE = 100  # posts between two progress reports
 # these units are counted among the posts
 REASONS_OF_READ_ROWS = ("posts_without_words", "rows_with_forbidden_characters")
@@ -125,17 +123,15 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By)
     hashes, lines = [], []
     words = 0
     for author_hash, split, name in ordered:
-        head = json.dumps([split, name])
         sentences = authors.pop((split or None, name))
-        for first in range(0, len(sentences), LINE):
-            text = "\t".join(sentences[first : first + LINE])
-            breaks = text.count("\t")
-            if by == "tokens":
-                words += sum(map(words_in, sentences[first : first + LINE]))
-            else:
-                words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
-            hashes.append(author_hash)
-            lines.append(f"{head}\t{text}\n".encode())
+        text = "\t".join(sentences)
+        breaks = text.count("\t")
+        if by == "tokens":
+            words += sum(map(words_in, sentences))
+        else:
+            words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
+        hashes.append(author_hash)
+        lines.append(f"{json.dumps([split, name])}\t{text}\n".encode())
     write_lines(path, hashes, lines)
     return words
 
@@ -408,15 +404,14 @@ class Steps:
             authors.update(result["authors"])
             longest = max(longest, tuple(result["longest"]))
             words += result["words"]
-        balanced = results[len(again) :]
-        shorter = suggestion([result["by_length"] for result in balanced], self.hparams.words_per_user or 1)
-        self._refuse_too_few(sources, authors, longest, shorter)
-        self._advise(authors, sum(result["users"] for result in balanced), shorter)
+        self._refuse_too_few(sources, authors, longest)
+        users = sum(result["users"] for result in results[len(again) :])
+        if self.hparams.words_per_user is not None and users < FEW_USERS:
+            length = f"{self.hparams.words_per_user:,} {self.hparams.counted}"
+            say(f"only {users:,} users of {length}; a smaller --words-per-user gives more users")
         return [self.pieces.folder / name for name in tasks], words
 
-    def _refuse_too_few(
-        self, sources: list[Source], authors: Counter[str], longest: tuple[int, str], shorter: str
-    ) -> None:
+    def _refuse_too_few(self, sources: list[Source], authors: Counter[str], longest: tuple[int, str]) -> None:
         if not authors:
             words, name = longest
             if not words:
@@ -425,25 +420,13 @@ class Steps:
             asked = self.hparams.words_per_user or 1
             raise InputError(
                 f"{names_of(sources)}: no user has {asked:,} {self.hparams.counted}; the longest, "
-                f"{name!r}, has {words:,}: import more text, or give {shorter or f'--words-per-user {words}'}"
+                f"{name!r}, has {words:,}: import more text, or give --words-per-user {words} or less"
             )
         if not authors["train"]:
             raise InputError(
                 f"{names_of(sources)}: no train users, because heldout and test have all {authors.total()} "
                 "authors that are long enough; set a smaller --heldout or --test or another --seed, or add a "
                 "source of train users"
-            )
-
-    def _advise(self, authors: Counter[str], users: int, shorter: str) -> None:
-        """Print shorter lengths of users, if there are few users or a split has no users."""
-        shares = {"heldout": self.hparams.heldout, "test": self.hparams.test}
-        missing = [split for split, share in shares.items() if share and not authors[split]]
-        if shorter and (users < FEW_USERS or missing) and self.hparams.words_per_user is not None:
-            without = f", none of them in {' or '.join(missing)}" if missing else ""
-            length = f"{self.hparams.words_per_user:,} {self.hparams.counted}"
-            say(
-                f"only {users:,} user{'s' * (users != 1)} of {length}{without}; a shorter length gives more users: "
-                f"{shorter}"
             )
 
     def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:

@@ -41,7 +41,6 @@ ROOT = Path(__file__).parents[3]
         ("a", b' [\n{"user": 1}]', "json"),
         ("a.txt", b"[deleted] is text", "text"),
         ("a.jsonl", b'{\n"user": 1}', "json"),
-        ("a.jsonl", b'{"user": 1,\n{"user": 2}', "jsonl"),
         ("a.json", b'{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": []}}}', "json"),
         ("a.json", b'{"users": 3, "text": "a"}', "jsonl"),
     ],

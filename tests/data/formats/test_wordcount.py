@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
+from flsim.base.files import file_digest
 from flsim.data.formats.wordcount import read_word_count
 from flsim.data.vocabulary import Vocabulary
 
@@ -29,8 +30,8 @@ def test_text_and_archive_are_the_same(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(TEXT)
     packed = archive(tmp_path / "a.tar.bz2", TEXT, "../../stackoverflow.word_count")
     for path in (tmp_path / "text", packed):
-        assert read_word_count(path, 9) == WORDS == read_word_count(path, 10_000, fit=True)
-        assert read_word_count(path, 6) == Vocabulary(WORDS.words[:2], WORDS.counts[:2])
+        assert read_word_count(path, 9) == (WORDS, file_digest(path)) == read_word_count(path, 10_000, fit=True)
+        assert read_word_count(path, 6)[0] == Vocabulary(WORDS.words[:2], WORDS.counts[:2])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.tar.bz2", "text"]  # nothing is unpacked
 
 
@@ -77,7 +78,7 @@ def test_any_bytes_are_words_or_refused(tmp_path_factory: pytest.TempPathFactory
     (folder / "b").write_bytes(packed[:cut] + content + packed[cut + len(content) :])
     for name in "ab":
         try:
-            vocabulary = read_word_count(folder / name, 6)
+            vocabulary, _ = read_word_count(folder / name, 6)
         except InputError:
             continue
         assert len(vocabulary.words) == 2

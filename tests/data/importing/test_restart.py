@@ -15,12 +15,7 @@ import pytest
 from dumps import alive, children, folder_bytes, write_jsonl
 from waiting import hear_ctrl_c, wait_until
 
-from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.data.formats.wordcount import read_word_count
-from flsim.data.importing import run
-from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
 
 # The real command, in pieces that are small enough for a test; that their sizes change nothing is tested elsewhere.
 # When it has MOST pieces it waits, to be killed or let go: it might be over before a test that watches it has its turn.
@@ -344,22 +339,3 @@ def test_a_compressed_source_is_of_one_content(imports: Imports) -> None:
     keeping_times(lambda path: overwrite(path, 4, b"?"), packed)
     imports.go()
     assert_refused(imports, imports.finish(process, code=2), packed.name)
-
-
-@pytest.mark.parametrize("damage", [False, True])
-def test_a_vocabulary_that_changes_while_it_is_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bool
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [(1, "a b c d. " * 9)])
-    words = tmp_path / "words.txt"
-    words.write_text("a 9\nb 8\nc 7\nd 6\n")
-
-    def read(path: Path, size: int, fit: bool) -> object:
-        found = None if damage else read_word_count(path, size, fit)
-        keeping_times(lambda path: overwrite_mapped(path, 4, b"\n" if damage else b"e"), path)
-        return found or read_word_count(path, size, fit)
-
-    monkeypatch.setattr(run, "read_word_count", read)
-    with pytest.raises(InputError, match=r"words\.txt: the file changed while flsim read it; import it again"):
-        import_corpus([source], tmp_path / "out", ImportHParams(8, 6, 12, 0.0, 0.0), vocabulary_from=words)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "words.txt"]
