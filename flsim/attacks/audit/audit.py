@@ -17,7 +17,6 @@ from flsim.attacks.audit.testing import LedgerTest, Verdict
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.attacks.result import Result, text_of
 from flsim.base.errors import InputError, at_least_one
-from flsim.canaries.planting import counts_of
 from flsim.canaries.spec import ABOUT_INJECTIONS
 from flsim.models.hparams import ModelHParams
 from flsim.results.rows import SCHEMA
@@ -188,15 +187,14 @@ def audit_simulation(
         Rows with the columns of `flsim.attacks.audit.audit.COLUMNS`, for the run "simulation".
 
     Raises:
-        InputError: `rows` have another round or other canaries; the roster of `planted` does not match its canaries and
-            users; the settings are inconsistent; or there are fewer references than the threshold.
+        InputError: `rows` have another round or other canaries, the settings are inconsistent, or there are fewer
+            references than the threshold.
 
     Examples:
         >>> rows = flsim.evaluate(state, users, model, references=20_000)      # doctest: +SKIP
         >>> flsim.audit_simulation(state, users, model, algorithm, rows)       # doctest: +SKIP
     """
     refuse_not_planted(planted)
-    _refuse_other_roster(planted)
     measured = SCHEMA.empty_table().to_pandas() if rows is None else rows
     if rows is not None and not (rows["round"] == state.round).all():
         raise InputError(f"rows: some rows are not of round {state.round}, that of the state; evaluate this state")
@@ -235,36 +233,6 @@ def audit_simulation(
         executes_code=True,
     )
     return audit_subject(subject, threshold).frame
-
-
-def _refuse_other_roster(planted: Planted) -> None:
-    """Raise InputError unless roster, canaries and users belong to one planting: bounds need its coins and sharers."""
-    roster, users, canaries = planted.roster, planted.users, planted.canaries
-    sharers, insertions = counts_of(users.overlay, users.user_offsets, len(users.phrases))
-    planting = {
-        "canary": [canary.id for canary in canaries],
-        "tokens": [list(canary.tokens) for canary in canaries],
-        "is_planted": [canary.is_planted for canary in canaries],
-        "coin": [canary.coin for canary in canaries],
-    }
-    stated = roster.reindex(columns=list(planting)).astype(object)
-    wrong = [name for name, values in planting.items() if [*map(_plain, stated[name])] != values]
-    if [phrase.tolist() for phrase in users.phrases] != planting["tokens"]:
-        wrong.append("users")
-    if not wrong:
-        held = [index for index, canary in enumerate(canaries) if canary.pseudo_users is None]
-        counts = {"insertions": insertions} | ({"sharers": sharers} if users.twin is None else {})
-        wrong = [name for name, values in counts.items() if (roster[name].to_numpy()[held] != values[held]).any()]
-    if wrong:
-        raise InputError(
-            f"planted: roster, canaries and users belong to different plantings ({', '.join(wrong)}); pass the "
-            "result of flsim.plant that was used in flsim.simulate"
-        )
-
-
-def _plain(value: Any) -> object:
-    """Return a value of a roster in the type of a canary."""
-    return list(value) if np.ndim(value) else None if pd.isna(value) else value
 
 
 def ceiling(groups: Sequence[int], references: int) -> float:
