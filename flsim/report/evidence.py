@@ -10,7 +10,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from flsim.attacks.audit import ranks
-from flsim.attacks.audit.audit import of_canary_users, of_coins, pooled
+from flsim.attacks.audit.audit import of_canary_users, of_coins, of_ranks, pooled, rate_at
+from flsim.attacks.audit.guesses import default_threshold
 from flsim.attacks.audit.subject import Subject, subject_of
 from flsim.attacks.audit.testing import Verdict
 from flsim.attacks.forgetting import advantage
@@ -84,20 +85,25 @@ def proof(gathered: Gathered) -> list[Block]:
 
 
 def _ranks_table(audited: Audited) -> list[Block]:
-    of_ranks = {setting: [one for one in subjects if len(one.ranks)] for setting, subjects in audited.items()}
-    ranked = {setting: pooled(subjects) for setting, subjects in of_ranks.items() if subjects}
-    if not ranked:
-        return []
-    has_claims = any(result.claim for result in ranked.values())
-    rows = []
-    for setting, result in ranked.items():
-        detection, epsilon = result.detection, result.claim and result.claim.epsilon
-        share = f"{detection.tpr:.0%} ({detection.tpr_low:.0%} to {detection.tpr_high:.0%})"
-        cells = [setting.label, f"{result.runs}", f"{detection.fpr:.2g}", share, number(result.low, "{:.2f}")]
-        of_ledger = [number(result.allowed, "{:.1%}"), number(epsilon, "{:.3g}"), _verdict(result.verdict)]
+    of_settings = {setting: [one for one in subjects if len(one.ranks)] for setting, subjects in audited.items()}
+    has_claims = any(subjects[0].claim for subjects in of_settings.values() if subjects)
+    rows: list[list[Cell]] = []
+    for setting, subjects in of_settings.items():
+        if not subjects:
+            continue
+        subject = pooled(subjects)
+        threshold = default_threshold(subject.references)
+        rate = rate_at(subject, ranks.detection_at(subject.ranks, subject.references, threshold))
+        proven = {row["method"]: row for row in of_ranks(subject, threshold)}
+        share = f"{rate['estimate']:.0%} ({rate['low']:.0%} to {rate['high']:.0%})"
+        low, epsilon = number(proven["epsilon"]["low"], "{:.2f}"), subject.claim and subject.claim.epsilon
+        verdict = _verdict(Verdict.of_row(proven.get("trade-off", {})))
+        of_ledger = [number(rate["allowed"], "{:.1%}"), number(epsilon, "{:.3g}"), verdict]
+        cells = [setting.label, f"{len(subjects)}", f"{rate['fpr']:.2g}", share, low]
         rows.append(cells + of_ledger * has_claims)
     headings = ["Setting", "Seeds", "FPR", "Found", "ε at least", *["Allowed", "Ledger’s ε", "Ledger"] * has_claims]
-    return [Table("Detected canaries, and the resulting bounds", headings, rows, FOUND + LEDGER * has_claims)]
+    title = "Detected canaries, and the resulting bounds"
+    return [Table(title, headings, rows, FOUND + LEDGER * has_claims)] if rows else []
 
 
 def _coins_table(audited: Audited) -> list[Block]:

@@ -1,7 +1,7 @@
 """`flsim audit`: evidence from canaries about the privacy of a training, and the claims of its ledger, as rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flsim.attacks.audit import coins, guesses, ranks
 from flsim.attacks.audit.claim import Claim
-from flsim.attacks.audit.ranks import Detection, detection_at
+from flsim.attacks.audit.ranks import Detection
 from flsim.attacks.audit.subject import Subject, subject_of, subject_with
 from flsim.attacks.audit.testing import LedgerTest, Verdict
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
@@ -154,8 +154,10 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
             f"--threshold {fixed}: there are {subject.references} references; name a rank of at most "
             f"{subject.references}"
         )
-    of_ranks = [*_detected(subject), *_bounds(subject, fixed)] if has_ranks else []
-    rows = [*of_ranks, *of_coins(subject), *of_canary_users(subject), *of_rounds(subject)]
+    found = ranks.detections_by_level(subject.ranks, subject.references).values() if has_ranks else ()
+    rows = [rate_at(subject, detection) for detection in found]
+    rows += [*of_ranks(subject, fixed)] if has_ranks else []
+    rows += [*of_coins(subject), *of_canary_users(subject), *of_rounds(subject)]
     table = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
     results = subject.results
     table = table.assign(run=results.name, setting=results.setting, round=subject.round, unit=subject.unit)
@@ -261,35 +263,15 @@ def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
     return None
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """The combined bounds from the canaries of several runs of one setting, each of which is in one run.
-
-    `low` is of one unit, replace-one, at delta 0; `allowed` is the largest true-positive rate of an attacker.
-    """
-
-    runs: int
-    detection: Detection
-    low: float
-    claim: Claim | None
-    allowed: float | None
-    verdict: Verdict | None
-
-
-def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
-    references = min(subject.references for subject in subjects)
-    threshold = guesses.default_threshold(references) if threshold is None else threshold
-    ranks = np.concatenate([subject.ranks for subject in subjects])
-    groups = np.concatenate([subject.groups for subject in subjects])
-    detection = detection_at(ranks, references, threshold)
-    low = guesses.epsilon_of_ranks(detection.detected, threshold, references, groups.tolist())
-    claim, allowed, verdict = subjects[0].claim, None, None
-    if claim is not None:
-        largest = int(groups.max())
-        allowed = 1 - claim.least_of_group(largest)(1 - detection.fpr_high)
-        test = LedgerTest.of_ranks(len(ranks), threshold, references, largest * claim.steps)
-        verdict = test.verdict(claim, detection.detected)
-    return Pooled(len(subjects), detection, low, claim, allowed, verdict)
+def pooled(subjects: Sequence[Subject]) -> Subject:
+    """Return the ranks of several runs of one setting as one subject; each canary is in one run."""
+    return replace(
+        subjects[0],
+        ranks=np.concatenate([subject.ranks for subject in subjects]),
+        groups=np.concatenate([subject.groups for subject in subjects]),
+        references=min(subject.references for subject in subjects),
+        control_ranks=np.empty(0),
+    )
 
 
 def _of_each_kind(canaries: int) -> int:
@@ -297,31 +279,33 @@ def _of_each_kind(canaries: int) -> int:
     return round(OF_EACH_KIND * canaries) if canaries >= 1 / OF_EACH_KIND else 0
 
 
-def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
-    least = None if subject.claim is None else subject.claim.least_of_group(int(subject.groups.max()))
-    for detection in ranks.detections_by_level(subject.ranks, subject.references).values():
-        yield {
-            "method": "tpr",
-            "kind": "heuristic",  # the rate of false alarms is exact, but the interval assumes independent canaries
-            "neighbours": "replace-one",
-            "group": subject.groups.max(),
-            "n_in": detection.canaries,
-            "n_out": subject.references,
-            "threshold": detection.threshold,
-            "detected": detection.detected,
-            "trials": detection.canaries,
-            "fpr": detection.fpr,
-            "estimate": detection.tpr,
-            "low": detection.tpr_low,
-            "high": detection.tpr_high,
-            "confidence": CONFIDENCE,
-            "allowed": None if least is None else 1 - least(1 - detection.fpr_high),
-        }
+def rate_at(subject: Subject, detection: Detection) -> dict[str, Any]:
+    """Return the row of the canaries that a test of ranks finds."""
+    largest, claim = int(subject.groups.max()), subject.claim
+    return {
+        "method": "tpr",
+        "kind": "heuristic",  # the rate of false alarms is exact, but the interval assumes independent canaries
+        "neighbours": "replace-one",
+        "group": largest,
+        "n_in": detection.canaries,
+        "n_out": subject.references,
+        "threshold": detection.threshold,
+        "detected": detection.detected,
+        "trials": detection.canaries,
+        "fpr": detection.fpr,
+        "estimate": detection.tpr,
+        "low": detection.tpr_low,
+        "high": detection.tpr_high,
+        "confidence": CONFIDENCE,
+        "allowed": None if claim is None else 1 - claim.least_of_group(largest)(1 - detection.fpr_high),
+    }
 
 
-def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
-    canaries, claim, proven = len(subject.ranks), subject.claim, pooled([subject], threshold)
-    hits, largest = proven.detection.detected, int(subject.groups.max())
+def of_ranks(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
+    """Yield rows with the bounds from ranks of at most `threshold`."""
+    canaries, claim, largest = len(subject.ranks), subject.claim, int(subject.groups.max())
+    hits = int((subject.ranks <= threshold).sum())
+    low = guesses.epsilon_of_ranks(hits, threshold, subject.references, subject.groups.tolist())
     common = {
         "neighbours": "replace-one",
         "group": largest,
@@ -332,7 +316,7 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
         "trials": canaries,
         "confidence": CONFIDENCE,
     }
-    yield common | {"method": "epsilon", "kind": "bound", "low": proven.low, "delta": 0.0}
+    yield common | {"method": "epsilon", "kind": "bound", "low": low, "delta": 0.0}
     if claim is not None:
         test = LedgerTest.of_ranks(canaries, threshold, subject.references, largest * claim.steps)
         yield common | {"method": "trade-off", "kind": "bound"} | asdict(test.verdict(claim, hits))
