@@ -24,12 +24,9 @@ def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
     """
     known = _known(observed)
     ended = known[known["round"] >= known["last_round"].astype("float64")]
-    rows = {}
-    for seed, of_seed in ended.groupby("seed"):
-        means = of_seed.groupby("round")["advantage"].mean()
-        first, last = means.iloc[0], means.iloc[-1]
-        rows[seed] = {"advantage": first, "left": last / first if len(means) > 1 and first > 0 else np.nan}
-    seeds = pd.DataFrame.from_dict(rows, orient="index", columns=["advantage", "left"], dtype="float64")
+    means = ended.groupby(["seed", "round"])["advantage"].mean().groupby("seed")
+    first, last = means.first(), means.last()
+    seeds = pd.DataFrame({"advantage": first, "left": (last / first).where((means.size() > 1) & (first > 0))})
     is_unclear = _mean(seeds["advantage"])[1] <= 0
     return seeds.assign(left=np.nan) if is_unclear else seeds
 
