@@ -300,40 +300,45 @@ def plant(split: Holders, canaries: tuple[Canary, ...], seed: int) -> Planting:
     """
     if any(canary.pseudo_users for canary in canaries):
         return _injected(canaries)
-    if any(canary.copies for canary in canaries):  # controls have no draws
-        return _plant_copies(split, canaries, np.array([canary.copies for canary in canaries], np.int64), seed)
-    claims: list[Ints] = []
+    has_copies = any(canary.copies for canary in canaries)
+    records, owners, planned_sharers = (_drawn_copies if has_copies else _claims)(split, canaries, seed)
+    planned_insertions = np.bincount(owners, minlength=len(canaries))
+    priority = stream(seed, "collisions").random(len(records))
+    is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)[owners]
+    records, owners, priority = records[is_planted], owners[is_planted], priority[is_planted]
+    order = np.lexsort((priority, records))
+    records, owners = records[order], owners[order]
+    wins = np.diff(records, prepend=-1) != 0
+    overlay = Overlay(records[wins], owners[wins].astype(np.uint16))
+    sharers, insertions = counts_of(overlay, split.user_offsets, len(canaries))
+    planned_sharers = sharers if planned_sharers is None else planned_sharers
+    return Planting(canaries, overlay, planned_sharers, sharers, planned_insertions, insertions)
+
+
+def _claims(split: Holders, canaries: tuple[Canary, ...], seed: int) -> tuple[Ints, Ints, Ints]:
+    """Draw the records that each canary claims; return records and their canaries [n], and numbers of sharers."""
+    claims, claimants = [np.empty(0, np.int64)], [0]  # also for an empty list of canaries
     planned_sharers = []
     for index, canary in enumerate(canaries):
         sharers = np.flatnonzero(stream(seed, "sharers", index).random(len(split)) < canary.p_u)
         if not canary.is_planted and canary.coin is None:
             sharers = sharers[:0]
-        chosen = []
         for user in sharers.tolist():
             first, last = split.user_offsets[user : user + 2].tolist()
-            chosen.append(
-                first + np.flatnonzero(stream(seed, "insertions", index, user).random(last - first) < canary.p_e)
-            )
+            is_claimed = stream(seed, "insertions", index, user).random(last - first) < canary.p_e
+            claims.append(first + np.flatnonzero(is_claimed))
+            claimants.append(index)
         planned_sharers.append(len(sharers))
-        claims.append(np.concatenate([*chosen, np.empty(0, np.int64)]))
-    records = np.concatenate([*claims, np.empty(0, np.int64)])  # also for an empty list of canaries
-    claimant = np.repeat(np.arange(len(canaries)), [len(claim) for claim in claims])
-    priority = stream(seed, "collisions").random(len(records))
-    is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)[claimant]
-    records, claimant, priority = records[is_planted], claimant[is_planted], priority[is_planted]
-    order = np.lexsort((priority, records))
-    records, claimant = records[order], claimant[order]
-    wins = np.diff(records, prepend=-1) != 0
-    overlay = Overlay(records[wins], claimant[wins].astype(np.uint16))
-    sharers, insertions = counts_of(overlay, split.user_offsets, len(canaries))
-    return Planting(
-        canaries,
-        overlay,
-        planned_sharers=np.array(planned_sharers, np.int64),
-        sharers=sharers,
-        planned_insertions=np.array([len(claim) for claim in claims], np.int64),
-        insertions=insertions,
-    )
+    owners = np.repeat(claimants, [*map(len, claims)])
+    return np.concatenate(claims), owners, np.array(planned_sharers, np.int64)
+
+
+def _drawn_copies(split: Holders, canaries: tuple[Canary, ...], seed: int) -> tuple[Ints, Ints, None]:
+    """Draw a distinct record for each copy; every choice of records is equally likely."""
+    copies = [canary.copies or 0 for canary in canaries]  # controls have no draws
+    refuse_copies(sum(copies), split.records)
+    records = stream(seed, "copies").choice(split.records, sum(copies), replace=False)
+    return records, np.repeat(np.arange(len(canaries)), copies), None
 
 
 def _injected(canaries: tuple[Canary, ...]) -> Planting:
@@ -343,20 +348,6 @@ def _injected(canaries: tuple[Canary, ...]) -> Planting:
     is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)
     overlay = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
     return Planting(canaries, overlay, users, users * is_planted, copies, copies * is_planted)
-
-
-def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: Ints, seed: int) -> Planting:
-    """Replace a distinct record with each copy; every choice of records is equally likely."""
-    total = int(copies.sum())
-    refuse_copies(total, split.records)
-    records = stream(seed, "copies").choice(split.records, total, replace=False)
-    owners = np.repeat(np.arange(len(canaries), dtype=np.uint16), copies)
-    is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)[owners]
-    records, owners = records[is_planted], owners[is_planted]
-    order = np.argsort(records)
-    overlay = Overlay(records[order], owners[order])
-    sharers, insertions = counts_of(overlay, split.user_offsets, len(canaries))
-    return Planting(canaries, overlay, sharers, sharers, copies, insertions)
 
 
 # The limits of canaries that follow from their settings and the size of the corpus, before any canary is drawn.

@@ -29,6 +29,7 @@ from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.rng import stream
 from flsim.canaries.elsewhere import read_rows
+from flsim.canaries.secrets import are_cards
 from flsim.data.records import Records, RecordSource
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.models.language_model import TrainableModel
@@ -58,12 +59,6 @@ CONTROL = (
     "the excess shows memorization."
 )
 LABELS = (Field("Class", "class"), Field("Reach", "reach"), Field("Data", "strings", "{:,}"))
-
-
-def passes_luhn(digits: str) -> bool:
-    """Return whether the last digit is the check digit of the others (Luhn; ISO/IEC 7812-1, annex B)."""
-    doubled = [2 * int(digit) if place % 2 else int(digit) for place, digit in enumerate(reversed(digits))]
-    return sum(value - 9 * (value > 9) for value in doubled) % 10 == 0
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ class Finder:
             for match in pattern.finditer(text):
                 value = re.sub(IGNORED[kind], "", match[0].lower()) if kind in IGNORED else match[0].lower()
                 start, end = match.span()
-                if taken[start:end].any() or (kind == CARD and not passes_luhn(value)):
+                if taken[start:end].any() or (kind == CARD and not are_cards(np.array([[*map(int, value)]])).all()):
                     continue
                 taken[start:end] = True
                 yield kind, value, start, end
