@@ -134,15 +134,10 @@ def planting_of(
 
 
 def _listed(hparams: CanaryHParams) -> dict[str, Any]:
-    """Return the settings for a file, without empty settings, so existing digests do not change."""
-    return {
-        name: value
-        for name, value in asdict(hparams).items()
-        if value != ()
-        and (value or name not in {"controls", "coins", "template"})
-        and name not in BY_ROUND
-        and (name, value) != ("source", "words")
-    }
+    """Return the settings for a file: the oldest four, and others that are set, so existing digests do not change."""
+    always = ("p_u", "p_e", "count", "length")
+    settings = asdict(hparams).items()
+    return {name: value for name, value in settings if name in always or value != getattr(CanaryHParams, name)}
 
 
 def _as_text(value: object) -> str:

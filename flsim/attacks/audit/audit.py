@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from flsim.attacks.audit import coins, guesses, ranks
 from flsim.attacks.audit.claim import Claim
-from flsim.attacks.audit.ranks import Detection
 from flsim.attacks.audit.subject import Subject, subject_of, subject_with
 from flsim.attacks.audit.testing import LedgerTest, Verdict
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
@@ -279,25 +278,19 @@ def _of_each_kind(canaries: int) -> int:
     return round(OF_EACH_KIND * canaries) if canaries >= 1 / OF_EACH_KIND else 0
 
 
-def rate_at(subject: Subject, detection: Detection) -> dict[str, Any]:
-    """Return the row of the canaries that a test of ranks finds."""
+def rate_at(subject: Subject, detection: Mapping[str, float]) -> dict[str, Any]:
+    """Return the row of the canaries that a test of ranks finds; see `detection_at`."""
     largest, claim = int(subject.groups.max()), subject.claim
     return {
+        **detection,
         "method": "tpr",
         "kind": "heuristic",  # the rate of false alarms is exact, but the interval assumes independent canaries
         "neighbours": "replace-one",
         "group": largest,
-        "n_in": detection.canaries,
+        "n_in": detection["trials"],
         "n_out": subject.references,
-        "threshold": detection.threshold,
-        "detected": detection.detected,
-        "trials": detection.canaries,
-        "fpr": detection.fpr,
-        "estimate": detection.tpr,
-        "low": detection.tpr_low,
-        "high": detection.tpr_high,
         "confidence": CONFIDENCE,
-        "allowed": None if claim is None else 1 - claim.least_of_group(largest)(1 - detection.fpr_high),
+        "allowed": None if claim is None else 1 - claim.least_of_group(largest)(1 - detection["fpr_high"]),
     }
 
 

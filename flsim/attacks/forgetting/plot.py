@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from flsim.attacks.forgetting import advantage
 from flsim.attacks.forgetting.measure import Forgetting, curve
@@ -94,11 +93,11 @@ def _scale(panels: Sequence[Axes], columns: int) -> None:
         ticks = [k for k in grid(longest) if k < longest / 1.5]
         if len(ticks) > MOST_TICKS:
             ticks = [k for k in ticks if math.log10(max(k, 1)).is_integer() and k < longest / 3]
+        ticks = [*ticks, longest]
         axes.set_xscale("symlog", linthresh=1, linscale=0.5)
         axes.set_xlim(-0.1, 1.1 * longest + 1)
-        axes.xaxis.set_major_locator(FixedLocator([*ticks, longest]))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.set_xticks(ticks, map(str, ticks))
+        axes.minorticks_off()
         axes.set_xlabel("rounds since last use")
         axes.set_ylim(0, 1.15 * float(np.nanmax(np.concatenate(heights))))
         if index % columns == 0:

@@ -354,10 +354,10 @@ def _record_rows(targets: pd.DataFrame, has_independent_noise: bool) -> list[dic
         alarms = detections_by_level(ranks[~inside], references, LEVELS)
         for level, found in detections_by_level(ranks[inside], references, LEVELS).items():
             row |= {
-                column("tpr", level): found.tpr,
-                column("tpr_low", level): found.tpr_low,
-                column("tpr_high", level): found.tpr_high,
-                column("fpr", level): alarms[level].tpr,
+                column("tpr", level): found["estimate"],
+                column("tpr_low", level): found["low"],
+                column("tpr_high", level): found["high"],
+                column("fpr", level): alarms[level]["estimate"],
             }
             if row["view"] == NOISED and has_independent_noise:
                 # one user replaced: two steps of mu = 1 / z
