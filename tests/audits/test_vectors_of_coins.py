@@ -121,7 +121,7 @@ def test_the_last_step_of_a_refutation_has_no_right_guess() -> None:
 
 def subject(ranks_: list[float], groups: list[int], references: int, claim: Claim | None = None) -> Subject:
     none = np.empty(0)
-    return Subject(cast(Any, None), 1, "user", np.array(ranks_), np.array(groups), True, references, none, None, claim)
+    return Subject(cast(Any, None), 1, "user", np.array(ranks_), np.array(groups), references, none, None, claim=claim)
 
 
 @pytest.mark.parametrize(("sampler", "neighbours"), [("fixed-size", 5), ("poisson", 10)])

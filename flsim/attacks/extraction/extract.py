@@ -374,9 +374,9 @@ def _of_measurements(path: Path, hparams: ExtractionHParams) -> Attacked:
     canaries, results = measured.canaries, read_run(path)
     planting, sides, training = canaries.planting, None, None
     if hparams.elsewhere.members is not None:
-        both = sides_of(canaries, measured.model, hparams.elsewhere)
-        sides = both.places
-        training = Population(both.train, (), Overlay(np.empty(0, np.int64), np.empty(0, np.uint16)))
+        members, others = sides_of(canaries, measured.model, hparams.elsewhere)
+        sides = [members], [others]
+        training = Population(members[0], (), Overlay(np.empty(0, np.int64), np.empty(0, np.uint16)))
     seed, all_canaries = canaries.seed, planting.canaries
     groups = _strings_of(path, seed, all_canaries, planting.insertions, sides, hparams)
 

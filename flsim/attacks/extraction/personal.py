@@ -264,12 +264,10 @@ def _of_measurements(path: Path, finder: Finder, hparams: AttackHParams) -> Atta
         raise InputError(f"{path}: stores no text of users; name files of records with --members and --non-members")
     measured, results = MeasuredModel.open(path, hparams.round, elsewhere.model, hparams.device), read_run(path)
     canaries, model = measured.canaries, measured.model
-    sides, vocabulary = sides_of(canaries, model, elsewhere), canaries.words.vocabulary
+    vocabulary, files = canaries.words.vocabulary, (elsewhere.members, elsewhere.others)
     sources = list[list[Occurrence]]()
-    for name, file, (split, positions) in (
-        ("train", elsewhere.members, (sides.train, sides.members)),
-        ("others", elsewhere.others, (sides.held_out, sides.others)),
-    ):
+    sides = zip(("train", "others"), files, sides_of(canaries, model, elsewhere), strict=True)
+    for name, file, (split, positions) in sides:
         users = [user for (user,) in read_rows(file, [elsewhere.user])]
         labels = [f"{name}:{users[position]}" for position in positions.tolist()]
         sources.append([*occurrences_in(split.records_at(positions), labels, vocabulary, finder)])
