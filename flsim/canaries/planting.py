@@ -30,7 +30,8 @@ from flsim.canaries.spec import (
     toss,
 )
 from flsim.data.corpus import Corpus, Split, memory_map
-from flsim.data.records import windows
+from flsim.data.ngrams import NGrams
+from flsim.data.records import Records, piece, windows
 from flsim.data.vocabulary import Layout, Vocabulary
 
 
@@ -99,15 +100,14 @@ def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]
         if not phrase or phrase in phrases:
             raise InputError(f"{where} {'is the same as another phrase' if phrase else 'is empty'}; write another text")
         phrases[phrase] = text
-    for length in {len(phrase) for phrase in phrases}:
-        of_length = {phrase for phrase in phrases if len(phrase) == length}
-        for name in corpus.splits:
-            for phrase in occurring(corpus.split(name), of_length):
-                raise InputError(f'canaries.phrases: "{phrases[phrase]}" occurs in {name}; write another text')
+    for name in corpus.splits:
+        for phrase in occurring(corpus.split(name), phrases):
+            raise InputError(f'canaries.phrases: "{phrases[phrase]}" occurs in {name}; write another text')
     return list(phrases)
 
 
 REDRAWS = 100
+AT_ONCE = 2**20  # words that are searched at once
 
 
 @dataclass(frozen=True)
@@ -254,29 +254,14 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
     raise too_few
 
 
-def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | None = None) -> set[tuple[int, ...]]:
-    """Return the phrases, all of one length, within a record of the split, which is read `chunk` words at a time."""
-    if not phrases:
-        return set()
-    sorted_phrases = np.array(sorted(phrases))
-    length = sorted_phrases.shape[1]
-    at_place = np.zeros(
-        (length, max(2**16, split.layout.vocabulary_size)), bool
-    )  # whether any phrase has the word at this position
-    at_place[np.arange(length), sorted_phrases] = True
-    present: set[tuple[int, ...]] = set()
-    for start, window in windows(split.tokens, chunk, overlap=length - 1):
-        starts = max(0, len(window) - length + 1)  # none if the window is shorter than a phrase
-        candidates = np.flatnonzero(at_place[0][window[:starts]])
-        for place in range(1, length):
-            candidates = candidates[at_place[place][window[candidates + place]]]
-        for position in candidates.tolist():
-            gram = tuple(window[position : position + length].tolist())
-            if gram in phrases and gram not in present:
-                record = np.searchsorted(split.record_offsets, start + position, side="right") - 1
-                if start + position + length <= split.record_offsets[record + 1]:
-                    present.add(gram)
-    return present
+def occurring(split: Split, phrases: Collection[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Return the phrases that occur within a record of the split, which is read piece by piece."""
+    listed, present = list(phrases), set[int]()
+    index = NGrams(Records.from_lists([list(phrase) for phrase in listed]))
+    for _, offsets in windows(split.record_offsets, max(1, AT_ONCE // split.layout.record_words), overlap=1):
+        tokens = piece(split.tokens, int(offsets[0]), int(offsets[-1]))
+        present.update(index.find(Records(tokens, offsets - offsets[0]))[0].tolist())
+    return {phrase for phrase, group in zip(listed, index.group.tolist(), strict=True) if group in present}
 
 
 def drawn_and_planted(
