@@ -13,7 +13,7 @@ from flsim.attacks.audit import ranks
 from flsim.attacks.audit.audit import of_canary_users, of_coins, of_ranks, pooled, rate_at
 from flsim.attacks.audit.guesses import default_threshold
 from flsim.attacks.audit.subject import Subject, subject_of
-from flsim.attacks.audit.testing import Verdict
+from flsim.attacks.audit.testing import in_words
 from flsim.attacks.forgetting import advantage
 from flsim.attacks.forgetting.measure import Forgetting, curve, measure_forgetting
 from flsim.attacks.forgetting.tables import name_text, planted_text, rounds_text, time_text, window_text
@@ -97,7 +97,7 @@ def _ranks_table(audited: Audited) -> list[Block]:
         proven = {row["method"]: row for row in of_ranks(subject, threshold)}
         share = f"{rate['estimate']:.0%} ({rate['low']:.0%} to {rate['high']:.0%})"
         low, epsilon = number(proven["epsilon"]["low"], "{:.2f}"), subject.claim and subject.claim.epsilon
-        verdict = _verdict(Verdict.of_row(proven.get("trade-off", {})))
+        verdict = _verdict(proven.get("trade-off"))
         of_ledger = [number(rate["allowed"], "{:.1%}"), number(epsilon, "{:.3g}"), verdict]
         cells = [setting.label, f"{len(subjects)}", f"{rate['fpr']:.2g}", share, low]
         rows.append(cells + of_ledger * has_claims)
@@ -138,7 +138,7 @@ def _users_table(audited: Audited) -> list[Block]:
 def _tested(setting: Setting, subject: Subject, cells: Sequence[Cell], test: Mapping[str, Any] | None) -> list[Cell]:
     """Return a row of a run: its name, cells, the ledger's epsilon, and whether the test refutes it."""
     epsilon = number(subject.claim and subject.claim.epsilon, "{:.3g}")
-    return [_of_seed(setting.label, subject.results.seed), *cells, epsilon, _verdict(Verdict.of_row(test or {}))]
+    return [_of_seed(setting.label, subject.results.seed), *cells, epsilon, _verdict(test)]
 
 
 def _pairs(audited: Audited) -> list[tuple[Setting, Subject]]:
@@ -149,8 +149,8 @@ def _of_seed(label: str, seed: int | None) -> str:
     return label + ("" if seed is None else f", seed {seed}")
 
 
-def _verdict(verdict: Verdict | None) -> str:
-    return "–" if verdict is None else f"{verdict.in_words} (at most {verdict.refutable:.2f})"
+def _verdict(test: Mapping[str, Any] | None) -> str:
+    return "–" if test is None else f"{in_words(test)} (at most {test['refutable']:.2f})"
 
 
 def _roc_figures(audited: Audited) -> list[Block]:

@@ -1,7 +1,7 @@
 """`flsim audit`: evidence from canaries about the privacy of a training, and the claims of its ledger, as rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flsim.attacks.audit import coins, guesses, ranks
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Subject, subject_of, subject_with
-from flsim.attacks.audit.testing import LedgerTest, Verdict
+from flsim.attacks.audit.testing import LedgerTest, in_words
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.attacks.result import Result, text_of
 from flsim.base.errors import InputError, at_least_one
@@ -136,7 +136,7 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
         tpr              share of canaries of rank <= threshold, at a false-positive rate of threshold / (R + 1);
                          "allowed" is the largest that the claim leaves to an attacker
         epsilon          lower bound under pure DP, replace-one, of one unit; with "coins", at the claim's delta (or 0)
-        trade-off        whether the ledger's curve is refuted, by ranks or coins; see `Verdict`
+        trade-off        whether the ledger's curve is refuted, by ranks or coins; see `LedgerTest.verdict`
         epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
         epsilon, canary users          estimate at the run's delta from the cosines of canary users, of one user
         epsilon, canary users left out    the same estimate from canary users that took no part: the level of chance
@@ -312,7 +312,7 @@ def of_ranks(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
     yield common | {"method": "epsilon", "kind": "bound", "low": low, "delta": 0.0}
     if claim is not None:
         test = LedgerTest.of_ranks(canaries, threshold, subject.references, largest * claim.steps)
-        yield common | {"method": "trade-off", "kind": "bound"} | asdict(test.verdict(claim, hits))
+        yield common | {"method": "trade-off", "kind": "bound"} | test.verdict(claim, hits)
         of_one = test.mu_refuted(hits)
         yield common | {
             "method": "epsilon, GDP",
@@ -412,15 +412,13 @@ def _of_guesses(
     yield common | {"method": f"epsilon, {name}", "low": low, "delta": delta}
     if claim is not None:
         verdict = LedgerTest(canaries, 2 * each_kind, neighbours).verdict(claim, right)
-        yield common | {"method": f"trade-off, {name}", "allowed": None} | asdict(verdict)
+        yield common | {"method": f"trade-off, {name}", "allowed": None} | verdict
 
 
 def to_text(subject: Subject, audited: Result) -> str:
     results, frame = subject.results, audited.frame
     rates, others = frame[frame["method"] == "tpr"], frame[frame["method"] != "tpr"]
-    refuted = others["refuted"].map({True: "refuted", False: "not refuted"})
-    verdicts = [verdict and verdict.in_words for verdict in map(Verdict.of_row, others.to_dict("records"))]
-    others = others.assign(verdict=pd.Series(verdicts, others.index, "object").fillna(refuted))
+    others = others.assign(verdict=[in_words(row) for row in others.to_dict("records")])
     kinds = " ".join(text for kind, text in KINDS.items() if kind in set(others["kind"]))
     tables = [
         table_of(rates, [Field("FPR", "fpr", "{:.2g}", note=FPR)], [RATES]),
@@ -449,8 +447,8 @@ def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
     for row in table.to_dict("records"):
         if (
             claim is not None
-            and (verdict := Verdict.of_row(row))
-            and verdict.refutable < LEAST_SHOWN
+            and pd.notna(row["refutable"])
+            and row["refutable"] < LEAST_SHOWN
             and (number := canaries_needed(row, claim))
         ):
             what = f"{number:,} canar{'y users' if 'canary users' in row['method'] else 'ies'}"
