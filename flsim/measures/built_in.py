@@ -421,17 +421,16 @@ CALIBRATED_BITS = of_bits(
 def calibrated(probe: Probe) -> dict[str, float]:
     """Rank the canary by calibrated scores; return nothing if there is no model without it."""
     from flsim.measures.memorization.calibrated import calibrated_rank, mean_scores
+    from flsim.measures.memorization.exposure import exposure
 
     if not probe.without:
         return {}
     canary_mean = mean_scores(probe.without, probe.prefix, probe.continuation[None])
     means = mean_scores(probe.without, probe.prefix, probe.references)
-    ranked = calibrated_rank(probe.model, probe.prefix, probe.continuation, probe.references, float(canary_mean), means)
-    return {
-        CALIBRATED_SCORE.name: ranked.score,
-        CALIBRATED_RANK.name: ranked.rank,
-        CALIBRATED_BITS.name: ranked.exposure,
-    }
+    canary = probe.prefix, probe.continuation
+    score, rank = calibrated_rank(probe.model, *canary, probe.references, float(canary_mean), means)
+    bits = exposure(rank, len(probe.references))
+    return {CALIBRATED_SCORE.name: score, CALIBRATED_RANK.name: rank, CALIBRATED_BITS.name: bits}
 
 
 CALIBRATED = Measure(
