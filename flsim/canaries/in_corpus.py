@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import from_json, refuse_existing, write_json
+from flsim.base.settings import text_of
 from flsim.canaries.planting import Overlay, Planting, drawn_and_planted
 from flsim.canaries.population import Population
 from flsim.canaries.roster import read_canaries, read_counts, write_roster
@@ -113,8 +114,8 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
         wanted, present = asdict(hparams), asdict(planted.hparams)
         name = next(field.name for field in fields(hparams) if wanted[field.name] != present[field.name])
         raise InputError(
-            f"canaries.{name} is {_as_text(wanted[name])}, but {corpus.path} has canaries planted with "
-            f"{_as_text(present[name])}; remove [canaries] from the configuration, or plant other canaries in "
+            f"canaries.{name} is {text_of(wanted[name])}, but {corpus.path} has canaries planted with "
+            f"{text_of(present[name])}; remove [canaries] from the configuration, or plant other canaries in "
             "the original corpus"
         )
     return planted.hparams
@@ -138,7 +139,3 @@ def _listed(hparams: CanaryHParams) -> dict[str, Any]:
     always = ("p_u", "p_e", "count", "length")
     settings = asdict(hparams).items()
     return {name: value for name, value in settings if name in always or value != getattr(CanaryHParams, name)}
-
-
-def _as_text(value: object) -> str:
-    return str(list(value) if isinstance(value, tuple) else value)

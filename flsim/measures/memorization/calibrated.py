@@ -32,9 +32,9 @@ def calibrated_rank(
     """Return the score P(s|p) of a continuation minus the mean of models without it, nats, and its rank by such scores.
 
     The rank among references is exact; `canary_mean` and `reference_means` are `mean_scores`. A reference with mean m
-    counts if P(r'|p) <= d + m, where d is the canary's calibrated score. Therefore it is
-    dropped as soon as its cost so far exceeds this value; for a memorized canary, d is far below 0. Ties are as in
-    `RandomSampler`, by identity and within 8 units of rounding of the four compared scores.
+    counts if P(r'|p) <= d + m, where d is the canary's calibrated score. Therefore it is dropped as soon as its cost so
+    far exceeds this value; for a memorized canary, d is far below 0. Ties are as in `RandomSampler`, by identity and
+    within 8 units of rounding of the four compared scores.
     """
     state, log_probs = model.start(prefix[None])
     eps = TIE * torch.finfo(log_probs.dtype).eps
