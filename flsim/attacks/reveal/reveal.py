@@ -154,6 +154,10 @@ class _Round:
     training: FederatedTraining
     state: State
     model: TrainableModel
+    users: Population
+    cohort: Ints  # different users of the round
+    requests: list[RoundRequest]
+    unigram: Floats
 
     @classmethod
     def open(cls, path: Path, hparams: RevealHParams) -> "_Round":
@@ -169,26 +173,12 @@ class _Round:
         announce(run.config, *TRAINED)
         training = cast(FederatedTraining, run.training(hparams.device))
         state = training.first_state() if saved is None else run.load(saved)
+        requests = requests_of_users(training, state)
+        if not requests:
+            raise InputError(f"{path}: no user takes part in round {state.round + 1:,}; name another --round")
         model = checkpoint.model_of(run.provenance).load(state.params).to(torch.device(hparams.device))
-        return cls(run, hparams, training, state, model)
-
-    @cached_property
-    def users(self) -> Population:
-        return population_of(self.training, self.state)
-
-    @cached_property
-    def cohort(self) -> Ints:
-        return np.unique(self.training.cohort(self.state.round))
-
-    @cached_property
-    def requests(self) -> list[RoundRequest]:
-        if requests := requests_of_users(self.training, self.state):
-            return requests
-        raise InputError(f"{self.run.path}: no user takes part in round {self.state.round + 1:,}; name another --round")
-
-    @cached_property
-    def unigram(self) -> Floats:
-        return unigram_of(self.run.corpus)
+        users, cohort = population_of(training, state), np.unique(training.cohort(state.round))
+        return cls(run, hparams, training, state, model, users, cohort, requests, unigram_of(run.corpus))
 
     def revealed(self) -> Revealed:
         engine, views, data = self.training.engine_here(), list[_View](), dict[Group, CohortSum]()
