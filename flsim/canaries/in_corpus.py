@@ -65,9 +65,8 @@ class Planted:
             return None
         try:
             description = from_json((folder / "planting.json").read_text(encoding="utf-8"))
-            canaries, overlay = read_canaries(folder, corpus.vocabulary), Overlay.read(folder, description["copies"])
-            if not overlay.is_of(corpus.split("train").records, canaries):
-                raise ValueError("planted records or canaries do not exist")
+            canaries = read_canaries(folder, corpus.vocabulary)
+            overlay = Overlay.read(folder, description["copies"], corpus.split("train").records, canaries)
             if any(canary.first_round is not None or canary.last_round is not None for canary in canaries):
                 raise ValueError("canaries of some rounds only, but a corpus is the same in all rounds")
             planting = Planting(canaries, overlay, **read_counts(folder))

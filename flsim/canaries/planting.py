@@ -123,15 +123,17 @@ class Overlay:
             self.canaries.astype("<u2").tofile(folder / "overlay.u16")
 
     @classmethod
-    def read(cls, folder: Path, count: int) -> "Overlay":
-        """Return `count` replaced records as `write` left them; raise OSError or ValueError if files lack them."""
-        return cls(flat_file(folder / "overlay.i64", "<i8", count), flat_file(folder / "overlay.u16", "<u2", count))
+    def read(cls, folder: Path, count: int, records: int, canaries: Sequence[Canary]) -> "Overlay":
+        """Return `count` replaced records of `records`, as `write` left them; OSError or ValueError if files are wrong.
 
-    def is_of(self, records: int, canaries: Sequence[Canary]) -> bool:
-        """Return whether records are below `records` and ascending, and canaries are planted canaries in `canaries`."""
-        within = not len(self.records) or bool(self.records[0] >= 0 and self.records[-1] < records)
+        Records ascend, and each has one of the canaries that are planted.
+        """
+        overlay = cls(flat_file(folder / "overlay.i64", "<i8", count), flat_file(folder / "overlay.u16", "<u2", count))
         planted = [index for index, canary in enumerate(canaries) if canary.is_planted]
-        return within and bool((np.diff(self.records) > 0).all() and np.isin(self.canaries, planted).all())
+        ends = np.concatenate([[-1], overlay.records, [records]])
+        if (np.diff(ends) <= 0).any() or not np.isin(overlay.canaries, planted).all():
+            raise ValueError("planted records or canaries do not exist")
+        return overlay
 
     def select(self, kept: Flags) -> "Overlay":
         """Return the overlay of the remaining records, by `kept` [records], with indices among them."""
