@@ -201,14 +201,14 @@ SPACE_NODES = of_count(
 def space(probe: Probe) -> dict[str, float]:
     """Enumerate the sequences that can be as likely as the canary, or sample if there are too many."""
     from flsim.measures.memorization.enumeration import enumerate_space
-    from flsim.measures.memorization.importance_sampling import space_exposures
+    from flsim.measures.memorization.importance_sampling import space_exposure
 
     exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.template, probe.nodes)
     if exact:
         counts = {SPACE_RANK.name: float(exact.rank), SPACE_NODES.name: float(exact.nodes)}
         return dict.fromkeys((SPACE_BITS.name, SPACE_LOW.name, SPACE_HIGH.name), exact.exposure) | counts
-    (exposure,) = space_exposures(
-        probe.model, probe.prefix, probe.continuation[None], probe.template, probe.samples, probe.seed, probe.canary.id
+    exposure = space_exposure(
+        probe.model, probe.prefix, probe.continuation, probe.template, probe.samples, probe.seed, probe.canary.id
     )
     return {SPACE_BITS.name: exposure.bits, SPACE_LOW.name: exposure.low, SPACE_HIGH.name: exposure.high}
 
