@@ -263,15 +263,14 @@ def extrapolation(probe: Probe) -> dict[str, float]:
 
     fitted = sample_of(probe.references)
     scores = log_perplexity(probe.model, probe.prefix, fitted)
-    fit = extrapolate({probe.canary.id: probe.score}, scores, probe.seed)
-    exposure = fit.exposures[probe.canary.id]
-    values = {
-        FIT_BITS.name: exposure.bits,
-        FIT_LOW.name: exposure.low,
-        FIT_HIGH.name: exposure.high,
+    fit = extrapolate(probe.score, scores, probe.seed)
+    return {
+        FIT_BITS.name: fit.exposure.bits,
+        FIT_LOW.name: fit.exposure.low,
+        FIT_HIGH.name: fit.exposure.high,
         FIT_P.name: fit.p_value,
+        FIT_REFERENCES.name: float(len(fitted)),
     }
-    return values | {FIT_REFERENCES.name: float(len(fitted))}
 
 
 def sample_of(references: "Tensor") -> "Tensor":

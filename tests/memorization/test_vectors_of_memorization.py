@@ -36,9 +36,9 @@ def test_intervals_of_extrapolation_are_percentiles_of_refits(monkeypatch: pytes
     bits_of_refits = np.random.default_rng(0).normal(9, 1, (100, 1))
     monkeypatch.setattr(extrapolation, "_bootstrap", lambda *arguments: (0.25, bits_of_refits))
     sample = torch.from_numpy(skewnorm.rvs(3, 50, 4, size=100, random_state=stream(1, "vectors")))
-    found = extrapolation.extrapolate({"a": 48.0}, sample, 0)
+    found = extrapolation.extrapolate(48.0, sample, 0)
     low, high = np.quantile(bits_of_refits, [0.025, 0.975])
-    assert (found.exposures["a"].low, found.exposures["a"].high) == pytest.approx((low, high))
+    assert (found.exposure.low, found.exposure.high) == pytest.approx((low, high))
     assert found.p_value == 0.25
 
 
