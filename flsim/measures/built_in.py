@@ -375,18 +375,15 @@ def context(name: str) -> Quantity | None:
 
 def contexts(probe: Probe) -> dict[str, float]:
     """Rank the canary among R for each of the adversaries."""
-    from flsim.measures.memorization.context import Secret, context_sampling
+    from flsim.measures.memorization.context import context_sampling
     from flsim.measures.memorization.exposure import exposure
 
     words, known, template = probe.canary.tokens, len(probe.prefix) - 1, probe.canary.template
     record = (*words, probe.layout.eos) if probe.layout.ends_with_eos(len(words)) else words
     positions = template.holes if template else tuple(range(known, len(words)))
     references = probe.references[:, [position - known for position in positions]]
-    ranked = context_sampling(probe.model, Secret(record, positions), references, probe.layout.bos)
-    return {
-        CONTEXT.format(adversary.prefix, adversary.suffix): exposure(sampled.rank, sampled.references)
-        for adversary, sampled in ranked.items()
-    }
+    ranked = context_sampling(probe.model, record, positions, references, probe.layout.bos)
+    return {CONTEXT.format(*context): exposure(sampled.rank, sampled.references) for context, sampled in ranked.items()}
 
 
 CONTEXTS = Measure("contexts", contexts, (), "exposure with known or unknown prefix and suffix", family=context)
