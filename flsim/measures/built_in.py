@@ -323,7 +323,7 @@ def path(probe: Probe) -> dict[str, float]:
 PATH = Measure("path", path, (PATH_PROVEN, PATH_NODES), "extraction by shortest-path search")
 
 
-# Samples of the model.
+# Samples of the model: Carlini et al. (2018), section 5.2.
 
 GENERATION_HITS = of_count(
     name="generation_hits",
@@ -337,10 +337,10 @@ GENERATION_HITS = of_count(
 
 def generation(probe: Probe) -> dict[str, float]:
     from flsim.base.rng import stream
-    from flsim.measures.memorization.generation import generate
+    from flsim.measures.memorization.importance_sampling import draw
 
     rng = stream(probe.seed, "generation", probe.canary.id)
-    sampled = generate(probe.model, probe.prefix, probe.template, probe.samples, rng)
+    sampled = draw(probe.model, probe.prefix, probe.template, {1.0: 1.0}, probe.samples, rng).words[: probe.samples]
     return {GENERATION_HITS.name: int((sampled == probe.continuation).all(1).sum())}
 
 

@@ -18,8 +18,7 @@ from flsim.evaluation.audit import Checked, audit, from_forward, refuse_inconsis
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
 from flsim.measures.memorization.beam_search import beam_searches
 from flsim.measures.memorization.enumeration import Enumeration, enumerate_space
-from flsim.measures.memorization.generation import generate
-from flsim.measures.memorization.importance_sampling import space_exposure
+from flsim.measures.memorization.importance_sampling import draw, space_exposure
 from flsim.measures.memorization.random_sampling import RandomSampler, references
 from flsim.measures.memorization.shortest_path import shortest_path
 from flsim.measures.memorization.template import Template
@@ -129,7 +128,7 @@ ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
     ],
     "beam search": lambda model: beam_searches(model, PREFIX[None], WORDS, 5)[0].tolist(),
     "shortest path": lambda model: shortest_path(model, PREFIX, WORDS).tokens,
-    "generation": lambda model: generate(model, PREFIX, WORDS, 200, stream(SEED, "test")).tolist(),
+    "generation": lambda model: draw(model, PREFIX, WORDS, {1.0: 1.0}, 200, stream(SEED, "test")).words.tolist(),
     "importance sampling": lambda model: (
         space_exposure(model, PREFIX, CONTINUATION, WORDS, 20_000, SEED).bits == pytest.approx(WHOLE.exposure, abs=0.13)
     ),
