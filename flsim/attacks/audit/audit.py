@@ -418,7 +418,8 @@ def _of_guesses(
 def to_text(subject: Subject, audited: Result) -> str:
     results, frame = subject.results, audited.frame
     rates, others = frame[frame["method"] == "tpr"], frame[frame["method"] != "tpr"]
-    others = others.assign(verdict=[in_words(row) for row in others.to_dict("records")])
+    verdicts = pd.Series(map(in_words, others.to_dict("records")), others.index, "object")
+    others = others.assign(verdict=verdicts)
     kinds = " ".join(text for kind, text in KINDS.items() if kind in set(others["kind"]))
     tables = [
         table_of(rates, [Field("FPR", "fpr", "{:.2g}", note=FPR)], [RATES]),
