@@ -14,6 +14,7 @@ from flsim.base.extensions import refuse_wrong_options
 from flsim.base.machine import refuse_missing_device
 from flsim.base.settings import Count, Natural, Options, refuse_other, settings
 from flsim.canaries.in_corpus import planting_of, settled
+from flsim.canaries.planting import Planting
 from flsim.canaries.population import Partition, Population, make_twin
 from flsim.canaries.roster import roster_of
 from flsim.canaries.spec import Canary, CanaryHParams
@@ -50,8 +51,7 @@ class Planted:
         corpus: the corpus of the users; utility is measured on its test users.
         partition: "non-iid" for the users of the corpus, "iid" for their shuffled twin.
         users: the training users.
-        canaries: the planted canaries.
-        roster: a row per canary, with the columns of `flsim.canaries.roster`: its phrase, sharers and insertions.
+        planting: the canaries and the records that they replace, in the order of the corpus.
 
     Examples:
         >>> users = flsim.plant("corpora/demo", partition="iid")                   # doctest: +SKIP
@@ -61,11 +61,21 @@ class Planted:
     corpus: Corpus
     partition: Partition
     users: Population
-    canaries: tuple[Canary, ...]
-    roster: pd.DataFrame = field(repr=False, compare=False)
+    planting: Planting = field(repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.users)
+
+    @property
+    def canaries(self) -> tuple[Canary, ...]:
+        """Return the canaries, including those that are not planted."""
+        return self.planting.canaries
+
+    @property
+    def roster(self) -> pd.DataFrame:
+        """Return a row per canary, with the columns of `flsim.canaries.roster`: its phrase, sharers and insertions."""
+        roster = roster_of(self.planting, self.corpus.vocabulary)
+        return roster if "is_planted" in roster else roster.assign(is_planted=True)
 
 
 def plant(
@@ -107,9 +117,7 @@ def plant(
     if partition == "iid":
         twin, overlay = make_twin(split, planting, seed)
     users = Population.with_canaries(split, planting.canaries, overlay, twin)
-    roster = roster_of(planting, opened.vocabulary)
-    planted = roster if "is_planted" in roster else roster.assign(is_planted=True)
-    return Planted(opened, partition, users, planting.canaries, planted)
+    return Planted(opened, partition, users, planting)
 
 
 def refuse_not_planted(planted: object) -> None:

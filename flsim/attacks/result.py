@@ -32,11 +32,15 @@ def over_seeds(frame: pd.DataFrame, by: Sequence[str], value: Mapping[str, str])
     for key, group in frame.groupby(list(by), sort=False, dropna=False):
         row = dict(zip(by, key, strict=True)) | {"seeds": len(group)}
         for name, ends in value.items():
-            values = group[name].dropna().to_numpy("float64")
-            low, high = t_interval(values)
-            row |= {name: values.mean() if len(values) else np.nan, f"{ends}low": low, f"{ends}high": high}
+            row |= dict(zip((name, f"{ends}low", f"{ends}high"), mean_interval(group[name]), strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def mean_interval(values: "pd.Series[float]") -> tuple[float, float, float]:
+    """Return the mean of the known values with its 95% interval, Student's t; NaN without a value."""
+    known = values.dropna().to_numpy("float64")
+    return (float(known.mean()) if len(known) else np.nan, *t_interval(known))
 
 
 def text_of(title: str, tables: Iterable[Table], notes: Iterable[str] = ()) -> str:

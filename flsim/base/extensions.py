@@ -336,7 +336,9 @@ def _execute(path: Path, source: bytes) -> ModuleType:
                 f"{error}; custom code can import flsim and installed packages, but not files of its folder; combine "
                 "the code in one file"
             ) from error
-        raise
+        if str(path) in str(error):
+            raise
+        raise InputError(f"{path}: {error}") from error  # for example of a wrong setting
     except ValueError as error:
         raise InputError(f"{path}: failed with {type(error).__name__}: {error}") from error
     return module

@@ -128,6 +128,7 @@ SENTENCES = {  # by the type of error in pydantic
     "literal_error": "must be {expected}",
     "mapping_type": "must be a table",
     "missing": "is missing",
+    "string_too_short": "must have at least {min_length} character",
     "string_type": "must be text",
     "too_short": "must list at least {min_length} value",
     "tuple_type": "must be a list, such as [{input}]",

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one, in_one_line
 from flsim.base.files import digest, file_digest, from_json, inside, naming, new_folder, write_json
+from flsim.canaries.from_file import UNREADABLE, read_table
 from flsim.canaries.in_corpus import BY_ROUND, refuse_by_round
 from flsim.canaries.planting import Planting, draw_canaries, plant, refuse_too_many
 from flsim.canaries.roster import FILE, roster_of, write_roster
@@ -106,27 +107,15 @@ class WordList:
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return columns of a file of training data, .parquet, .csv or .jsonl, as a row of texts; a null is empty."""
-    header: Sequence[str] = columns
     try:
-        if path.suffix.lower() == ".parquet":
-            header = pq.read_schema(path).names
-            rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
-        elif path.suffix.lower() == ".csv":
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                reader = csv.DictReader(file, strict=True)
-                header, rows = reader.fieldnames or (), [*reader]
-        else:
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
-            rows = [from_json(line) for line in lines if line.strip()]
-            header = next(
-                (list(row) for row in rows if isinstance(row, dict) and not row.keys() >= {*columns}), columns
-            )
+        rows = read_table(path, columns)
+        unfit = next((row for row in rows if not row.keys() >= {*columns}), None)
+        if unfit is not None:
+            raise ValueError(f"found columns {', '.join(unfit) or 'none'}")
         return [tuple(_text_of(row[column]) for column in columns) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, csv.Error, pa.ArrowException) as error:
-        missing = [column for column in columns if column not in header]
-        why = f"found columns {', '.join(header) or 'none'}" if missing else in_one_line(error)
+    except (*UNREADABLE, AttributeError) as error:
         raise InputError(
-            f"{path}: columns {', '.join(missing or columns)} cannot be read ({why:.200}); name another file "
+            f"{path}: columns {', '.join(columns)} cannot be read ({in_one_line(error):.200}); name another file "
             f"(.jsonl, .csv or .parquet), or other columns"
         ) from error
 

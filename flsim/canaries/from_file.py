@@ -1,29 +1,57 @@
 """Canaries from a file: phrases that may be in the training data of a model, and phrases that are not."""
 
 import csv
-import io
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from flsim.base.errors import InputError
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import from_json
+from flsim.base.settings import Natural, Probability, Whole, bounds, input_error, pydantic, settings
 from flsim.canaries.spec import Canary
 from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import Layout, Vocabulary
 
-KEYS = {"id", "words", "tokens", "p_u", "p_e", "copies"}
+UNREADABLE = (OSError, ValueError, TypeError, csv.Error, pa.ArrowException)  # errors of `read_table`
+
+
+SPLIT = pydantic and pydantic.BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)
+
+
+@settings
+class Listed:
+    """A canary in a file: its phrase as `words` of the vocabulary or as `tokens` (ids); see `Canary`."""
+
+    id: Annotated[str, bounds(min_length=1)]
+    words: str | tuple[str, ...] | None = None
+    tokens: Annotated[tuple[Whole, ...] | None, SPLIT] = None
+    p_u: Probability = math.nan
+    p_e: Probability = math.nan
+    copies: Natural | None = None  # 0 for a control
+
+    def __post_init__(self) -> None:
+        if (self.words is None) == (self.tokens is None):
+            raise InputError("this row must have words or tokens, not both")
 
 
 def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[Canary, ...]:
-    """Return the canaries of a CSV file with a header, or of a JSON file with a list of objects.
+    """Return the canaries of a CSV file with a header, or of a JSON file with a list of objects, as of `Listed`.
 
-    Each canary has a different id, and words of the vocabulary or tokens (ids), separated by spaces, in JSON as a list.
-    The keys p_u and p_e, see `Canary`, and copies, 0 for a control, are optional. InputError for other files.
+    Words or tokens are separated by spaces, or in JSON a list. InputError for other files.
     """
-    rows = _read(path)
+    if path.suffix.lower() not in (".csv", ".json"):
+        raise InputError(f"{path}: canaries must be in a .csv or .json file")
+    try:
+        rows = read_table(path)
+    except UNREADABLE as error:
+        raise InputError(f"{path}: cannot be read as {path.suffix.lower()} ({in_one_line(error):.200})") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{path}: must be a list of objects, each a canary")
     if not rows:
         raise InputError(f"{path}: the file has no canary; list at least one canary")
     canaries = tuple(_canary(f"{path}, canary {index}", row, layout, vocabulary) for index, row in enumerate(rows, 1))
@@ -33,51 +61,31 @@ def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tu
     return canaries
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix.lower() == ".csv":
-            # Not lines of the text: a quoted field may contain a newline, and `splitlines` divides at U+2028 too.
-            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-            return [_fields(f"{path}, canary {index}", row) for index, row in enumerate(reader, 1)]
-        if path.suffix.lower() == ".json":
-            rows = from_json(text)
-            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise InputError(f"{path}: must be a list of objects, each a canary")
-            return rows
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except InputError:
-        raise
-    except (ValueError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read as {path.suffix.lower()} ({error})") from error
-    raise InputError(f"{path}: canaries must be in a .csv or .json file")
+def read_table(path: Path, columns: Sequence[str] | None = None) -> list[dict[Any, Any]]:
+    """Return the rows of a file, .parquet, .csv, .json or JSON lines; of .parquet, these columns, by default all."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return list(pq.read_table(path, columns=None if columns is None else list(columns)).to_pylist())
+    if suffix == ".csv":
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return [*csv.DictReader(file, strict=True)]
+    text = path.read_text(encoding="utf-8-sig")
+    if suffix == ".json":
+        return from_json(text)  # type: ignore[no-any-return]
+    return [from_json(line) for line in text.split("\n") if line.strip()]
 
 
-def _fields(where: str, row: Mapping[str | None, Any]) -> dict[str, Any]:
-    """Return the fields of a row that are not empty; refuse more than the header has, whose words would be lost."""
+def _canary(where: str, row: Mapping[Any, Any], layout: Layout, vocabulary: Vocabulary | None) -> Canary:
     if None in row:
         raise InputError(f"{where}: has more fields than the header; quote a field that has a comma in it")
-    return {key: value for key, value in row.items() if key and value not in (None, "")}
-
-
-def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Vocabulary | None) -> Canary:
-    unknown = sorted(set(row) - KEYS)
-    if unknown:
-        raise InputError(f"{where}: unknown column {unknown[0]}; columns are {', '.join(sorted(KEYS))}")
-    id_ = str(row.get("id", "")).strip()
-    if not id_:
-        raise InputError(f"{where}: this row has no id; add an id")
-    if ("words" in row) == ("tokens" in row):
-        raise InputError(f"{where}: this row must have words or tokens, not both")
-    tokens = _tokens(where, row["tokens"]) if "tokens" in row else encoded(where, row["words"], vocabulary)
+    given = {key: value for key, value in row.items() if value not in (None, "")}
+    try:
+        listed: Listed = pydantic.TypeAdapter(Listed).validate_python(given | {"id": str(row.get("id", "")).strip()})
+    except pydantic.ValidationError as error:
+        raise input_error(error, Listed, where) from error
+    tokens = encoded(where, listed.words, vocabulary) if listed.tokens is None else listed.tokens
     refuse_special(where, tokens, layout)
-    text = str(row.get("copies", ""))
-    if "copies" in row and not text.isdecimal():
-        raise InputError(f"{where}: copies must be an integer, 0 for a control, found {text}")
-    copies = int(text) if "copies" in row else None
-    p_u, p_e = _probability(where, row, "p_u"), _probability(where, row, "p_e")
-    return Canary(id_, tokens, p_u, p_e, copies, is_planted=copies != 0)
+    return Canary(listed.id, tokens, listed.p_u, listed.p_e, listed.copies, is_planted=listed.copies != 0)
 
 
 def refuse_special(where: str, tokens: tuple[int, ...], layout: Layout) -> None:
@@ -90,42 +98,18 @@ def refuse_special(where: str, tokens: tuple[int, ...], layout: Layout) -> None:
             )
 
 
-def encoded(place: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+def encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
     """Return the tokens of a text, or of a list of words; raise InputError if the vocabulary lacks a word."""
     if vocabulary is None:
         raise InputError(
-            f"{place}: this row has words, but there is no vocabulary; give a vocabulary or a corpus, or list tokens"
+            f"{where}: this row has words, but there is no vocabulary; give a vocabulary or a corpus, or list tokens"
         )
     if isinstance(vocabulary, TokenVocabulary):
         if not isinstance(value, str):
-            raise InputError(f"{place}: words must be text, which the tokenizer of the corpus cuts")
+            raise InputError(f"{where}: words must be text, which the tokenizer of the corpus cuts")
         return tuple(vocabulary.encode_text(value))
-    words = vocabulary.split(value) if isinstance(value, str) else value
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise InputError(f"{place}: words must be text, or a list of texts")
+    words = vocabulary.split(value) if isinstance(value, str) else list(value)
     for word in words:
         if word not in vocabulary.ids:
-            raise InputError(f'{place}: "{word}" is not in the vocabulary')
+            raise InputError(f'{where}: "{word}" is not in the vocabulary')
     return tuple(vocabulary.encode(words))
-
-
-def _tokens(where: str, value: Any) -> tuple[int, ...]:
-    try:
-        listed = [int(text) for text in value.split()] if isinstance(value, str) else value
-    except ValueError:
-        listed = None
-    if not isinstance(listed, list) or not all(type(token) is int for token in listed):
-        raise InputError(f"{where}: tokens must be integers, found {value}")
-    return tuple(listed)
-
-
-def _probability(where: str, row: Mapping[str, Any], name: str) -> float:
-    if row.get(name) is None:
-        return math.nan
-    try:
-        value = float(row[name])
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 < value <= 1:
-        raise InputError(f"{where}: {name} must be a probability above 0 and at most 1, found {row[name]}")
-    return value

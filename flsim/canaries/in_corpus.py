@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import from_json, refuse_existing, write_json
+from flsim.base.settings import text_of
 from flsim.canaries.planting import Overlay, Planting, drawn_and_planted
 from flsim.canaries.population import Population
 from flsim.canaries.roster import read_canaries, read_counts, write_roster
@@ -64,9 +65,8 @@ class Planted:
             return None
         try:
             description = from_json((folder / "planting.json").read_text(encoding="utf-8"))
-            canaries, overlay = read_canaries(folder, corpus.vocabulary), Overlay.read(folder, description["copies"])
-            if not overlay.is_of(corpus.split("train").records, canaries):
-                raise ValueError("planted records or canaries do not exist")
+            canaries = read_canaries(folder, corpus.vocabulary)
+            overlay = Overlay.read(folder, description["copies"], corpus.split("train").records, canaries)
             if any(canary.first_round is not None or canary.last_round is not None for canary in canaries):
                 raise ValueError("canaries of some rounds only, but a corpus is the same in all rounds")
             planting = Planting(canaries, overlay, **read_counts(folder))
@@ -113,8 +113,8 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
         wanted, present = asdict(hparams), asdict(planted.hparams)
         name = next(field.name for field in fields(hparams) if wanted[field.name] != present[field.name])
         raise InputError(
-            f"canaries.{name} is {_as_text(wanted[name])}, but {corpus.path} has canaries planted with "
-            f"{_as_text(present[name])}; remove [canaries] from the configuration, or plant other canaries in "
+            f"canaries.{name} is {text_of(wanted[name])}, but {corpus.path} has canaries planted with "
+            f"{text_of(present[name])}; remove [canaries] from the configuration, or plant other canaries in "
             "the original corpus"
         )
     return planted.hparams
@@ -134,16 +134,7 @@ def planting_of(
 
 
 def _listed(hparams: CanaryHParams) -> dict[str, Any]:
-    """Return the settings for a file, without empty settings, so existing digests do not change."""
-    return {
-        name: value
-        for name, value in asdict(hparams).items()
-        if value != ()
-        and (value or name not in {"controls", "coins", "template"})
-        and name not in BY_ROUND
-        and (name, value) != ("source", "words")
-    }
-
-
-def _as_text(value: object) -> str:
-    return str(list(value) if isinstance(value, tuple) else value)
+    """Return the settings for a file: the oldest four, and others that are set, so existing digests do not change."""
+    always = ("p_u", "p_e", "count", "length")
+    settings = asdict(hparams).items()
+    return {name: value for name, value in settings if name in always or value != getattr(CanaryHParams, name)}

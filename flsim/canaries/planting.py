@@ -30,7 +30,8 @@ from flsim.canaries.spec import (
     toss,
 )
 from flsim.data.corpus import Corpus, Split, memory_map
-from flsim.data.records import windows
+from flsim.data.ngrams import NGrams
+from flsim.data.records import Records, piece, windows
 from flsim.data.vocabulary import Layout, Vocabulary
 
 
@@ -99,15 +100,14 @@ def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]
         if not phrase or phrase in phrases:
             raise InputError(f"{where} {'is the same as another phrase' if phrase else 'is empty'}; write another text")
         phrases[phrase] = text
-    for length in {len(phrase) for phrase in phrases}:
-        of_length = {phrase for phrase in phrases if len(phrase) == length}
-        for name in corpus.splits:
-            for phrase in occurring(corpus.split(name), of_length):
-                raise InputError(f'canaries.phrases: "{phrases[phrase]}" occurs in {name}; write another text')
+    for name in corpus.splits:
+        for phrase in occurring(corpus.split(name), phrases):
+            raise InputError(f'canaries.phrases: "{phrases[phrase]}" occurs in {name}; write another text')
     return list(phrases)
 
 
 REDRAWS = 100
+AT_ONCE = 2**20  # words that are searched at once
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,17 @@ class Overlay:
             self.canaries.astype("<u2").tofile(folder / "overlay.u16")
 
     @classmethod
-    def read(cls, folder: Path, count: int) -> "Overlay":
-        """Return `count` replaced records as `write` left them; raise OSError or ValueError if files lack them."""
-        return cls(flat_file(folder / "overlay.i64", "<i8", count), flat_file(folder / "overlay.u16", "<u2", count))
+    def read(cls, folder: Path, count: int, records: int, canaries: Sequence[Canary]) -> "Overlay":
+        """Return `count` replaced records of `records`, as `write` left them; OSError or ValueError if files are wrong.
 
-    def is_of(self, records: int, canaries: Sequence[Canary]) -> bool:
-        """Return whether records are below `records` and ascending, and canaries are planted canaries in `canaries`."""
-        within = not len(self.records) or bool(self.records[0] >= 0 and self.records[-1] < records)
+        Records ascend, and each has one of the canaries that are planted.
+        """
+        overlay = cls(flat_file(folder / "overlay.i64", "<i8", count), flat_file(folder / "overlay.u16", "<u2", count))
         planted = [index for index, canary in enumerate(canaries) if canary.is_planted]
-        return within and bool((np.diff(self.records) > 0).all() and np.isin(self.canaries, planted).all())
+        ends = np.concatenate([[-1], overlay.records, [records]])
+        if (np.diff(ends) <= 0).any() or not np.isin(overlay.canaries, planted).all():
+            raise ValueError("planted records or canaries do not exist")
+        return overlay
 
     def select(self, kept: Flags) -> "Overlay":
         """Return the overlay of the remaining records, by `kept` [records], with indices among them."""
@@ -254,29 +256,14 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
     raise too_few
 
 
-def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | None = None) -> set[tuple[int, ...]]:
-    """Return the phrases, all of one length, within a record of the split, which is read `chunk` words at a time."""
-    if not phrases:
-        return set()
-    sorted_phrases = np.array(sorted(phrases))
-    length = sorted_phrases.shape[1]
-    at_place = np.zeros(
-        (length, max(2**16, split.layout.vocabulary_size)), bool
-    )  # whether any phrase has the word at this position
-    at_place[np.arange(length), sorted_phrases] = True
-    present: set[tuple[int, ...]] = set()
-    for start, window in windows(split.tokens, chunk, overlap=length - 1):
-        starts = max(0, len(window) - length + 1)  # none if the window is shorter than a phrase
-        candidates = np.flatnonzero(at_place[0][window[:starts]])
-        for place in range(1, length):
-            candidates = candidates[at_place[place][window[candidates + place]]]
-        for position in candidates.tolist():
-            gram = tuple(window[position : position + length].tolist())
-            if gram in phrases and gram not in present:
-                record = np.searchsorted(split.record_offsets, start + position, side="right") - 1
-                if start + position + length <= split.record_offsets[record + 1]:
-                    present.add(gram)
-    return present
+def occurring(split: Split, phrases: Collection[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Return the phrases that occur within a record of the split, which is read piece by piece."""
+    listed, present = list(phrases), set[int]()
+    index = NGrams(Records.from_lists([list(phrase) for phrase in listed]))
+    for _, offsets in windows(split.record_offsets, max(1, AT_ONCE // split.layout.record_words), overlap=1):
+        tokens = piece(split.tokens, int(offsets[0]), int(offsets[-1]))
+        present.update(index.find(Records(tokens, offsets - offsets[0]))[0].tolist())
+    return {phrase for phrase, group in zip(listed, index.group.tolist(), strict=True) if group in present}
 
 
 def drawn_and_planted(
@@ -300,40 +287,45 @@ def plant(split: Holders, canaries: tuple[Canary, ...], seed: int) -> Planting:
     """
     if any(canary.pseudo_users for canary in canaries):
         return _injected(canaries)
-    if any(canary.copies for canary in canaries):  # controls have no draws
-        return _plant_copies(split, canaries, np.array([canary.copies for canary in canaries], np.int64), seed)
-    claims: list[Ints] = []
+    has_copies = any(canary.copies for canary in canaries)
+    records, owners, planned_sharers = (_drawn_copies if has_copies else _claims)(split, canaries, seed)
+    planned_insertions = np.bincount(owners, minlength=len(canaries))
+    priority = stream(seed, "collisions").random(len(records))
+    is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)[owners]
+    records, owners, priority = records[is_planted], owners[is_planted], priority[is_planted]
+    order = np.lexsort((priority, records))
+    records, owners = records[order], owners[order]
+    wins = np.diff(records, prepend=-1) != 0
+    overlay = Overlay(records[wins], owners[wins].astype(np.uint16))
+    sharers, insertions = counts_of(overlay, split.user_offsets, len(canaries))
+    planned_sharers = sharers if planned_sharers is None else planned_sharers
+    return Planting(canaries, overlay, planned_sharers, sharers, planned_insertions, insertions)
+
+
+def _claims(split: Holders, canaries: tuple[Canary, ...], seed: int) -> tuple[Ints, Ints, Ints]:
+    """Draw the records that each canary claims; return records and their canaries [n], and numbers of sharers."""
+    claims, claimants = [np.empty(0, np.int64)], [0]  # also for an empty list of canaries
     planned_sharers = []
     for index, canary in enumerate(canaries):
         sharers = np.flatnonzero(stream(seed, "sharers", index).random(len(split)) < canary.p_u)
         if not canary.is_planted and canary.coin is None:
             sharers = sharers[:0]
-        chosen = []
         for user in sharers.tolist():
             first, last = split.user_offsets[user : user + 2].tolist()
-            chosen.append(
-                first + np.flatnonzero(stream(seed, "insertions", index, user).random(last - first) < canary.p_e)
-            )
+            is_claimed = stream(seed, "insertions", index, user).random(last - first) < canary.p_e
+            claims.append(first + np.flatnonzero(is_claimed))
+            claimants.append(index)
         planned_sharers.append(len(sharers))
-        claims.append(np.concatenate([*chosen, np.empty(0, np.int64)]))
-    records = np.concatenate([*claims, np.empty(0, np.int64)])  # also for an empty list of canaries
-    claimant = np.repeat(np.arange(len(canaries)), [len(claim) for claim in claims])
-    priority = stream(seed, "collisions").random(len(records))
-    is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)[claimant]
-    records, claimant, priority = records[is_planted], claimant[is_planted], priority[is_planted]
-    order = np.lexsort((priority, records))
-    records, claimant = records[order], claimant[order]
-    wins = np.diff(records, prepend=-1) != 0
-    overlay = Overlay(records[wins], claimant[wins].astype(np.uint16))
-    sharers, insertions = counts_of(overlay, split.user_offsets, len(canaries))
-    return Planting(
-        canaries,
-        overlay,
-        planned_sharers=np.array(planned_sharers, np.int64),
-        sharers=sharers,
-        planned_insertions=np.array([len(claim) for claim in claims], np.int64),
-        insertions=insertions,
-    )
+    owners = np.repeat(claimants, [*map(len, claims)])
+    return np.concatenate(claims), owners, np.array(planned_sharers, np.int64)
+
+
+def _drawn_copies(split: Holders, canaries: tuple[Canary, ...], seed: int) -> tuple[Ints, Ints, None]:
+    """Draw a distinct record for each copy; every choice of records is equally likely."""
+    copies = [canary.copies or 0 for canary in canaries]  # controls have no draws
+    refuse_copies(sum(copies), split.records)
+    records = stream(seed, "copies").choice(split.records, sum(copies), replace=False)
+    return records, np.repeat(np.arange(len(canaries)), copies), None
 
 
 def _injected(canaries: tuple[Canary, ...]) -> Planting:
@@ -343,20 +335,6 @@ def _injected(canaries: tuple[Canary, ...]) -> Planting:
     is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)
     overlay = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
     return Planting(canaries, overlay, users, users * is_planted, copies, copies * is_planted)
-
-
-def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: Ints, seed: int) -> Planting:
-    """Replace a distinct record with each copy; every choice of records is equally likely."""
-    total = int(copies.sum())
-    refuse_copies(total, split.records)
-    records = stream(seed, "copies").choice(split.records, total, replace=False)
-    owners = np.repeat(np.arange(len(canaries), dtype=np.uint16), copies)
-    is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)[owners]
-    records, owners = records[is_planted], owners[is_planted]
-    order = np.argsort(records)
-    overlay = Overlay(records[order], owners[order])
-    sharers, insertions = counts_of(overlay, split.user_offsets, len(canaries))
-    return Planting(canaries, overlay, sharers, sharers, copies, insertions)
 
 
 # The limits of canaries that follow from their settings and the size of the corpus, before any canary is drawn.

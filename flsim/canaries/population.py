@@ -313,9 +313,7 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
                 raise ValueError("kept records do not exist")
             split = PartialSplit.select(split, positions)
         canaries = read_canaries(folder, corpus.vocabulary)
-        overlay = Overlay.read(folder, description["insertions"])
-        if not overlay.is_of(split.records, canaries):
-            raise ValueError("planted records or canaries do not exist")
+        overlay = Overlay.read(folder, description["insertions"], split.records, canaries)
         twin = None
         if description["world" if "world" in description else "partition"] == "iid":  # older runs use another key
             dtype = order_dtype(split.records)

@@ -123,17 +123,32 @@ def from_forward(
     return ForwardModel(module, context, torch.stack([read, predicted]))
 
 
-class Checked:
-    """A `LanguageModel` whose outputs are checked, without gradients; a failure raises InputError."""
+class Checked(TrainableModel):
+    """Any model with `start` and `step`, whose outputs are checked; it has no gradients. Failures raise InputError."""
 
-    def __init__(self, model: LanguageModel, layout: Layout, name: str) -> None:
+    def __init__(self, model: LanguageModel, layout: Layout, name: str, device: torch.device = CPU) -> None:
         for method in ("start", "step"):
             if not callable(getattr(model, method, None)):
                 raise InputError(
                     f"{name}: returned a {type(model).__name__}, which has no method {method}; give it start "
                     "and step, or wrap a module with flsim.evaluation.audit.from_forward(module, context)"
                 )
-        self.model, self.layout, self.name = model, layout, name
+        super().__init__(layout.vocabulary_size, ModelSettings())
+        self.model = model.to(device).eval() if isinstance(model, nn.Module) else model
+        self.layout, self.name, self._device = layout, name, device
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return log-probs [B, T, V], token after token."""
+        state, log_probs = self.start(tokens[:, :1])
+        columns = [log_probs]
+        for column in tokens[:, 1:].T:
+            state, log_probs = self.step(state, column)
+            columns.append(log_probs)
+        return torch.stack(columns, 1)
 
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
         return self._ask("start", len(tokens), tokens)
@@ -184,36 +199,7 @@ class Checked:
         return InputError(f"{self.name}: {method} {what}")
 
 
-class SteppedModel(TrainableModel):
-    """Any model with `start` and `step`, for attacks that read all positions of records; it has no gradients."""
-
-    def __init__(self, model: LanguageModel, layout: Layout, name: str, device: torch.device = CPU) -> None:
-        super().__init__(layout.vocabulary_size, ModelSettings())
-        self.model = model.to(device).eval() if isinstance(model, nn.Module) else model
-        self._checked, self._device = Checked(model, layout, name), device
-        refuse_inconsistent(self._checked, device)
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return log-probs [B, T, V], token after token."""
-        state, log_probs = self.start(tokens[:, :1])
-        columns = [log_probs]
-        for column in tokens[:, 1:].T:
-            state, log_probs = self.step(state, column)
-            columns.append(log_probs)
-        return torch.stack(columns, 1)
-
-    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        return self._checked.start(tokens)
-
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        return self._checked.step(state, tokens)
-
-
-def refuse_inconsistent(model: Checked, device: torch.device = CPU) -> None:
+def refuse_inconsistent(model: Checked) -> None:
     """Refuse a model whose answers differ between reading three tokens at once and one after another.
 
     The rows of the state are exchanged in between. The usual reasons are dropout, a state whose tensors have no row per
@@ -221,7 +207,7 @@ def refuse_inconsistent(model: Checked, device: torch.device = CPU) -> None:
     """
     layout = model.layout
     bos, first, last = layout.bos, layout.first_word, layout.last_word
-    whole = torch.tensor([[bos, first, last], [bos, last, first]], device=device)
+    whole = torch.tensor([[bos, first, last], [bos, last, first]], device=model.device)
     _, expected = model.start(whole)
     _, again = model.start(whole)
     if not _near(again, expected):
@@ -258,15 +244,14 @@ def audit(
     Raises:
         InputError: a parameter is not finite, the model breaks the protocol, or a canary is not longer than the prefix.
     """
-    checked = Checked(model, layout, name)
+    checked = Checked(model, layout, name, device)
     evaluate.refuse_short(canaries, hparams)
     if isinstance(model, nn.Module):
-        model.to(device).eval()
         try:
             evaluate.refuse_non_finite(model.module if isinstance(model, ForwardModel) else model)
         except Diverged as error:
             raise InputError(f"{name}: {error}; measure a checkpoint from before training diverged") from error
-    refuse_inconsistent(checked, device)
+    refuse_inconsistent(checked)
     of_canaries = evaluate.measure_canaries(checked, canaries, layout, hparams, seed, device)
     of_model = {}
     if test is None or not len(test):

@@ -52,28 +52,12 @@ def load_other(
         try:
             module.load_state_dict(values)
         except RuntimeError as error:
-            why = _differences(module.state_dict(), values) or in_one_line(error)
             raise InputError(
-                f"{weights}: not the weights of {spec} ({why:.300}); name the weights of this model, or correct the "
-                "model"
+                f"{weights}: not the weights of {spec} ({in_one_line(error):.300}); name the weights of this model, or "
+                "correct the model"
             ) from error
     is_bare = isinstance(model, nn.Module) and not callable(getattr(model, "start", None))
     return from_forward(model, context) if context is not None and is_bare else model
-
-
-def _differences(expected: Weights, values: Weights) -> str:
-    """Return what a state dict lacks, has in addition, or has in another shape; empty if nothing."""
-    shapes = {name: (list(values[name].shape), list(expected[name].shape)) for name in expected if name in values}
-    lists = {
-        "missing": [name for name in expected if name not in values],
-        "unexpected": [name for name in values if name not in expected],
-        "other shape": [f"{name} {one}, not {other}" for name, (one, other) in shapes.items() if one != other],
-    }
-    return "; ".join(
-        f"{what}: {', '.join(names[:3])}" + f" and {len(names) - 3} more" * (len(names) > 3)
-        for what, names in lists.items()
-        if names
-    )
 
 
 def is_folder_of_model(path: Path) -> bool:

@@ -201,14 +201,14 @@ SPACE_NODES = of_count(
 def space(probe: Probe) -> dict[str, float]:
     """Enumerate the sequences that can be as likely as the canary, or sample if there are too many."""
     from flsim.measures.memorization.enumeration import enumerate_space
-    from flsim.measures.memorization.importance_sampling import space_exposures
+    from flsim.measures.memorization.importance_sampling import space_exposure
 
     exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.template, probe.nodes)
     if exact:
         counts = {SPACE_RANK.name: float(exact.rank), SPACE_NODES.name: float(exact.nodes)}
         return dict.fromkeys((SPACE_BITS.name, SPACE_LOW.name, SPACE_HIGH.name), exact.exposure) | counts
-    (exposure,) = space_exposures(
-        probe.model, probe.prefix, probe.continuation[None], probe.template, probe.samples, probe.seed, probe.canary.id
+    exposure = space_exposure(
+        probe.model, probe.prefix, probe.continuation, probe.template, probe.samples, probe.seed, probe.canary.id
     )
     return {SPACE_BITS.name: exposure.bits, SPACE_LOW.name: exposure.low, SPACE_HIGH.name: exposure.high}
 
@@ -263,15 +263,14 @@ def extrapolation(probe: Probe) -> dict[str, float]:
 
     fitted = sample_of(probe.references)
     scores = log_perplexity(probe.model, probe.prefix, fitted)
-    fit = extrapolate({probe.canary.id: probe.score}, scores, probe.seed)
-    exposure = fit.exposures[probe.canary.id]
-    values = {
-        FIT_BITS.name: exposure.bits,
-        FIT_LOW.name: exposure.low,
-        FIT_HIGH.name: exposure.high,
+    fit = extrapolate(probe.score, scores, probe.seed)
+    return {
+        FIT_BITS.name: fit.exposure.bits,
+        FIT_LOW.name: fit.exposure.low,
+        FIT_HIGH.name: fit.exposure.high,
         FIT_P.name: fit.p_value,
+        FIT_REFERENCES.name: float(len(fitted)),
     }
-    return values | {FIT_REFERENCES.name: float(len(fitted))}
 
 
 def sample_of(references: "Tensor") -> "Tensor":
@@ -324,7 +323,7 @@ def path(probe: Probe) -> dict[str, float]:
 PATH = Measure("path", path, (PATH_PROVEN, PATH_NODES), "extraction by shortest-path search")
 
 
-# Samples of the model.
+# Samples of the model: Carlini et al. (2018), section 5.2.
 
 GENERATION_HITS = of_count(
     name="generation_hits",
@@ -338,10 +337,10 @@ GENERATION_HITS = of_count(
 
 def generation(probe: Probe) -> dict[str, float]:
     from flsim.base.rng import stream
-    from flsim.measures.memorization.generation import generate
+    from flsim.measures.memorization.importance_sampling import draw
 
     rng = stream(probe.seed, "generation", probe.canary.id)
-    sampled = generate(probe.model, probe.prefix, probe.template, probe.samples, rng)
+    sampled = draw(probe.model, probe.prefix, probe.template, {1.0: 1.0}, probe.samples, rng).words[: probe.samples]
     return {GENERATION_HITS.name: int((sampled == probe.continuation).all(1).sum())}
 
 
@@ -376,18 +375,15 @@ def context(name: str) -> Quantity | None:
 
 def contexts(probe: Probe) -> dict[str, float]:
     """Rank the canary among R for each of the adversaries."""
-    from flsim.measures.memorization.context import Secret, context_sampling
+    from flsim.measures.memorization.context import context_sampling
     from flsim.measures.memorization.exposure import exposure
 
     words, known, template = probe.canary.tokens, len(probe.prefix) - 1, probe.canary.template
     record = (*words, probe.layout.eos) if probe.layout.ends_with_eos(len(words)) else words
     positions = template.holes if template else tuple(range(known, len(words)))
     references = probe.references[:, [position - known for position in positions]]
-    ranked = context_sampling(probe.model, Secret(record, positions), references, probe.layout.bos)
-    return {
-        CONTEXT.format(adversary.prefix, adversary.suffix): exposure(sampled.rank, sampled.references)
-        for adversary, sampled in ranked.items()
-    }
+    ranked = context_sampling(probe.model, record, positions, references, probe.layout.bos)
+    return {CONTEXT.format(*context): exposure(sampled.rank, sampled.references) for context, sampled in ranked.items()}
 
 
 CONTEXTS = Measure("contexts", contexts, (), "exposure with known or unknown prefix and suffix", family=context)
@@ -421,17 +417,16 @@ CALIBRATED_BITS = of_bits(
 def calibrated(probe: Probe) -> dict[str, float]:
     """Rank the canary by calibrated scores; return nothing if there is no model without it."""
     from flsim.measures.memorization.calibrated import calibrated_rank, mean_scores
+    from flsim.measures.memorization.exposure import exposure
 
     if not probe.without:
         return {}
     canary_mean = mean_scores(probe.without, probe.prefix, probe.continuation[None])
     means = mean_scores(probe.without, probe.prefix, probe.references)
-    ranked = calibrated_rank(probe.model, probe.prefix, probe.continuation, probe.references, float(canary_mean), means)
-    return {
-        CALIBRATED_SCORE.name: ranked.score,
-        CALIBRATED_RANK.name: ranked.rank,
-        CALIBRATED_BITS.name: ranked.exposure,
-    }
+    canary = probe.prefix, probe.continuation
+    score, rank = calibrated_rank(probe.model, *canary, probe.references, float(canary_mean), means)
+    bits = exposure(rank, len(probe.references))
+    return {CALIBRATED_SCORE.name: score, CALIBRATED_RANK.name: rank, CALIBRATED_BITS.name: bits}
 
 
 CALIBRATED = Measure(

@@ -7,10 +7,11 @@ code.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import asdict, fields
+from typing import Any, Literal
 
 from flsim.base.errors import InputError
+from flsim.base.settings import settings
 
 Subject = Literal["canary", "model"]
 Kind = Literal["number", "count", "flag"]
@@ -22,7 +23,7 @@ FORMAT = re.compile(r"\{:[+,]{0,2}(\.\d)?[feg]\}", re.ASCII)
 LONGEST = 500  # largest length of a text
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Quantity:
     """The description of one number of each canary, or of the model.
 
@@ -176,34 +177,21 @@ def to_json(quantity: Quantity) -> dict[str, Any]:
 
 def from_json(values: Mapping[str, Any]) -> Quantity:
     """Return the description that `to_json` wrote; raise InputError if it fails the checks for untrusted data."""
+    known = {field.name for field in fields(Quantity)}
     try:
-        kinds = {field.name: field.type for field in fields(Quantity)}
-        checked = {name: value for name, value in values.items() if name in kinds}
-        for name, value in checked.items():
-            if name == "places":
-                checked[name] = tuple(value)
-            elif kinds[name] is bool and not isinstance(value, bool):
-                raise TypeError(f"{name} must be true or false")
-            elif kinds[name] is not bool and not isinstance(value, str | None):
-                raise TypeError(f"{name} must be a text")
-        return refuse_unfit(Quantity(**checked))
-    except (TypeError, AttributeError) as error:
+        return refuse_unfit(Quantity(**{name: value for name, value in values.items() if name in known}))
+    except (InputError, AttributeError) as error:
         raise InputError(f"not the description of a quantity: {error}") from error
 
 
 def refuse_unfit(quantity: Quantity) -> Quantity:
     """Return a custom description unchanged, or raise InputError if it cannot be stored or shown."""
     name = quantity.name
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise InputError(f"a quantity's name must be lower-case letters, digits and _, at most 40, found {name!r:.60}")
-    choices = {"subject": get_args(Subject), "kind": get_args(Kind), "better": (None, *get_args(Better))}
-    for field, allowed in choices.items():
-        if getattr(quantity, field) not in allowed:
-            text = ", ".join(map(repr, allowed))
-            raise InputError(f"quantity {name}: {field} must be one of {text}, found {getattr(quantity, field)!r:.60}")
     if not set(quantity.places) <= set(EVERYWHERE):
         raise InputError(f"quantity {name}: places must be of {', '.join(EVERYWHERE)}, found {quantity.places!r:.80}")
-    if not isinstance(quantity.format, str) or not FORMAT.fullmatch(quantity.format):
+    if not FORMAT.fullmatch(quantity.format):
         raise InputError(f"quantity {name}: format must be like {{:.2f}} or {{:.3g}}, found {quantity.format!r:.60}")
     for field, value in asdict(quantity).items():
         if isinstance(value, str) and (len(value) > LONGEST or not value.isprintable()):

@@ -38,7 +38,7 @@ from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.tokenizer import TABLE
 from flsim.data.vocabulary import TOKENIZER, Layout, Vocabulary
-from flsim.evaluation.audit import SteppedModel, audit
+from flsim.evaluation.audit import Checked, audit, refuse_inconsistent
 from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
 from flsim.evaluation.loading import (
     checkpoints_in,
@@ -331,7 +331,9 @@ class MeasuredModel:
             )
         if isinstance(loaded, TrainableModel):
             return cls(path, number, canaries, loaded.to(torch.device(device)).eval())
-        return cls(path, number, canaries, SteppedModel(loaded, canaries.words.layout, str(spec), torch.device(device)))
+        checked = Checked(loaded, canaries.words.layout, str(spec), torch.device(device))
+        refuse_inconsistent(checked)
+        return cls(path, number, canaries, checked)
 
 
 def _record_of(path: Path, round: int | None) -> tuple[dict[str, Any], int]:

@@ -68,11 +68,12 @@ def test_default_thresholds() -> None:
 
 def test_detections_of_a_test_by_ranks() -> None:
     found = ranks.detection_at(np.array([1.0, 3.0, 3.0, 4.0, 10.0]), 9, 3)
-    low, high = beta.ppf([0.025, 0.975], 3, 7)
-    assert (found.threshold, found.fpr, found.detected, found.canaries, found.tpr) == (3, 0.3, 3, 5, 0.6)
-    assert (found.fpr_low, found.fpr_high) == pytest.approx((low, high), rel=1e-9)
-    assert (found.tpr_low, found.tpr_high) == share_interval(3, 5)
-    assert math.isnan(ranks.detection_at(np.array([]), 9, 3).tpr)
+    assert {name: found[name] for name in ("threshold", "fpr", "detected", "trials", "estimate")} == {
+        **{"threshold": 3, "fpr": 0.3, "detected": 3, "trials": 5, "estimate": 0.6}
+    }
+    assert found["fpr_high"] == pytest.approx(beta.ppf(0.975, 3, 7), rel=1e-9)
+    assert (found["low"], found["high"]) == share_interval(3, 5)
+    assert math.isnan(ranks.detection_at(np.array([]), 9, 3)["estimate"])
     assert ranks.p_values(np.array([1.0, 10.0]), 9).tolist() == [0.1, 1.0]
     points = [values.tolist() for values in ranks.curve(np.array([1.0, 3, 3, 10]), 9)]
     assert points == [[0.1, 0.3, 1.0], [0.25, 0.75, 1.0]]
@@ -80,10 +81,10 @@ def test_detections_of_a_test_by_ranks() -> None:
 
 def test_levels_of_ranks_are_those_that_the_references_can_have() -> None:
     found = ranks.detections_by_level(np.array([1.0, 15.0, 200.0]), 1_999)
-    assert {level: (one.threshold, one.detected) for level, one in found.items()} == {
+    assert {level: (one["threshold"], one["detected"]) for level, one in found.items()} == {
         **{1e-3: (2, 1), 1e-2: (20, 2), 1e-1: (200, 3)}
     }
-    assert ranks.detections_by_level(np.array([1.0]), 999)[1e-3].threshold == 1
+    assert ranks.detections_by_level(np.array([1.0]), 999)[1e-3]["threshold"] == 1
     assert ranks.LEVELS == (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 

@@ -1,18 +1,17 @@
 """Bounds of coins and of sets whose values follow from their definition: sums, and the algorithm as lists."""
 
 import math
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from scipy.stats import beta, norm
 
-from flsim.attacks.audit import coins, guesses, trade_off
-from flsim.attacks.audit.audit import audit_subject, pooled
+from flsim.attacks.audit import coins, guesses, ranks, trade_off
+from flsim.attacks.audit.audit import of_ranks, pooled, rate_at
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Subject
-from flsim.attacks.audit.testing import LedgerTest, Verdict
+from flsim.attacks.audit.testing import LedgerTest
 from flsim.privacy.conventions import sound_convention
 from flsim.privacy.ledger import EPSILONS
 
@@ -121,9 +120,8 @@ def test_the_last_step_of_a_refutation_has_no_right_guess() -> None:
 
 
 def subject(ranks_: list[float], groups: list[int], references: int, claim: Claim | None = None) -> Subject:
-    results: Any = SimpleNamespace(name="run", setting="setting", is_elsewhere=False, roster={})
-    of_ranks: dict[str, Any] = {"ranks": np.array(ranks_), "groups": np.array(groups), "references": references}
-    return Subject(results, 1, "user", **of_ranks, is_exact=True, control_ranks=np.empty(0), coins=None, claim=claim)
+    none = np.empty(0)
+    return Subject(cast(Any, None), 1, "user", np.array(ranks_), np.array(groups), references, none, None, claim=claim)
 
 
 @pytest.mark.parametrize(("sampler", "neighbours"), [("fixed-size", 5), ("poisson", 10)])
@@ -133,20 +131,19 @@ def test_canaries_of_several_runs_are_one_sample(mu: float, sampler: str, neighb
     curve = trade_off.Allowed(EPSILONS, np.array([trade_off.delta_of_gaussian(mu, epsilon) for epsilon in EPSILONS]))
     claim = Claim(sound_convention(sampler), trade_off.epsilon_of_gaussian(mu, 1e-5), 1e-5, curve)
     runs = [subject([1.0, 2.0, 900.0, 1.0], [1, 2, 1, 1], 1_000, claim), subject([3.0, 1.0, 2.0], [1, 1, 5], 2_000)]
-    frame = audit_subject(pooled(runs), 2).frame
-    rows = {row["method"]: row for row in frame.to_dict("records")}
-    bound, least = rows["epsilon"], trade_off.of_group(curve.least_probability, neighbours)
-    assert (bound["detected"], bound["trials"], bound["n_out"]) == (5, 7, 1_000)
+    joined = pooled(runs)
+    rate = rate_at(joined, ranks.detection_at(joined.ranks, joined.references, 2))
+    assert (rate["detected"], rate["n_in"], rate["fpr"]) == (5, 7, 2 / 1_001)
+    least = trade_off.of_group(curve.least_probability, neighbours)
+    assert rate["allowed"] == pytest.approx(1 - least(1 - rate["fpr_high"]))
+    bound, test, *_ = of_ranks(joined, 2)
     assert bound["low"] == guesses.epsilon_of_ranks(5, 2, 1_000, [1, 2, 1, 1, 1, 1, 5])
-    assert audit_subject(pooled(runs)).frame.set_index("method").loc["epsilon", "threshold"] == 1
-    found = frame[(frame["method"] == "tpr") & (frame["threshold"] == 1)].iloc[0]
-    assert found["allowed"] == pytest.approx(1 - least(1 - beta.ppf(0.975, 1, 1_000)))
     share = beta.isf(0.01 / 7, 2, 999)
-    verdict = Verdict.of_row(rows["trade-off"])
-    assert verdict is not None
-    assert verdict.refuted == coins.is_refuted(coins.of_set(least, share), 7, 7, 5, 0.04) == (mu < 1)
+    assert test["refuted"] == coins.is_refuted(coins.of_set(least, share), 7, 7, 5, 0.04) == (mu < 1)
     needed = [right for right in range(8) if coins.is_refuted(coins.of_set(least, share), 7, 7, right, 0.04)]
-    assert verdict.needed == (needed[0] if needed else None)
+    assert test["needed"] == (needed[0] if needed else None)
     largest = LedgerTest.of_ranks(7, 2, 1_000, neighbours).largest(1e-5)
-    assert verdict.refutable == (max if needed else min)(largest, claim.epsilon)
-    assert "trade-off" not in set(audit_subject(subject([1.0, 5.0], [1, 1], 10), 1).frame["method"])
+    assert test["refutable"] == (max if needed else min)(largest, claim.epsilon)
+    bare = subject([1.0, 5.0], [1, 1], 10)
+    assert [row["method"] for row in of_ranks(bare, 1)] == ["epsilon"]
+    assert rate_at(bare, ranks.detection_at(bare.ranks, 10, 1))["allowed"] is None

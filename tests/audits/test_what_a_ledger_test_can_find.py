@@ -42,9 +42,9 @@ def test_of_all_coins_the_best_decides_what_can_be_refuted(
     assert test.needed(claim.curve) == min(refuting, default=None)
     for right in outcomes:
         verdict = test.verdict(claim, right)
-        assert verdict.refuted == (right in refuting)
-        assert verdict.needed == min(refuting, default=None)
-        assert (claim.epsilon <= verdict.refutable) if refuting else (claim.epsilon >= verdict.refutable)
+        assert verdict["refuted"] == (right in refuting)
+        assert verdict["needed"] == min(refuting, default=None)
+        assert (claim.epsilon <= verdict["refutable"]) if refuting else (claim.epsilon >= verdict["refutable"])
 
 
 @pytest.mark.parametrize("mu", MUS)
@@ -53,7 +53,7 @@ def test_of_all_hits_the_best_decides_what_can_be_refuted(mu: float) -> None:
     claim, test = claim_of_gaussian(mu), LedgerTest.of_ranks(8, 2, 200, neighbours=1)
     refuting = {sum(hit) for hit in product((0, 1), repeat=8) if test.refutes(claim.curve, sum(hit))}
     assert test.needed(claim.curve) == min(refuting, default=None)
-    assert bool(refuting) == (claim.epsilon <= test.verdict(claim, 0).refutable)
+    assert bool(refuting) == (claim.epsilon <= test.verdict(claim, 0)["refutable"])
 
 
 @pytest.mark.parametrize(("canaries", "each"), [(12, 6), (48, 5), (100, 10), (1_000, 100)])

@@ -147,7 +147,7 @@ def planted_in(experiment: Experiment, partition: Partition) -> tuple[flsim.Plan
     users, canaries = always.users, windowed(always.canaries)
     assert len(np.unique(users.overlay.canaries)) == len(BOUNDS)
     sometimes = Population.with_canaries(users.split, canaries, users.overlay, users.twin)
-    return always, replace(always, users=sometimes, canaries=canaries)
+    return always, replace(always, users=sometimes, planting=replace(always.planting, canaries=canaries))
 
 
 @PARTITIONS

@@ -85,15 +85,17 @@ def test_a_phrase_that_occurs_is_drawn_again(make_corpus: MakeCorpus) -> None:
 @settings(max_examples=50)
 @given(
     records=st.lists(st.lists(st.integers(1, 3), max_size=8), min_size=1, max_size=20),
-    phrases=st.lists(st.tuples(*[st.integers(1, 3)] * 3), min_size=1, max_size=5),
-    chunk=st.integers(1, 20),
+    phrases=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple), max_size=5),
+    words=st.integers(1, 200),
 )
 def test_occurring_equals_a_search_record_by_record(
-    records: list[list[int]], phrases: list[tuple[int, ...]], chunk: int
+    records: list[list[int]], phrases: list[tuple[int, ...]], words: int
 ) -> None:
     split = populations.split_of([records], vocabulary_size=8)
-    naive = {p for p in phrases for r in records if any(tuple(r[i : i + 3]) == p for i in range(len(r) - 2))}
-    assert occurring(split, phrases, chunk) == naive
+    naive = {p for p in phrases for r in records if any(tuple(r[i : i + len(p)]) == p for i in range(len(r)))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flsim.canaries.planting.AT_ONCE", words)
+        assert occurring(split, phrases) == naive
 
 
 def test_canaries_of_a_small_vocabulary_are_distinct_or_refused(make_corpus: MakeCorpus) -> None:

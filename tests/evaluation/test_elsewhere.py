@@ -397,8 +397,8 @@ def test_weights_that_do_not_fit_are_named(copied: Run, flsim: Flsim, tmp_path: 
     wrong.view(-1)[:2] = torch.tensor([np.nan, np.inf])
     cases = {
         f"2 of {wrong.numel():,} values of parameter {last} are not finite; measure": weights | {last: wrong},
-        f"(missing: {first}); name the weights": {name: weights[name] for name in weights if name != first},
-        f"other shape: {second} [2], not": weights | {second: wrong.view(-1)[:2]},
+        f'Missing key(s) in state_dict: "{first}".': {name: weights[name] for name in weights if name != first},
+        f"size mismatch for {second}: ": weights | {second: wrong.view(-1)[:2]},
     }
     for message, values in cases.items():
         torch.save(values, path)

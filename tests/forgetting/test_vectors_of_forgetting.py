@@ -83,11 +83,10 @@ def test_intervals_of_medians_invert_the_sign_test(count: int) -> None:
     assert all(map(math.isnan, median_interval(np.array([]))))
 
 
-def test_least_alphas_and_scores() -> None:
+def test_least_alphas() -> None:
     assert success.least_alpha(101) == pytest.approx(beta.isf(0.05, 51, 51))
     assert success.least_alpha(48) == pytest.approx(beta.isf(0.05, 25, 24))
     assert math.isnan(success.least_alpha(0))
-    assert success.scores(np.array([3.0, 1.0]), np.array([5.0, 4.0])).tolist() == [2.0, 3.0]
 
 
 def test_grids_end_at_three_quarters_and_at_the_end() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from flsim.attacks.audit.trade_off import Allowed
 from flsim.attacks.membership import candidates, lira, rmia, scores, shadows
 from flsim.attacks.membership.built_in import BUILT_IN
 from flsim.attacks.membership.candidates import Candidates
-from flsim.attacks.membership.users import FreshRecords, _allows, user_statistics
+from flsim.attacks.membership.inference import success
+from flsim.attacks.membership.stored import LEVELS
+from flsim.attacks.membership.users import FreshRecords, steps_of, user_statistics
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.authors import author_of
@@ -296,7 +299,7 @@ def run_of(unit: str = "user", partition: str = "non-iid") -> Any:
 
 def test_what_a_ledger_allows_of_authors_is_that_of_all_their_users() -> None:
     """The largest group of an author among these: Ann's three training users, or none of Dan's, which count as one."""
-    claim: Any = SimpleNamespace(curve=Allowed.point(0.4, 0.01))
+    claim: Any = MagicMock(curve=Allowed.point(0.4, 0.01))
     names = sorted({author_of(name) for name in run_of().corpus.split("train").names})
     assert len(names) == 3
 
@@ -304,21 +307,17 @@ def test_what_a_ledger_allows_of_authors_is_that_of_all_their_users() -> None:
         size = len(users)
         return FreshRecords(drawn(size), np.arange(size), users, authors, np.ones(size, bool), np.ones(size))
 
-    cases = [
-        (side(("train:0", "train:3"), ("ann", "bob")), 1),
-        (side(("ann", "dan"), ("ann", "dan")), 3),
-        (side(("bob", "dan"), ("bob", "dan")), 1),
-        (side(("dan",), ("dan",)), 1),
-    ]
-    for one, group in cases:
-        allows = _allows(run_of(), claim, one)
-        for fpr in (0.01, 0.2):
-            x = 1 - fpr
-            for _ in range(group):
-                x = Allowed.point(0.4, 0.01).least_probability(x)
-            assert allows(fpr) == pytest.approx(1 - x, rel=1e-12)
-    for run, of_claim in ((run_of(), None), (run_of(unit="record"), claim), (run_of(partition="iid"), claim)):
-        assert _allows(run, of_claim, cases[0][0])(0.1) is None
+    users = side(("train:0", "train:3"), ("ann", "bob"))
+    sides = [users, *(side(authors, authors) for authors in (("ann", "dan"), ("bob", "dan"), ("dan",)))]
+    assert [steps_of(run_of(), one) for one in sides] == [1, 3, 1, 1]
+    assert [steps_of(run, users) for run in (run_of(unit="record"), run_of(partition="iid"))] == [None, None]
+    scores, is_member = np.arange(2000.0), np.arange(2000) % 2 == 0
+    row = success("a", "author", scores, is_member, ["ann"] * 2000, 0, claim, "user", 3)
+    for level in LEVELS:
+        x = 1 - level
+        for _ in range(3):
+            x = claim.curve.least_probability(x)
+        assert row[f"allowed_at_{level:g}"] == pytest.approx(1 - x, rel=1e-12)
 
 
 def test_neighbours_are_drawn_from_the_other_words() -> None:

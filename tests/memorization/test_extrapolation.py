@@ -10,10 +10,7 @@ from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.measures.memorization.extrapolation import (
-    extrapolate,
-    fit,
-)
+from flsim.measures.memorization.extrapolation import extrapolate, fit
 
 
 def by_maximum_likelihood(scores: list[float], references: Tensor) -> list[float]:
@@ -29,22 +26,19 @@ def skew_normal(seed: int, alpha: float, size: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("alpha", "size"), [(-3, 9_000), (0, 200), (1.5, 9_000), (6, 200)])
-def test_extrapolation_is_tensorflow_privacys_and_keeps_names(alpha: float, size: int) -> None:
+def test_extrapolation_is_tensorflow_privacys(alpha: float, size: int) -> None:
     """To a simplex's precision in the fit, 1e-4 in the parameters; down to 2^-30, to where scipy's cdf is precise."""
     references = skew_normal(5, alpha, size)
     scores = np.quantile(references, [0, 0.01, 0.3, 0.9]).tolist()
-    named = dict(zip("zyxw", scores, strict=True))
-    found = extrapolate(named, references, 0)
-    assert list(found.exposures) == list(named)
-    expected = by_maximum_likelihood(scores, references)
-    np.testing.assert_allclose([each.bits for each in found.exposures.values()], expected, rtol=1e-3)
+    found = [extrapolate(score, references, 0).exposure.bits for score in scores]
+    np.testing.assert_allclose(found, by_maximum_likelihood(scores, references), rtol=1e-3)
 
 
 def test_a_large_sample_is_fitted_in_bins() -> None:
     """10,000 scores: as the fit of each of them, to a thousandth of a bit at 2^-30."""
     references = skew_normal(6, -2, 10_000)
     exact = fit(references.numpy())
-    binned = extrapolate({}, references, 0).fitted
+    binned = extrapolate(16.0, references, 0).fitted
     at = np.array([40 - 4 * 6.0, 40 - 6.0])
     np.testing.assert_allclose(binned.log_cdf(at) / math.log(2), exact.log_cdf(at) / math.log(2), atol=1e-3)
 
@@ -55,13 +49,13 @@ def test_extrapolation_recovers_the_distribution_and_its_intervals_cover() -> No
 
     Fewer than 26 of 30 have odds of 0.3% at a coverage of 95%, as have more than 2 of 30 poor ones at 1%.
     """
-    at = {"far": 15.0, "out": 25.0, "low": 33.0, "middle": 36.0}
-    truth = -stats.skewnorm.logcdf(np.array(list(at.values())), -2, 40, 6) / math.log(2)
+    at = [15.0, 25.0, 33.0, 36.0]
+    truth = -stats.skewnorm.logcdf(np.array(at), -2, 40, 6) / math.log(2)
     covered, poor = np.zeros(4), 0
     for seed in range(30):
-        found = extrapolate(at, skew_normal(seed, -2, 500), seed)
-        covered += [each.low <= bits <= each.high for each, bits in zip(found.exposures.values(), truth, strict=True)]
-        poor += found.p_value < 0.01
+        found = [extrapolate(score, skew_normal(seed, -2, 500), seed) for score in at]
+        covered += [one.exposure.low <= bits <= one.exposure.high for one, bits in zip(found, truth, strict=True)]
+        poor += found[0].p_value < 0.01
     assert covered.min() >= 26
     assert poor <= 2
 
@@ -73,26 +67,26 @@ def test_a_poor_fit_is_said(shape: str) -> None:
         "two clusters": np.concatenate([rng.normal(20, 1, 500), rng.normal(30, 1, 500)]),
         "heavy tail": rng.standard_t(2, 1_000),
     }[shape]
-    found = extrapolate({"a": 1.0}, torch.from_numpy(values), 0)
+    found = extrapolate(1.0, torch.from_numpy(values), 0)
     assert found.p_value < 0.01
 
 
 def test_beyond_a_hundred_bits() -> None:
     """Where scipy's cdf is 0: the tail of a nearly normal sample at 15 deviations, 0.5 * 15^2 / log 2 = 162 bits."""
-    found = extrapolate({"a": 40 - 15 * 6.0}, skew_normal(3, 0, 20_000), 0).exposures["a"]
+    found = extrapolate(40 - 15 * 6.0, skew_normal(3, 0, 20_000), 0).exposure
     assert 0 < found.low < found.bits < found.high < math.inf
     assert found.bits > 100
 
 
 @pytest.mark.parametrize(
-    ("scores", "references", "message"),
+    ("score", "references", "message"),
     [
-        ({"a": 1.0}, [1.0] * 19, "at least 20 references"),
-        ({"a": 1.0}, [3.0] * 50, "score the same"),
-        ({"a": 1.0}, [math.nan, *range(30)], "score of a reference is not finite"),
-        ({"a": math.inf}, list(range(30)), "canary a is not finite"),
+        (1.0, [1.0] * 19, "at least 20 references"),
+        (1.0, [3.0] * 50, "score the same"),
+        (1.0, [math.nan, *range(30)], "score of a reference is not finite"),
+        (math.inf, list(range(30)), "the canary is not finite"),
     ],
 )
-def test_numbers_that_nothing_can_be_fitted_to(scores: dict[str, float], references: list[float], message: str) -> None:
+def test_numbers_that_nothing_can_be_fitted_to(score: float, references: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        extrapolate(scores, torch.tensor(references, dtype=torch.float64), 0)
+        extrapolate(score, torch.tensor(references, dtype=torch.float64), 0)

@@ -12,8 +12,7 @@ from flsim.base.rng import stream
 from flsim.measures.memorization.beam_search import beam_search
 from flsim.measures.memorization.calibrated import calibrated_rank, mean_scores
 from flsim.measures.memorization.enumeration import enumerate_space
-from flsim.measures.memorization.generation import generate
-from flsim.measures.memorization.importance_sampling import space_exposures
+from flsim.measures.memorization.importance_sampling import draw, space_exposure
 from flsim.measures.memorization.score import log_perplexity
 from flsim.measures.memorization.shortest_path import shortest_path
 from flsim.measures.memorization.template import Template
@@ -33,8 +32,8 @@ PHRASES = Template.words(LAYOUT, 4)
         lambda model: beam_search(model, BOS, PHRASES, 5),
         lambda model: shortest_path(model, BOS, PHRASES),
         lambda model: enumerate_space(model, BOS, CANARY, PHRASES),
-        lambda model: generate(model, BOS, PHRASES, 5, stream(0, "none")),
-        lambda model: space_exposures(model, BOS, CANARY[None], PHRASES, 1_000, 0),
+        lambda model: draw(model, BOS, PHRASES, {1.0: 1.0}, 5, stream(0, "none")),
+        lambda model: space_exposure(model, BOS, CANARY, PHRASES, 1_000, 0),
     ],
 )
 def test_a_model_with_nan_measures_nothing(measure: Callable[[CIFGLanguageModel], object]) -> None:

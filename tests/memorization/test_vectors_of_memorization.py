@@ -36,9 +36,9 @@ def test_intervals_of_extrapolation_are_percentiles_of_refits(monkeypatch: pytes
     bits_of_refits = np.random.default_rng(0).normal(9, 1, (100, 1))
     monkeypatch.setattr(extrapolation, "_bootstrap", lambda *arguments: (0.25, bits_of_refits))
     sample = torch.from_numpy(skewnorm.rvs(3, 50, 4, size=100, random_state=stream(1, "vectors")))
-    found = extrapolation.extrapolate({"a": 48.0}, sample, 0)
+    found = extrapolation.extrapolate(48.0, sample, 0)
     low, high = np.quantile(bits_of_refits, [0.025, 0.975])
-    assert (found.exposures["a"].low, found.exposures["a"].high) == pytest.approx((low, high))
+    assert (found.exposure.low, found.exposure.high) == pytest.approx((low, high))
     assert found.p_value == 0.25
 
 
@@ -118,9 +118,8 @@ def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
 
 def test_events_are_samples_as_likely_as_a_canary_and_not_the_canary() -> None:
     """Samples 0 to 3 have scores of 1 to 4 nats; a score at the bound is in the event."""
-    canaries, bounds = torch.tensor([[1], [7], [3]]), torch.tensor([3.0, 2.5, 0.5]).double()
-    found = importance_sampling._events(draws_of(), canaries, bounds)
-    assert found.tolist() == [[1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
+    for canary, bound, event in ((1, 3.0, [1, 0, 1, 0]), (7, 2.5, [1, 1, 0, 0]), (3, 0.5, [0, 0, 0, 0])):
+        assert importance_sampling._event(draws_of(), torch.tensor([canary]), bound).tolist() == event
 
 
 def test_best_shares_minimize_the_second_moment() -> None:
@@ -214,8 +213,7 @@ def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(importance_sampling, "draw", recorded)
     model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
-    canaries = torch.tensor([[1, 3]])
-    importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, 200, 0)
+    importance_sampling.space_exposure(model, torch.tensor([7]), torch.tensor([1, 3]), template, 200, 0)
     assert sizes[0] == (dict.fromkeys((0.0, 0.25, 0.5, 0.75, 1.0, 1.5), 1 / 6), 20)
     assert sizes[1][1] == 200
 
@@ -229,7 +227,7 @@ def test_shares_without_a_pilot_are_a_tenth_of_uniform_samples_and_the_model(mon
 
     monkeypatch.setattr(importance_sampling, "draw", recorded)
     template = Template(((1, 2, 4), (0, 3, 5, 6)))
-    importance_sampling.space_exposures(TableModel(3, 6), torch.tensor([7]), torch.tensor([[1, 3]]), template, 9, 0)
+    importance_sampling.space_exposure(TableModel(3, 6), torch.tensor([7]), torch.tensor([1, 3]), template, 9, 0)
     assert shares == [{0.0: 0.1, 1.0: 0.9}]
 
 

@@ -24,7 +24,7 @@ def test_ties_are_within_eight_units_of_the_four_scores(factor: float, expected:
     excess = factor * 8 * torch.finfo(torch.float64).eps * (own + mean + cost + mean)
     means = torch.tensor([cost - (own - mean) - excess], dtype=torch.float64)
     found = calibrated_rank(model, prefix, canary, reference, mean, means)
-    assert (found.score, found.rank, found.references) == (own - mean, expected, 1)
+    assert found == (own - mean, expected)
 
 
 def test_references_at_their_bound_count() -> None:

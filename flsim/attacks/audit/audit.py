@@ -1,7 +1,7 @@
 """`flsim audit`: evidence from canaries about the privacy of a training, and the claims of its ledger, as rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from flsim.attacks.audit import coins, guesses, ranks
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Subject, subject_of, subject_with
-from flsim.attacks.audit.testing import LedgerTest, Verdict
+from flsim.attacks.audit.testing import LedgerTest, in_words
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.attacks.result import Result, text_of
 from flsim.base.errors import InputError, at_least_one
-from flsim.canaries.planting import counts_of
 from flsim.canaries.spec import ABOUT_INJECTIONS
 from flsim.models.hparams import ModelHParams
 from flsim.results.rows import SCHEMA
@@ -137,7 +136,7 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
         tpr              share of canaries of rank <= threshold, at a false-positive rate of threshold / (R + 1);
                          "allowed" is the largest that the claim leaves to an attacker
         epsilon          lower bound under pure DP, replace-one, of one unit; with "coins", at the claim's delta (or 0)
-        trade-off        whether the ledger's curve is refuted, by ranks or coins; see `Verdict`
+        trade-off        whether the ledger's curve is refuted, by ranks or coins; see `LedgerTest.verdict`
         epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
         epsilon, canary users          estimate at the run's delta from the cosines of canary users, of one user
         epsilon, canary users left out    the same estimate from canary users that took no part: the level of chance
@@ -154,8 +153,10 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
             f"--threshold {fixed}: there are {subject.references} references; name a rank of at most "
             f"{subject.references}"
         )
-    of_ranks = [*_detected(subject), *_bounds(subject, fixed)] if has_ranks else []
-    rows = [*of_ranks, *of_coins(subject), *of_canary_users(subject), *of_rounds(subject)]
+    found = ranks.detections_by_level(subject.ranks, subject.references).values() if has_ranks else ()
+    rows = [rate_at(subject, detection) for detection in found]
+    rows += [*of_ranks(subject, fixed)] if has_ranks else []
+    rows += [*of_coins(subject), *of_canary_users(subject), *of_rounds(subject)]
     table = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
     results = subject.results
     table = table.assign(run=results.name, setting=results.setting, round=subject.round, unit=subject.unit)
@@ -187,15 +188,14 @@ def audit_simulation(
         Rows with the columns of `flsim.attacks.audit.audit.COLUMNS`, for the run "simulation".
 
     Raises:
-        InputError: `rows` have another round or other canaries; the roster of `planted` does not match its canaries and
-            users; the settings are inconsistent; or there are fewer references than the threshold.
+        InputError: `rows` have another round or other canaries, the settings are inconsistent, or there are fewer
+            references than the threshold.
 
     Examples:
         >>> rows = flsim.evaluate(state, users, model, references=20_000)      # doctest: +SKIP
         >>> flsim.audit_simulation(state, users, model, algorithm, rows)       # doctest: +SKIP
     """
     refuse_not_planted(planted)
-    _refuse_other_roster(planted)
     measured = SCHEMA.empty_table().to_pandas() if rows is None else rows
     if rows is not None and not (rows["round"] == state.round).all():
         raise InputError(f"rows: some rows are not of round {state.round}, that of the state; evaluate this state")
@@ -234,36 +234,6 @@ def audit_simulation(
         executes_code=True,
     )
     return audit_subject(subject, threshold).frame
-
-
-def _refuse_other_roster(planted: Planted) -> None:
-    """Raise InputError unless roster, canaries and users belong to one planting: bounds need its coins and sharers."""
-    roster, users, canaries = planted.roster, planted.users, planted.canaries
-    sharers, insertions = counts_of(users.overlay, users.user_offsets, len(users.phrases))
-    planting = {
-        "canary": [canary.id for canary in canaries],
-        "tokens": [list(canary.tokens) for canary in canaries],
-        "is_planted": [canary.is_planted for canary in canaries],
-        "coin": [canary.coin for canary in canaries],
-    }
-    stated = roster.reindex(columns=list(planting)).astype(object)
-    wrong = [name for name, values in planting.items() if [*map(_plain, stated[name])] != values]
-    if [phrase.tolist() for phrase in users.phrases] != planting["tokens"]:
-        wrong.append("users")
-    if not wrong:
-        held = [index for index, canary in enumerate(canaries) if canary.pseudo_users is None]
-        counts = {"insertions": insertions} | ({"sharers": sharers} if users.twin is None else {})
-        wrong = [name for name, values in counts.items() if (roster[name].to_numpy()[held] != values[held]).any()]
-    if wrong:
-        raise InputError(
-            f"planted: roster, canaries and users belong to different plantings ({', '.join(wrong)}); pass the "
-            "result of flsim.plant that was used in flsim.simulate"
-        )
-
-
-def _plain(value: Any) -> object:
-    """Return a value of a roster in the type of a canary."""
-    return list(value) if np.ndim(value) else None if pd.isna(value) else value
 
 
 def ceiling(groups: Sequence[int], references: int) -> float:
@@ -312,29 +282,24 @@ def _of_each_kind(canaries: int) -> int:
     return round(OF_EACH_KIND * canaries) if canaries >= 1 / OF_EACH_KIND else 0
 
 
-def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
-    least = None if subject.claim is None else subject.claim.least_of_group(int(subject.groups.max()))
-    for detection in ranks.detections_by_level(subject.ranks, subject.references).values():
-        yield {
-            "method": "tpr",
-            "kind": "heuristic",  # the rate of false alarms is exact, but the interval assumes independent canaries
-            "neighbours": "replace-one",
-            "group": subject.groups.max(),
-            "n_in": detection.canaries,
-            "n_out": subject.references,
-            "threshold": detection.threshold,
-            "detected": detection.detected,
-            "trials": detection.canaries,
-            "fpr": detection.fpr,
-            "estimate": detection.tpr,
-            "low": detection.tpr_low,
-            "high": detection.tpr_high,
-            "confidence": CONFIDENCE,
-            "allowed": None if least is None else 1 - least(1 - detection.fpr_high),
-        }
+def rate_at(subject: Subject, detection: Mapping[str, float]) -> dict[str, Any]:
+    """Return the row of the canaries that a test of ranks finds; see `detection_at`."""
+    largest, claim = int(subject.groups.max()), subject.claim
+    return {
+        **detection,
+        "method": "tpr",
+        "kind": "heuristic",  # the rate of false alarms is exact, but the interval assumes independent canaries
+        "neighbours": "replace-one",
+        "group": largest,
+        "n_in": detection["trials"],
+        "n_out": subject.references,
+        "confidence": CONFIDENCE,
+        "allowed": None if claim is None else 1 - claim.least_of_group(largest)(1 - detection["fpr_high"]),
+    }
 
 
-def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
+def of_ranks(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
+    """Yield rows with the bounds from ranks of at most `threshold`."""
     canaries, claim, largest = len(subject.ranks), subject.claim, int(subject.groups.max())
     hits = int((subject.ranks <= threshold).sum())
     low = guesses.epsilon_of_ranks(hits, threshold, subject.references, subject.groups.tolist())
@@ -351,7 +316,7 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
     yield common | {"method": "epsilon", "kind": "bound", "low": low, "delta": 0.0}
     if claim is not None:
         test = LedgerTest.of_ranks(canaries, threshold, subject.references, largest * claim.steps)
-        yield common | {"method": "trade-off", "kind": "bound"} | asdict(test.verdict(claim, hits))
+        yield common | {"method": "trade-off", "kind": "bound"} | test.verdict(claim, hits)
         of_one = test.mu_refuted(hits)
         yield common | {
             "method": "epsilon, GDP",
@@ -451,7 +416,7 @@ def _of_guesses(
     yield common | {"method": f"epsilon, {name}", "low": low, "delta": delta}
     if claim is not None:
         verdict = LedgerTest(canaries, 2 * each_kind, neighbours).verdict(claim, right)
-        yield common | {"method": f"trade-off, {name}", "allowed": None} | asdict(verdict)
+        yield common | {"method": f"trade-off, {name}", "allowed": None} | verdict
 
 
 def to_text(subject: Subject, audited: Result) -> str:
@@ -462,9 +427,8 @@ def to_text(subject: Subject, audited: Result) -> str:
 def tables(frame: pd.DataFrame, labels: Sequence[Field] = ()) -> dict[str, Table]:
     """Return the tables of rows of audits by title: of found canaries, and of statements, with labels of their rows."""
     rates, others = frame[frame["method"] == "tpr"], frame[frame["method"] != "tpr"]
-    refuted = others["refuted"].map({True: "refuted", False: "not refuted"})
-    verdicts = [verdict and verdict.in_words for verdict in map(Verdict.of_row, others.to_dict("records"))]
-    others = others.assign(verdict=pd.Series(verdicts, others.index, "object").fillna(refuted))
+    verdicts = pd.Series(map(in_words, others.to_dict("records")), others.index, "object")
+    others = others.assign(verdict=verdicts)
     kinds = " ".join(text for kind, text in KINDS.items() if kind in set(others["kind"]))
     by_title = {
         "Detected canaries": table_of(rates, [*labels, Field("FPR", "fpr", "{:.2g}", note=FPR)], [RATES]),
@@ -492,8 +456,8 @@ def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
     for row in table.to_dict("records"):
         if (
             claim is not None
-            and (verdict := Verdict.of_row(row))
-            and verdict.refutable < LEAST_SHOWN
+            and pd.notna(row["refutable"])
+            and row["refutable"] < LEAST_SHOWN
             and (number := canaries_needed(row, claim))
         ):
             what = f"{number:,} canar{'y users' if 'canary users' in row['method'] else 'ies'}"

@@ -6,7 +6,6 @@ false-positive rate t / (R + 1) exactly, without a shadow model and without text
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import scipy
@@ -28,38 +27,24 @@ def p_values(ranks: Floats, references: int) -> Floats:
     return np.asarray(ranks, dtype=np.float64) / (references + 1)
 
 
-@dataclass(frozen=True)
-class Detection:
-    """The canaries that a test finds at ranks up to `threshold`.
+def detection_at(ranks: Floats, references: int, threshold: int) -> dict[str, float]:
+    """Return the canaries that the test rank <= t finds, by the names of columns of an audit.
 
-    `fpr` is the mean over references, with its 95% interval; the interval of `tpr` treats canaries as independent.
+    ``fpr`` is the mean over references, and ``fpr_high`` the end of its 95% interval. The share found is ``estimate``,
+    whose interval ``low`` to ``high`` treats canaries as independent; NaN without canaries.
     """
-
-    threshold: int
-    fpr: float
-    fpr_low: float
-    fpr_high: float
-    detected: int
-    canaries: int
-    tpr: float
-    tpr_low: float
-    tpr_high: float
-
-
-def detection_at(ranks: Floats, references: int, threshold: int) -> Detection:
-    """Return the canaries that the test rank <= t finds."""
     detected, canaries = int((ranks <= threshold).sum()), len(ranks)
-    low, high = scipy.special.betaincinv(threshold, references - threshold + 1, [0.025, 0.975])
-    return Detection(
-        threshold,
-        threshold / (references + 1),
-        float(low),
-        float(high),
-        detected,
-        canaries,
-        detected / canaries if canaries else math.nan,
-        *share_interval(detected, canaries),
-    )
+    low, high = share_interval(detected, canaries)
+    return {
+        "threshold": threshold,
+        "fpr": threshold / (references + 1),
+        "fpr_high": float(scipy.special.betaincinv(threshold, references - threshold + 1, 0.975)),
+        "detected": detected,
+        "trials": canaries,
+        "estimate": detected / canaries if canaries else math.nan,
+        "low": low,
+        "high": high,
+    }
 
 
 def curve(ranks: Floats, references: int) -> tuple[Floats, Floats]:
@@ -68,7 +53,9 @@ def curve(ranks: Floats, references: int) -> tuple[Floats, Floats]:
     return distinct / (references + 1), counts.cumsum() / len(ranks)
 
 
-def detections_by_level(ranks: Floats, references: int, levels: Sequence[float] = LEVELS) -> dict[float, Detection]:
+def detections_by_level(
+    ranks: Floats, references: int, levels: Sequence[float] = LEVELS
+) -> dict[float, dict[str, float]]:
     """Return the detections at each false-positive rate; rates below 1 / (R + 1) are omitted."""
     thresholds = {level: math.floor(level * (references + 1)) for level in levels}
     return {level: detection_at(ranks, references, threshold) for level, threshold in thresholds.items() if threshold}

@@ -1,11 +1,11 @@
 """The subject of an audit: ranks, the users or records that share each canary, and the claim of the ledger."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from flsim.attacks.audit.canary_users import CanaryUsers, canary_users_of
 from flsim.attacks.audit.claim import Claim, needs_custom_code
@@ -41,11 +41,11 @@ class Subject:
     unit: Unit  # the unit that the ledger protects, and that the bounds are about
     ranks: Floats  # [canaries], ranks of the planted canaries among `references` random phrases
     groups: Ints  # [canaries], number of units that share each canary, at least 1
-    is_exact: bool  # whether `groups` are exact; otherwise they are numbers of copies, which are at least as large
     references: int  # R; 0 if no canary was ranked
     control_ranks: Floats  # [controls], ranks of canaries that were never planted
     coins: Coins | None
-    claim: Claim | None  # None for a run without noise, or if the claim does not cover holders of canaries
+    is_exact: bool = True  # whether `groups` are exact; otherwise numbers of copies, which are at least as large
+    claim: Claim | None = None  # None for a run without noise, or if the claim does not cover holders of canaries
     canary_users: CanaryUsers | None = None
     note: str = ""  # a sentence on the users whom an epsilon does not cover, or whose records are mostly canaries
     participation: RoundTest | None = None
@@ -73,43 +73,41 @@ def subject_with(
     overlay. `users` returns the training users, or raises InputError without their corpus, and `first` the parameters
     before training. Unless `executes_code`, the claim of a custom sampler or noise is read from the rows.
     """
-    ranks, references = results.of_planted("rank", round_), results.references(round_)
-    # Natural text ranks high among random words in any model. Guesses of its coins are still valid.
-    is_natural = any(canary.is_natural for canary in canaries)
-    if ranks is None or references is None or is_natural:
-        ranks, references = pd.Series(dtype="float64"), 0
-    controls = None if is_natural else results.of_controls("rank", round_)
+    ranked = _ranked(results, round_, is_natural=any(canary.is_natural for canary in canaries))
     none = np.empty(0, np.int64), True
-    groups, is_exact = _groups(results, config.unit, users, canaries) if len(ranks) else none
-    moved, claim, cohorts, noise = None, None, None, None
-    if state is not None:
-        reported = config.privacy.delta_for(protected) if delta is None else delta
-        if config.privacy.mechanism == "dp" and not note:
-            if needs_custom_code(state.ledger) and not executes_code:
-                claim = Claim.of_rows(results, round_, config.sampler, config.unit, delta)
-            else:
-                claim = Claim.of_ledger(state.ledger, config.sampler, reported)
-        if config.canary_users.update_canaries:
-            moved = canary_users_of(config.canary_users, config.seed, first(), state.params, reported)
-        if claim is not None and config.unit == "user":
-            cohorts = participation(state.ledger, config.seed, executes_code)
-            noise = independence(state.ledger, config.seed, state.params, executes_code)
-    return Subject(
-        results,
-        round_,
-        config.unit,
-        np.asarray(ranks, dtype=np.float64),
-        groups,
-        is_exact,
-        int(references),
-        np.asarray([] if controls is None else controls, dtype=np.float64),
-        _coins(config.unit, results, round_),
-        claim,
-        moved,
-        note,
-        cohorts,
-        noise,
-    )
+    groups, is_exact = _groups(results, config.unit, users, canaries) if len(ranked["ranks"]) else none
+    coins = _coins(config.unit, results, round_)
+    subject = Subject(results, round_, config.unit, **ranked, groups=groups, is_exact=is_exact, coins=coins, note=note)
+    if state is None:
+        return subject
+    ledger, reported = state.ledger, config.privacy.delta_for(protected) if delta is None else delta
+    claim, cohorts, noise, moved = None, None, None, None
+    if config.privacy.mechanism == "dp" and not note:
+        if needs_custom_code(ledger) and not executes_code:
+            claim = Claim.of_rows(results, round_, config.sampler, config.unit, delta)
+        else:
+            claim = Claim.of_ledger(ledger, config.sampler, reported)
+    if config.canary_users.update_canaries:
+        moved = canary_users_of(config.canary_users, config.seed, first(), state.params, reported)
+    if claim is not None and config.unit == "user":
+        cohorts = participation(ledger, config.seed, executes_code)
+        noise = independence(ledger, config.seed, state.params, executes_code)
+    return replace(subject, claim=claim, canary_users=moved, participation=cohorts, noise=noise)
+
+
+def _ranked(results: RunResults, round_: int, is_natural: bool = False) -> dict[str, Any]:
+    """Return ranks, references and ranks of controls, by the names of `Subject`; empty without ranks.
+
+    Natural text ranks high among random words in any model. Guesses of its coins are still valid.
+    """
+    ranks, references = results.of_planted("rank", round_), results.references(round_)
+    controls = results.of_controls("rank", round_)
+    has_ranks = ranks is not None and references is not None and not is_natural
+    return {
+        "ranks": np.asarray(ranks if has_ranks else [], dtype=np.float64),
+        "references": int(references or 0) if has_ranks else 0,
+        "control_ranks": np.asarray([] if controls is None or is_natural else controls, dtype=np.float64),
+    }
 
 
 @restrict_custom_code()
@@ -150,22 +148,10 @@ def _of_measurements(path: Path, results: RunResults, round_: int) -> Subject:
     """Return the subject of a model trained elsewhere, which has no ledger; InputError if its canaries have no law."""
     if results.settings.get("canaries.source") not in ("words", "template"):
         raise InputError(f"run {results.name}: has nothing that proves anything. {NO_LAW}")
-    planted, canaries = results.planted, canaries_of(path)
-    ranks, controls = results.of_planted("rank", round_), results.of_controls("rank", round_)
-    shared = planted["sharers" if canaries.unit == "user" else "insertions"]
-    return Subject(
-        results,
-        round_,
-        canaries.unit,
-        np.asarray([] if ranks is None else ranks, dtype=np.float64),
-        np.asarray([] if ranks is None else shared, dtype=np.int64).clip(1),
-        is_exact=True,
-        references=int(results.references(round_) or 0),
-        control_ranks=np.asarray([] if controls is None else controls, dtype=np.float64),
-        coins=_coins(canaries.unit, results, round_),
-        claim=None,
-        note=canaries.warning,
-    )
+    canaries, ranked = canaries_of(path), _ranked(results, round_)
+    shared = results.planted["sharers" if canaries.unit == "user" else "insertions"].to_numpy("int64").clip(1)
+    groups, coins = shared if len(ranked["ranks"]) else shared[:0], _coins(canaries.unit, results, round_)
+    return Subject(results, round_, canaries.unit, **ranked, groups=groups, coins=coins, note=canaries.warning)
 
 
 def _groups(

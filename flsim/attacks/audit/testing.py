@@ -13,29 +13,12 @@ from flsim.attacks.audit.guesses import OF_SHARES, SIGNIFICANCE, share_of_refere
 from flsim.attacks.audit.trade_off import Allowed, LeastProbability, epsilon_of_gaussian, of_group
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict of a test on a ledger.
-
-    `needed` is the smallest number of right guesses that refutes the ledger; None if no outcome does. `refutable` is
-    the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism or this ledger.
-    """
-
-    refuted: bool
-    needed: int | None
-    refutable: float
-
-    @property
-    def in_words(self) -> str:
-        """Return the verdict as text for a cell of a table."""
-        return "refuted" if self.refuted else "not refuted" if self.needed is not None else "cannot be tested"
-
-    @classmethod
-    def of_row(cls, row: Mapping[Any, Any]) -> "Verdict | None":
-        """Return the verdict of a row of an audit; None for a row without a verdict."""
-        if pd.isna(row.get("refutable")):
-            return None
-        return cls(bool(row["refuted"]), None if pd.isna(row["needed"]) else int(row["needed"]), row["refutable"])
+def in_words(row: Mapping[Any, Any]) -> str | None:
+    """Return the outcome of a test of the ledger, which is a row of an audit, as text; None for another row."""
+    if pd.isna(row.get("refuted")):
+        return None
+    has_outcome = pd.notna(row.get("needed")) or pd.isna(row.get("refutable"))  # a test of rounds has neither
+    return "refuted" if row["refuted"] else "not refuted" if has_outcome else "cannot be tested"
 
 
 @dataclass(frozen=True)
@@ -68,11 +51,17 @@ class LedgerTest:
             return None
         return bisect_left(range(self.guesses), True, key=lambda right: self.refutes(curve, right))
 
-    def verdict(self, claim: Claim, right: int) -> "Verdict":
-        refuted, needed, largest = self.refutes(claim.curve, right), self.needed(claim.curve), self.largest(claim.delta)
+    def verdict(self, claim: Claim, right: int) -> dict[str, Any]:
+        """Return the verdict on a ledger, by the names of columns of an audit.
+
+        ``needed`` is the smallest number of right guesses that refutes the ledger; None if no outcome does.
+        ``refutable`` is the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian
+        mechanism or this ledger.
+        """
+        needed, largest = self.needed(claim.curve), self.largest(claim.delta)
         # The curve of a ledger determines the verdict, and differs from that of a Gaussian mechanism with its epsilon.
         refutable = min(largest, claim.epsilon) if needed is None else max(largest, claim.epsilon)
-        return Verdict(refuted, needed, refutable)
+        return {"refuted": self.refutes(claim.curve, right), "needed": needed, "refutable": refutable}
 
     def mu_refuted(self, right: int) -> float:
         """Return the largest mu of one unit whose Gaussian trade-off function these right guesses refute, or 0."""

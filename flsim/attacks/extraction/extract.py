@@ -27,6 +27,7 @@ from flsim.base.settings import DIFFERENT, Count, Natural, settings
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
+from flsim.data.ngrams import NGrams
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization.beam_search import beam_searches
@@ -136,48 +137,6 @@ def near_verbatim(
 # (2021): a string is k-eidetic memorized if it can be extracted and at most k training examples contain it.
 
 RECORDS = 2**16  # words that are searched at once
-
-
-class NGrams:
-    """An index that finds all strings in a text at once: a trie, whose edges have keys node x `WIDTH` + next word."""
-
-    WIDTH = 2**24  # the largest vocabulary (`flsim.data.vocabulary.MOST_TOKENS`)
-
-    def __init__(self, strings: Records) -> None:
-        edges, ends = dict[int, int](), dict[int, int]()
-        self.group = np.empty(len(strings), np.int64)  # equal strings share their counts
-        for index, string in enumerate(strings):
-            node = 0
-            for word in string.tolist():
-                node = edges.setdefault(node * self.WIDTH + word, len(edges) + 1)
-            self.group[index] = ends.setdefault(node, len(ends))
-        self.groups = len(ends)
-        self._keys = np.array(sorted(edges), np.int64)
-        self._nodes = np.array([edges[key] for key in self._keys.tolist()], np.int64)
-        self._ends = np.full(len(edges) + 1, -1)
-        self._ends[list(ends)] = list(ends.values())
-
-    def find(self, records: Records) -> tuple[Ints, Ints]:
-        """Return the group of strings and the record of each occurrence within a record, int64 [n] each."""
-        lengths: Ints = np.diff(records.offsets)
-        record = np.repeat(np.arange(len(records)), lengths)
-        left = np.repeat(records.offsets[1:], lengths) - np.arange(records.words)  # words up to the record's end
-        tokens = records.tokens.astype(np.int64)
-        start, node = np.arange(records.words), np.zeros(records.words, np.int64)
-        groups, places = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        read = 0
-        while len(start) and len(self._keys):
-            is_inside = left[start] > read
-            start, node = start[is_inside], node[is_inside]
-            keys = node * self.WIDTH + tokens[start + read]
-            at = self._keys.searchsorted(keys).clip(max=len(self._keys) - 1)
-            is_known = self._keys[at] == keys
-            start, node = start[is_known], self._nodes[at[is_known]]
-            is_end = self._ends[node] >= 0
-            groups.append(self._ends[node[is_end]])
-            places.append(record[start[is_end]])
-            read += 1
-        return np.concatenate(groups), np.concatenate(places)
 
 
 def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
@@ -374,9 +333,9 @@ def _of_measurements(path: Path, hparams: ExtractionHParams) -> Attacked:
     canaries, results = measured.canaries, read_run(path)
     planting, sides, training = canaries.planting, None, None
     if hparams.elsewhere.members is not None:
-        both = sides_of(canaries, measured.model, hparams.elsewhere)
-        sides = both.places
-        training = Population(both.train, (), Overlay(np.empty(0, np.int64), np.empty(0, np.uint16)))
+        members, others = sides_of(canaries, measured.model, hparams.elsewhere)
+        sides = [members], [others]
+        training = Population(members[0], (), Overlay(np.empty(0, np.int64), np.empty(0, np.uint16)))
     seed, all_canaries = canaries.seed, planting.canaries
     groups = _strings_of(path, seed, all_canaries, planting.insertions, sides, hparams)
 

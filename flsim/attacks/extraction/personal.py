@@ -29,6 +29,7 @@ from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.rng import stream
 from flsim.canaries.elsewhere import read_rows
+from flsim.canaries.secrets import are_cards
 from flsim.data.records import Records, RecordSource
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.models.language_model import TrainableModel
@@ -58,12 +59,6 @@ CONTROL = (
     "the excess shows memorization."
 )
 LABELS = (Field("Class", "class"), Field("Reach", "reach"), Field("Data", "strings", "{:,}"))
-
-
-def passes_luhn(digits: str) -> bool:
-    """Return whether the last digit is the check digit of the others (Luhn; ISO/IEC 7812-1, annex B)."""
-    doubled = [2 * int(digit) if place % 2 else int(digit) for place, digit in enumerate(reversed(digits))]
-    return sum(value - 9 * (value > 9) for value in doubled) % 10 == 0
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ class Finder:
             for match in pattern.finditer(text):
                 value = re.sub(IGNORED[kind], "", match[0].lower()) if kind in IGNORED else match[0].lower()
                 start, end = match.span()
-                if taken[start:end].any() or (kind == CARD and not passes_luhn(value)):
+                if taken[start:end].any() or (kind == CARD and not are_cards(np.array([[*map(int, value)]])).all()):
                     continue
                 taken[start:end] = True
                 yield kind, value, start, end
@@ -269,12 +264,10 @@ def _of_measurements(path: Path, finder: Finder, hparams: AttackHParams) -> Atta
         raise InputError(f"{path}: stores no text of users; name files of records with --members and --non-members")
     measured, results = MeasuredModel.open(path, hparams.round, elsewhere.model, hparams.device), read_run(path)
     canaries, model = measured.canaries, measured.model
-    sides, vocabulary = sides_of(canaries, model, elsewhere), canaries.words.vocabulary
+    vocabulary, files = canaries.words.vocabulary, (elsewhere.members, elsewhere.others)
     sources = list[list[Occurrence]]()
-    for name, file, (split, positions) in (
-        ("train", elsewhere.members, (sides.train, sides.members)),
-        ("others", elsewhere.others, (sides.held_out, sides.others)),
-    ):
+    sides = zip(("train", "others"), files, sides_of(canaries, model, elsewhere), strict=True)
+    for name, file, (split, positions) in sides:
         users = [user for (user,) in read_rows(file, [elsewhere.user])]
         labels = [f"{name}:{users[position]}" for position in positions.tolist()]
         sources.append([*occurrences_in(split.records_at(positions), labels, vocabulary, finder)])

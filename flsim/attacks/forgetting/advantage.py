@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flsim.base.statistics import t_interval
+from flsim.attacks.result import mean_interval
 
 OF_GROUP = [f"{name}{end}" for name in ("advantage", "left") for end in ("", "_low", "_high")]
 OF_PAIR = ["left_difference", "left_difference_low", "left_difference_high"]
@@ -24,20 +24,17 @@ def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
     """
     known = _known(observed)
     ended = known[known["round"] >= known["last_round"].astype("float64")]
-    rows = {}
-    for seed, of_seed in ended.groupby("seed"):
-        means = of_seed.groupby("round")["advantage"].mean()
-        first, last = means.iloc[0], means.iloc[-1]
-        rows[seed] = {"advantage": first, "left": last / first if len(means) > 1 and first > 0 else np.nan}
-    seeds = pd.DataFrame.from_dict(rows, orient="index", columns=["advantage", "left"], dtype="float64")
-    is_unclear = _mean(seeds["advantage"])[1] <= 0
+    means = ended.groupby(["seed", "round"])["advantage"].mean().groupby("seed")
+    first, last = means.first(), means.last()
+    seeds = pd.DataFrame({"advantage": first, "left": (last / first).where((means.size() > 1) & (first > 0))})
+    is_unclear = mean_interval(seeds["advantage"])[1] <= 0
     return seeds.assign(left=np.nan) if is_unclear else seeds
 
 
 def curve(observed: pd.DataFrame) -> list[tuple[float, float, float, float]]:
     """Return each evaluated round with the mean advantage after it and the ends of its 95% interval over seeds."""
     means = _known(observed).groupby(["round", "seed"])["advantage"].mean()
-    return [(float(str(at)), *_mean(of_round)) for at, of_round in means.groupby("round")]
+    return [(float(str(at)), *mean_interval(of_round)) for at, of_round in means.groupby("round")]
 
 
 def of_group(seeds: pd.DataFrame) -> dict[str, float]:
@@ -45,21 +42,16 @@ def of_group(seeds: pd.DataFrame) -> dict[str, float]:
     return {
         f"{name}{end}": value
         for name in ("advantage", "left")
-        for end, value in zip(("", "_low", "_high"), _mean(seeds[name]), strict=True)
+        for end, value in zip(("", "_low", "_high"), mean_interval(seeds[name]), strict=True)
     }
 
 
 def of_pair(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     """Return the remaining share in group a minus that in group b, paired by seed, by the names in `OF_PAIR`."""
-    return dict(zip(OF_PAIR, _mean(a["left"] - b["left"]), strict=True))
+    return dict(zip(OF_PAIR, mean_interval(a["left"] - b["left"]), strict=True))
 
 
 def _known(observed: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of canaries that were used and are measured in both arms, with their ``advantage``."""
     advantages = observed.assign(advantage=observed["nats_out"] - observed["nats_in"])
     return advantages[advantages["uses"] > 0].dropna(subset=["advantage"])
-
-
-def _mean(values: "pd.Series[float]") -> tuple[float, float, float]:
-    known = values.dropna().to_numpy("float64")
-    return (float(known.mean()) if len(known) else np.nan, *t_interval(known))

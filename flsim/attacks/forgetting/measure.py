@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from flsim.attacks.audit.ranks import p_values
 from flsim.attacks.forgetting import advantage, success
-from flsim.attacks.forgetting.success import scores
 from flsim.attacks.forgetting.times import (
     canary_times,
     evaluated_by,
@@ -123,7 +122,7 @@ def _at(planted: pd.DataFrame, round_: int, results: RunResults, twin: RunResult
         p = p_values(ranks, int(references)) if references else np.full(len(planted), np.nan)
         table[f"p_{arm}"] = np.where(planted["is_natural"], np.nan, p)  # natural text is more likely than random words
         table[f"bits_{arm}"], table[f"nats_{arm}"] = -np.log2(p), nats
-        table[f"score_{arm}"] = scores(nats, table["clean"].to_numpy("float64"))
+        table[f"score_{arm}"] = table["clean"].to_numpy("float64") - nats
     return table
 
 

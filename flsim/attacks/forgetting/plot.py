@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from flsim.attacks.forgetting import advantage
 from flsim.attacks.forgetting.measure import Forgetting, curve
@@ -86,9 +85,8 @@ def scale_rounds(axes: Axes, lines: Mapping[str, Points]) -> None:
         ticks = [k for k in ticks if math.log10(max(k, 1)).is_integer() and k < longest / 3]
     axes.set_xscale("symlog", linthresh=1, linscale=0.5)
     axes.set_xlim(-0.1, 1.1 * longest + 1)
-    axes.xaxis.set_major_locator(FixedLocator([*ticks, longest]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xticks([*ticks, longest], map(str, [*ticks, longest]))
+    axes.minorticks_off()
 
 
 def plot(measured: Forgetting, path: Path) -> None:

@@ -4,11 +4,9 @@ All intervals treat canaries as independent, but canaries of one model are not i
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from flsim.base.arrays import Flags, Floats
 from flsim.base.statistics import AtLevel, roc, share_interval, upper_bound
@@ -78,8 +76,3 @@ def _rate(at: AtLevel, others: int) -> float:
 def least_alpha(trials: int) -> float:
     """Return the upper bound at an accuracy of one half, the smallest alpha that so many trials (n canaries) show."""
     return upper_bound(trials // 2, trials, TAIL) if trials else math.nan
-
-
-def scores(log_perplexity: "NDArray[np.floating[Any]]", clean: "NDArray[np.floating[Any]]") -> Floats:
-    """Return calibrated scores [n] in nats: log-perplexities of the clean model minus those of the attacked model."""
-    return np.asarray(clean, dtype=np.float64) - np.asarray(log_perplexity, dtype=np.float64)

@@ -27,13 +27,8 @@ def reached(since: Floats, canaries: Ints) -> int | None:
 
     `since` has the rounds since last use of each evaluation [n], NaN before it, and `canaries` its canary [n].
     """
-    known = np.isfinite(since)
-    if not known.any():
-        return None
-    last = np.full(int(canaries.max()) + 1, -1.0)
-    np.maximum.at(last, canaries[known], since[known])
-    present = np.sort(last[np.unique(canaries[known])])
-    return int(present[(len(present) - 1) // 2])
+    last = np.sort(pd.Series(since).groupby(canaries).max().dropna())
+    return int(last[(len(last) - 1) // 2]) if len(last) else None
 
 
 def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
@@ -45,11 +40,8 @@ def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
     known = np.isfinite(since)
     place[known] = np.searchsorted(ks, since[known])
     at = np.append(np.asarray(ks, np.int64), -1)[place]
-    last: dict[tuple[int, int], int] = {}
-    for index in np.lexsort((since, canaries)).tolist():
-        last[int(canaries[index]), int(at[index])] = index
-    counts = np.zeros(len(since), bool)
-    counts[list(last.values())] = True
+    rows = pd.DataFrame({"canary": canaries, "k": at, "since": since}).sort_values("since", kind="stable")
+    counts = np.isin(np.arange(len(since)), rows.drop_duplicates(["canary", "k"], keep="last").index)
     return np.where(counts, at, -1)
 
 

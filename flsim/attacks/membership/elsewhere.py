@@ -26,6 +26,7 @@ from flsim.runs.elsewhere import MeasuredModel, model_in
 
 WHITE_BOX = "gradient"  # attack that needs more than probabilities
 MOST_TOKENS = 128  # of a record of a file; later tokens are not read
+Side = tuple[Split, Ints]  # records of text, and the positions of those that are attacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,46 +46,29 @@ class TextSplit(Split):
         return cls(layout, tokens, offsets, np.arange(len(texts) + 1), Path(name), None, tuple(keys))
 
 
-@dataclass(frozen=True)
-class Sides:
-    train: Split
-    members: Ints
-    held_out: Split
-    others: Ints
-
-    @property
-    def places(self) -> tuple[list[tuple[Split, Ints]], list[tuple[Split, Ints]]]:
-        return [(self.train, self.members)], [(self.held_out, self.others)]
-
-
-def sides_of(canaries: CanarySet, model: TrainableModel, files: ElsewhereHParams) -> Sides:
+def sides_of(canaries: CanarySet, model: TrainableModel, files: ElsewhereHParams) -> tuple[Side, Side]:
     """Return members and non-members: records of files without canaries; without files, canaries.
 
     Canaries without a copy are non-members. Non-members whose text is also a training record are excluded.
     """
-    layout = replace(canaries.words.layout, record_words=MOST_TOKENS)
+    layout, sides = replace(canaries.words.layout, record_words=MOST_TOKENS), list[Side]()
     if files.members is None or files.others is None:
-        each = list(zip(canaries.planting.canaries, canaries.planting.insertions > 0, strict=True))
-        splits = [
-            TextSplit.of(
-                "canaries",
-                [canary.tokens for canary, is_member in each if is_member == side],
-                layout,
-                [canary.id for canary, is_member in each if is_member == side],
-            )
-            for side in (True, False)
-        ]
-        positions = [np.arange(split.records) for split in splits]
-        return Sides(splits[0], positions[0], splits[1], positions[1])
+        is_member = canaries.planting.insertions > 0
+        for chosen in (is_member, ~is_member):
+            listed = [canaries.planting.canaries[index] for index in np.flatnonzero(chosen)]
+            keys = [canary.id for canary in listed]
+            split = TextSplit.of("canaries", [canary.tokens for canary in listed], layout, keys)
+            sides.append((split, np.arange(split.records)))
+        return sides[0], sides[1]
     phrases = [canaries.text_of(canary)["text"].strip() for canary in canaries.planting.canaries]
-    splits, positions = [], []
     for path in (files.members, files.others):
         texts = [row["text"] for row in read_records(path, files.text)]
         keys = [f"{path.name}:{index}" for index in range(len(texts))]
-        splits.append(TextSplit.of(path.name, [_tokens(canaries, text, model) for text in texts], layout, keys))
+        split = TextSplit.of(path.name, [_tokens(canaries, text, model) for text in texts], layout, keys)
         is_text = np.array([not any(phrase in text for phrase in phrases) for text in texts], np.bool_)
-        positions.append(np.flatnonzero(is_text & (np.diff(splits[-1].record_offsets) > 0)))
-    return Sides(splits[0], positions[0], splits[1], unseen(splits[1], positions[1], splits[0]))
+        sides.append((split, np.flatnonzero(is_text & (np.diff(split.record_offsets) > 0))))
+    (train, members), (held_out, others) = sides
+    return (train, members), (held_out, unseen(held_out, others, train))
 
 
 def _tokens(canaries: CanarySet, text: str, model: TrainableModel) -> list[int]:
@@ -108,7 +92,7 @@ class AttackedElsewhere:
 
     measured: MeasuredModel
     hparams: AttackHParams
-    sides: Sides
+    sides: tuple[Side, Side]
     claim = None
     excluded = (WHITE_BOX,)
 
@@ -123,21 +107,22 @@ class AttackedElsewhere:
         return self.measured.canaries.unit
 
     def targets(self) -> Targets:
-        sides, seed = self.sides, self.measured.canaries.seed
-        return pairs_of(sides.train, sides.members, sides.places[1], self.hparams.count, seed, self.measured.path)
+        members, others = self.sides
+        return pairs_of(*members, [others], self.hparams.count, self.measured.canaries.seed, self.measured.path)
 
     def before_both(
         self, records: Records, keys: Sequence[str], context: Records | None = None
     ) -> tuple[Candidates, Candidates | None]:
         """Return the records with the model; and with the reference, if there is one, as the model before training."""
-        canaries, sides, path = self.measured.canaries, self.sides, self.hparams.reference
+        canaries, path = self.measured.canaries, self.hparams.reference
         layout, reference = canaries.words.layout, None
         if path is not None:
             reference = model_in(path, canaries, self.measured.path).to(self.measured.model.device).eval()
         # A record of one word "can have been cut", so no end of a sequence is scored: such a model may have none.
         layout = replace(layout, record_words=1)
-        subject = canaries.words.vocabulary, unigram_over([sides.train, sides.held_out], layout), canaries.seed, layout
-        candidates = Candidates(self.measured.model, records, keys, *subject, reference, context)
+        unigram = unigram_over([split for split, _ in self.sides], layout)
+        subject = canaries.words.vocabulary, unigram, canaries.seed, layout, reference, context
+        candidates = Candidates(self.measured.model, records, keys, *subject)
         return candidates, None if reference is None else candidates.before(reference)
 
     def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> Result:

@@ -3,9 +3,8 @@
 A row is an estimate, whose intervals treat records (for the area, authors) as independent. It does not bound epsilon.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.attacks.audit.claim import Claim
+from flsim.attacks.audit.trade_off import of_group
 from flsim.attacks.membership.attacked import CONFOUNDED, AttackHParams, ElsewhereHParams, over_folders
 from flsim.attacks.membership.built_in import BLIND, BY_DEFAULT, attack_named
 from flsim.attacks.membership.candidates import Attack, Candidates
@@ -100,18 +100,8 @@ def row_of(
     """Return the success of an attack as the values of a row by name, without those of the run and its controls."""
     scores, is_measured = scores_of(attack, candidates, targets)
     authors = np.array(targets.authors, object)[is_measured]
-    allows = partial(allowed, claim, protects)
-    row = success(attack.name, "record", scores, targets.is_member[is_measured], authors, candidates.seed, allows)
-    return row | claimed(claim, protects)
-
-
-def claimed(claim: Claim | None, protects: str) -> dict[str, Any]:
-    return {
-        "epsilon": None if claim is None else claim.epsilon,
-        "delta": None if claim is None else claim.delta,
-        "protects": None if claim is None else protects,
-        "neighbours": None if claim is None else claim.convention.relation,
-    }
+    is_member = targets.is_member[is_measured]
+    return success(attack.name, "record", scores, is_member, authors, candidates.seed, claim, protects)
 
 
 def success(
@@ -121,12 +111,22 @@ def success(
     is_member: Flags,
     authors: Sequence[str] | NDArray[Any],
     seed: int,
-    allows: Callable[[float], float | None],
+    claim: Claim | None = None,
+    protects: str = "user",
+    steps: int | None = None,
 ) -> dict[str, Any]:
     """Return how well scores [n] of units of n authors distinguish members from others, as values of a row by name.
 
-    `allows` maps a false-positive rate to the largest true-positive rate that a claim allows; None without a claim.
+    The claim, about units of the kind `protects`, covers a user of the scores in `steps` steps; None if it does not. A
+    ledger of users covers the replacement of the data of a user, of which a record is a part.
     """
+    if unit == "record" and claim is not None:
+        steps = 1 if protects == "record" else claim.steps
+    least = None if claim is None or steps is None else of_group(claim.curve.least_probability, steps)
+
+    def allowed(fpr: float) -> float | None:
+        return None if least is None else 1 - least(1 - fpr)
+
     authors = np.array(authors, object)
     members, others = scores[is_member], scores[~is_member]
     curve, keys = roc(members, others), (name,) if unit == "record" else (unit, name)
@@ -151,7 +151,11 @@ def success(
         "curve_tpr": [point.tpr for point in points],
         "curve_low": [point.low for point in points],
         "curve_high": [point.high for point in points],
-        "curve_allowed": [allows(fpr) for fpr in fprs],
+        "curve_allowed": [allowed(fpr) for fpr in fprs],
+        "epsilon": claim and claim.epsilon,
+        "delta": claim and claim.delta,
+        "protects": claim and protects,
+        "neighbours": claim and claim.convention.relation,
     }
     for level in LEVELS:
         at = curve.at(level) if level * len(others) >= 1 else None
@@ -160,7 +164,7 @@ def success(
             column("tpr", level): at and at.tpr,
             column("tpr_low", level): at and at.low,
             column("tpr_high", level): at and at.high,
-            column("allowed", level): allows(level),
+            column("allowed", level): allowed(level),
         }
     return row
 
@@ -179,17 +183,6 @@ def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple
         )
     learned = attack.fit(computed[is_fit], targets.is_member[is_fit])
     return _checked(attack, learned(computed[~is_fit]), int((~is_fit).sum())), ~is_fit
-
-
-def allowed(claim: Claim | None, protects: str, fpr: float) -> float | None:
-    """Return the largest true-positive rate that a claim, if any, allows any attacker on a record.
-
-    A ledger of users covers the replacement of the data of a user, of which a record is a part.
-    """
-    if claim is None:
-        return None
-    least = claim.curve.least_probability if protects == "record" else claim.least_of_group(1)
-    return 1 - least(1 - fpr)
 
 
 def _area(attack: Attack, candidates: Candidates, targets: Targets) -> float:

@@ -5,7 +5,6 @@ Every run of `data.shadow` is the target once (leave-one-out). Coins decided mem
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import pandas as pd
 from flsim.attacks.membership import lira, rmia
 from flsim.attacks.membership.attacked import Attacked, AttackHParams, attacked_model
 from flsim.attacks.membership.candidates import log_probabilities
-from flsim.attacks.membership.inference import CONFIDENCE, allowed, claimed
+from flsim.attacks.membership.inference import CONFIDENCE
 from flsim.attacks.membership.inference import success as success_of_run
 from flsim.attacks.membership.stored import FOLDER, LEVELS, column
 from flsim.attacks.membership.targets import members_of, never_trained
@@ -112,14 +111,13 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
         attacked = Attacked.open(path, hparams)
         # the presence of a user is more than the replacement of their data, which a ledger of users covers
         claim, protects = attacked.claim if shadows.unit == "record" else None, attacked.run.config.unit
-        allows, rows = partial(allowed, claim, protects), []
+        rows = []
         for name in (name for name in scores if name != LOSS):  # the loss is an attack on a single run
             known = np.isfinite(scores[name][index])
             is_in = shadows.is_in[index, known]
             if is_in.any() and not is_in.all():
                 of_run = scores[name][index, known], is_in, targets[known]
-                row = success_of_run(name, shadows.unit, *of_run, attacked.run.config.seed, allows)
-                rows.append(row | claimed(claim, protects))
+                rows.append(success_of_run(name, shadows.unit, *of_run, attacked.run.config.seed, claim, protects))
         if rows:
             attacked.stored(rows)
 

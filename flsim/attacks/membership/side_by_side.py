@@ -9,7 +9,7 @@ import pandas as pd
 
 from flsim.attacks.audit.audit import audit_subject, to_json
 from flsim.attacks.audit.subject import Subject, subject_of
-from flsim.attacks.audit.testing import Verdict
+from flsim.attacks.audit.testing import in_words
 from flsim.attacks.membership.stored import newest_rows
 from flsim.attacks.result import Result
 from flsim.base.errors import InputError
@@ -48,12 +48,11 @@ class Proof:
         for row in self.audited.frame.to_dict("records"):
             if pd.notna(row["low"]) and row["method"] != "tpr":
                 named[row["method"]] = f">= {row['low']:.2f}"
-            elif verdict := Verdict.of_row(row):
-                named[row["method"].replace("trade-off", "ledger")] = verdict.in_words
-                named[row["method"].replace("trade-off", "limit")] = f"{verdict.refutable:.2f}"
-            elif pd.notna(row.get("p_value")):  # a test of the rounds
-                outcome = "refuted" if row["refuted"] else "not refuted"
+            elif (outcome := in_words(row)) and pd.notna(row["p_value"]):  # a test of the rounds
                 named[f"ledger, {row['method']}"] = f"{outcome} (p = {row['p_value']:.2g})"
+            elif outcome:
+                named[row["method"].replace("trade-off", "ledger")] = outcome
+                named[row["method"].replace("trade-off", "limit")] = f"{row['refutable']:.2f}"
             elif row["kind"] == "estimate":
                 named[row["method"]] = f"about {row['estimate']:.2f}"
         if self.subject is not None and self.subject.claim is not None:

@@ -10,18 +10,15 @@ which is larger if the model has learned the style of u.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from flsim.attacks.audit.claim import Claim
-from flsim.attacks.audit.trade_off import of_group
 from flsim.attacks.membership.attacked import CONFOUNDED, Attacked, AttackHParams, over_folders
 from flsim.attacks.membership.built_in import blind_statistics, logistic
-from flsim.attacks.membership.inference import claimed, success
+from flsim.attacks.membership.inference import success
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.attacks.result import Result
 from flsim.base.arrays import Flags, Floats, Ints
@@ -162,11 +159,11 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
         units["author"] = users.by_author()
     rows = []
     for unit, side in units.items():
-        allows, protects = _allows(run, claim, side), claimed(claim, run.config.unit)
         scores, start = (user_statistics(values, by_reference, side.owners) for values in (trained, before))
         means = np.column_stack([user_statistics(column, np.zeros(len(column)), side.owners) for column in blind.T])
         control = blind_area(means, side.is_member, stream(run.config.seed, "user halves", unit))
-        row = success(NAME, unit, scores, side.is_member, side.authors, run.config.seed, allows) | protects
+        tested, claimed = (scores, side.is_member, side.authors), (claim, run.config.unit, steps_of(run, side))
+        row = success(NAME, unit, *tested, run.config.seed, *claimed)
         controls = {
             "control_auroc": control,
             "is_confounded": control > CONFOUNDED,
@@ -192,17 +189,15 @@ def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -
     return float(np.mean(areas))
 
 
-def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[float], float | None]:
-    """Return the largest true-positive rate on a complete user or author, as a function of the false-positive rate.
+def steps_of(run: Run, side: FreshRecords) -> int | None:
+    """Return the number of steps of the ledger that cover any of the complete users or authors.
 
     None for synthetic users of an IID partition, and for a ledger of records, which make no claim about a user.
     """
-    if claim is None or run.config.unit != "user" or run.config.data.partition == "iid":
-        return lambda _: None
+    if run.config.unit != "user" or run.config.data.partition == "iid":
+        return None
     users_of = Counter(author_of(name) for name in run.corpus.split("train").names)
-    group = 1 if side.users != side.authors else max(users_of[author] or 1 for author in side.authors)
-    least = of_group(claim.curve.least_probability, group)
-    return lambda fpr: 1 - least(1 - fpr)
+    return 1 if side.users != side.authors else max(users_of[author] or 1 for author in side.authors)
 
 
 def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Records:

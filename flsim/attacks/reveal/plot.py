@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from flsim.attacks.reveal.records import CANARY, RECORD
 from flsim.attacks.reveal.reveal import KEY, RARE_WORDS, Revealed
@@ -51,9 +50,8 @@ def draw(revealed: Revealed) -> Figure:
             axes.set_xscale("log")
             sizes = sorted(set(rows["users"]))  # without those whose label would overlap the next one
             ticks = [size for size, after in zip(sizes, [*sizes[1:], math.inf], strict=True) if after >= 1.5 * size]
-            axes.xaxis.set_major_locator(FixedLocator(ticks))
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.xaxis.set_major_formatter(ScalarFormatter())
+            axes.set_xticks(ticks, map(str, ticks))
+            axes.minorticks_off()
             if row == 0:
                 axes.set_title(plain(f"{of_run['setting'].iloc[0]}\nround {of_run['round'].iloc[0]}"), fontsize=10)
             if row == len(shown) - 1:

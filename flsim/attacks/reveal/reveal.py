@@ -154,6 +154,10 @@ class _Round:
     training: FederatedTraining
     state: State
     model: TrainableModel
+    users: Population
+    cohort: Ints  # different users of the round
+    requests: list[RoundRequest]
+    unigram: Floats
 
     @classmethod
     def open(cls, path: Path, hparams: RevealHParams) -> "_Round":
@@ -169,26 +173,12 @@ class _Round:
         announce(run.config, *TRAINED)
         training = cast(FederatedTraining, run.training(hparams.device))
         state = training.first_state() if saved is None else run.load(saved)
+        requests = requests_of_users(training, state)
+        if not requests:
+            raise InputError(f"{path}: no user takes part in round {state.round + 1:,}; name another --round")
         model = checkpoint.model_of(run.provenance).load(state.params).to(torch.device(hparams.device))
-        return cls(run, hparams, training, state, model)
-
-    @cached_property
-    def users(self) -> Population:
-        return population_of(self.training, self.state)
-
-    @cached_property
-    def cohort(self) -> Ints:
-        return np.unique(self.training.cohort(self.state.round))
-
-    @cached_property
-    def requests(self) -> list[RoundRequest]:
-        if requests := requests_of_users(self.training, self.state):
-            return requests
-        raise InputError(f"{self.run.path}: no user takes part in round {self.state.round + 1:,}; name another --round")
-
-    @cached_property
-    def unigram(self) -> Floats:
-        return unigram_of(self.run.corpus)
+        users, cohort = population_of(training, state), np.unique(training.cohort(state.round))
+        return cls(run, hparams, training, state, model, users, cohort, requests, unigram_of(run.corpus))
 
     def revealed(self) -> Revealed:
         engine, views, data = self.training.engine_here(), list[_View](), dict[Group, CohortSum]()
@@ -354,10 +344,10 @@ def _record_rows(targets: pd.DataFrame, has_independent_noise: bool) -> list[dic
         alarms = detections_by_level(ranks[~inside], references, LEVELS)
         for level, found in detections_by_level(ranks[inside], references, LEVELS).items():
             row |= {
-                column("tpr", level): found.tpr,
-                column("tpr_low", level): found.tpr_low,
-                column("tpr_high", level): found.tpr_high,
-                column("fpr", level): alarms[level].tpr,
+                column("tpr", level): found["estimate"],
+                column("tpr_low", level): found["low"],
+                column("tpr_high", level): found["high"],
+                column("fpr", level): alarms[level]["estimate"],
             }
             if row["view"] == NOISED and has_independent_noise:
                 # one user replaced: two steps of mu = 1 / z

@@ -5,29 +5,14 @@ the mean score over models trained without the canaries is subtracted from every
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flsim.base.errors import at_least_one
-from flsim.measures.memorization.exposure import exposure
 from flsim.measures.memorization.random_sampling import TIE
 from flsim.measures.memorization.score import count_at_most, log_perplexity, rows_at_once
 from flsim.models.language_model import LanguageModel
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """The rank of a canary among references by its score, P(s|p) minus the mean of models without it, nats."""
-
-    score: float
-    rank: int
-    references: int
-
-    @property
-    def exposure(self) -> float:
-        return exposure(self.rank, self.references)
 
 
 def mean_scores(models: Sequence[LanguageModel], prefix: Tensor, continuations: Tensor) -> Tensor:
@@ -43,12 +28,13 @@ def calibrated_rank(
     references: Tensor,
     canary_mean: float,
     reference_means: Tensor,
-) -> Calibrated:
-    """Return the rank of a continuation among references, exactly, by scores without the given `mean_scores`.
+) -> tuple[float, int]:
+    """Return the score P(s|p) of a continuation minus the mean of models without it, nats, and its rank by such scores.
 
-    A reference with mean m counts if P(r'|p) <= d + m, where d is the canary's calibrated score. Therefore it is
-    dropped as soon as its cost so far exceeds this value; for a memorized canary, d is far below 0. Ties are as in
-    `RandomSampler`, by identity and within 8 units of rounding of the four compared scores.
+    The rank among references is exact; `canary_mean` and `reference_means` are `mean_scores`. A reference with mean m
+    counts if P(r'|p) <= d + m, where d is the canary's calibrated score. Therefore it is dropped as soon as its cost so
+    far exceeds this value; for a memorized canary, d is far below 0. Ties are as in `RandomSampler`, by identity and
+    within 8 units of rounding of the four compared scores.
     """
     state, log_probs = model.start(prefix[None])
     eps = TIE * torch.finfo(log_probs.dtype).eps
@@ -61,4 +47,4 @@ def calibrated_rank(
     size = rows_at_once(log_probs, state)
     pairs = zip(torch.split(others, size), torch.split(bounds, size), strict=True)
     at_most = sum(count_at_most(model, state, log_probs, part, bound) for part, bound in pairs)
-    return Calibrated(score, 1 + int(same.sum()) + at_most, len(references))
+    return score, 1 + int(same.sum()) + at_most

@@ -5,55 +5,34 @@ know the text before the secret, the text after it, both, or neither. All of the
 words.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from flsim.measures.memorization.random_sampling import RandomSampler, RandomSampling
 from flsim.models.language_model import LanguageModel
 
-
-@dataclass(frozen=True, order=True)
-class Context:
-    """The knowledge of an adversary: numbers of tokens directly before the secret, and directly after it."""
-
-    prefix: int
-    suffix: int
-
-
-@dataclass(frozen=True)
-class Secret:
-    """A secret: positions of a canary's ids, without BOS, but with EOS if the context has the record's end."""
-
-    tokens: tuple[int, ...]
-    positions: tuple[int, ...]
-
-    @property
-    def contexts(self) -> list[Context]:
-        """Return the contexts: 0, 1, ... all tokens before; each without the text after, then each with all of it."""
-        before, after = self.positions[0], len(self.tokens) - 1 - self.positions[-1]
-        return [Context(prefix, suffix) for suffix in sorted({0, after}) for prefix in range(before + 1)]
-
-    def place(self, words: Tensor, context: Context, bos: int) -> tuple[Tensor, Tensor]:
-        """Replace the secret with words [N, k]; return BOS with the known prefix, and the scored rest [N, n]."""
-        first, last = self.positions[0], self.positions[-1]
-        prefix = words.new_tensor((bos, *self.tokens[first - context.prefix : first]))
-        scored = words.new_tensor(self.tokens[first : last + 1 + context.suffix]).repeat(len(words), 1)
-        scored[:, words.new_tensor(self.positions) - first] = words
-        return prefix, scored
+Context = tuple[int, int]  # numbers of tokens that an adversary knows, directly before the secret and directly after it
 
 
 def context_sampling(
-    model: LanguageModel, secret: Secret, references: Tensor, bos: int
+    model: LanguageModel, tokens: Sequence[int], positions: Sequence[int], references: Tensor, bos: int
 ) -> dict[Context, RandomSampling]:
-    """Rank a secret among the same references in its place, for each adversary of `secret.contexts`.
+    """Rank a secret among the same references [|R|, k] in its place, for each context.
 
-    A known suffix is also scored. The suffix is the same for all, but its score depends on the words before it. Most
-    references are dropped before the suffix is read, by their cost so far.
+    The secret has these k positions of a canary's tokens, without BOS, but with EOS if the context has the record's
+    end. Contexts are 0, 1, ... all tokens before the secret; each without the text after it, then each with all of it.
+    A known suffix is also scored: it is the same for all, but its score depends on the words before it. Most references
+    are dropped before the suffix is read, by their cost so far.
     """
-    words = references.new_tensor([[secret.tokens[position] for position in secret.positions]])
+    first, last = positions[0], positions[-1]
     measured = {}
-    for context in secret.contexts:
-        prefix, placed = secret.place(references, context, bos)
-        measured[context] = RandomSampler(model, placed).rank(prefix, secret.place(words, context, bos)[1][0])
+    for suffix in sorted({0, len(tokens) - 1 - last}):
+        scored = references.new_tensor(tokens[first : last + 1 + suffix])
+        placed = scored.repeat(len(references), 1)
+        placed[:, references.new_tensor(positions) - first] = references
+        sampler = RandomSampler(model, placed)
+        for prefix in range(first + 1):
+            known = references.new_tensor((bos, *tokens[first - prefix : first]))
+            measured[prefix, suffix] = sampler.rank(known, scored)
     return measured

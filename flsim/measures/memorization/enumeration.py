@@ -3,7 +3,6 @@
 Carlini et al. (2018), "The Secret Sharer", definitions 2 and 3.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import log2
 
@@ -47,43 +46,32 @@ def enumerate_space(
     identity, and scores within the model's rounding of its own count. Raises Diverged if a required score is not
     finite.
     """
-    _, log_probs = model.start(prefix[None])
+    state, log_probs = model.start(prefix[None])
     limit = float(log_perplexity(model, prefix, continuation[None])) * (1 + TIE * torch.finfo(log_probs.dtype).eps)
-    budget, rank = [most_read], 1
-    for scores, is_canary in _walk(model, prefix, continuation, limit, template, budget):
-        rank += int(((scores <= limit) & ~is_canary).sum())
-        if budget[0] < 0:
-            return None
-    nodes = 1 + most_read - int(budget[0])
-    return Enumeration(rank, template.space, nodes) if budget[0] >= 0 else None
+    allowed, nodes = template.on(prefix.device), 1
 
+    def count(state: State, log_probs: Tensor, spent: Tensor, is_canary: Tensor, read: int) -> int:
+        """Return the number of continuations within the limit, except the canary, of N sequences of `read` words.
 
-def _walk(
-    model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, template: Template, budget: list[int]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield scores [N] of continuations, and which equal `continuation`; those beyond `limit` can be missing."""
-
-    def below(
-        state: State, log_probs: Tensor, spent: Tensor, is_canary: Tensor, read: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield all that continue N sequences with these states, log-probs, scores [N] and equality [N]."""
+        The sequences have these states, log-probs, scores [N], and equality with the canary's beginning [N].
+        """
+        nonlocal nodes
         words = allowed[read]
         spent = (spent[:, None] + nats(log_probs[:, words])).flatten()
         is_canary = (is_canary[:, None] & (words == continuation[read])).flatten()
         if read + 1 == len(continuation):
-            yield spent, is_canary
-            return
+            return int(((spent <= limit) & ~is_canary).sum())
         open_ = (spent <= limit).nonzero().flatten()
-        budget[0] -= len(open_)
-        if budget[0] < 0:
-            return
+        nodes += len(open_)
+        counted = 0
         for part in torch.split(open_, rows_at_once(log_probs, state)):
+            if nodes > most_read + 1:
+                break
             row, word = part // len(words), words[part % len(words)]
-            yield from below(
-                *model.step(tuple(piece[row] for piece in state), word), spent[part], is_canary[part], read + 1
-            )
+            stepped = model.step(tuple(piece[row] for piece in state), word)
+            counted += count(*stepped, spent[part], is_canary[part], read + 1)
+        return counted
 
-    state, log_probs = model.start(prefix[None])
-    allowed = template.on(prefix.device)
     nothing = log_probs.new_zeros(1, dtype=torch.float64)
-    yield from below(state, log_probs, nothing, nothing == 0, 0)
+    rank = 1 + count(state, log_probs, nothing, nothing == 0, 0)
+    return Enumeration(rank, template.space, nodes) if nodes <= most_read + 1 else None

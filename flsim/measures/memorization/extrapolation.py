@@ -1,13 +1,12 @@
-"""Exposures of named canaries from the scores of references, by extrapolation beyond them.
+"""Exposures from the scores of references, by extrapolation beyond them.
 
 Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those of tensorflow-privacy 0.9
 (privacy_tests/secret_sharer/exposures.py), whose functions do not return which canary has which exposure.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import exp, log, pi, sqrt
+from math import exp, isfinite, log, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -148,7 +147,7 @@ FINE = 8_192  # bins of a larger sample, whose counts are fitted: for two millio
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Exposures if scores of the complete space are skew-normal, and the fit to the scores of R."""
+    """The exposure of a canary if scores of the complete space are skew-normal, and the fit to the scores of R."""
 
     fitted: SkewNormal  # the distribution
     # the share of samples of the fitted distribution that are as far from their own fit, by the largest distance
@@ -156,25 +155,22 @@ class Extrapolation:
     # reject.) Below 0.01, scores are not skew-normal, and exposures beyond log2 |R| are unreliable. A good fit
     # does not prove them either, because R has no scores in this tail
     p_value: float
-    # the exposure of every canary. Intervals cover the fit's sampling error, not the error of a poor fit
-    exposures: dict[str, Exposure]
+    # the interval covers the fit's sampling error, not the error of a poor fit
+    exposure: Exposure
 
 
-def extrapolate(scores: Mapping[str, float], references: Tensor, seed: int) -> Extrapolation:
+def extrapolate(score: float, references: Tensor, seed: int) -> Extrapolation:
     """Return -log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores."""
-    sample, names = _numbers(references), list(scores)
-    for name, score in scores.items():
-        if not np.isfinite(score):
-            raise InputError(f"the score of canary {name} is not finite; the model has diverged")
+    sample = _numbers(references)
+    if not isfinite(score):
+        raise InputError("the score of the canary is not finite; the model has diverged")
     if np.ptp(sample) <= 1e-9 * np.abs(sample).max():
         raise InputError("all references score the same, so no distribution can be fitted; check the model")
-    at = np.array([scores[name] for name in names], dtype=np.float64)
-    fitted = fit(*_binned(sample)) if len(sample) > FINE else fit(sample)
+    at, fitted = np.array([score]), fit(*_binned(sample)) if len(sample) > FINE else fit(sample)
     p_value, resampled = _bootstrap(fitted, sample, at, RESAMPLES, seed)
     tails = (1 - CONFIDENCE) / 2
     low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
-    exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
-    return Extrapolation(fitted, p_value, dict(zip(names, exposures, strict=True)))
+    return Extrapolation(fitted, p_value, Exposure(*(float(bits[0]) for bits in (_bits(fitted, at), low, high))))
 
 
 def _binned(sample: Floats) -> tuple[Floats, Floats]:

@@ -165,45 +165,43 @@ POWERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
 SHARES = {0.0: 0.1, 1.0: 0.9}
 
 
-def space_exposures(
+def space_exposure(
     model: LanguageModel,
     prefix: Tensor,
-    continuations: Tensor,
+    continuation: Tensor,
     template: Template,
     samples: int,
     seed: int,
     *keys: int | str,
-) -> list[Exposure]:
-    """Estimate the exposure over the complete space of every canary with this prefix, from one draw of samples.
+) -> Exposure:
+    """Estimate the exposure of a canary over the complete space.
 
     The canary's own share is known, so only the rest is estimated. The interval is that of Fay and Feuer, "Confidence
     intervals for directly standardized rates" (1997), for weighted counts. It includes one more sample of the largest
     weight (`Draws.heaviest`), so that it also has the right coverage with few or no samples of the event. Ties are as
     in `RandomSampler`.
 
-    The continuations [C, n] are in the space of the template. A tenth of `samples`, in equal shares of all powers,
-    determines the shares. The keys, such as the canary id, distinguish the random stream. Raises Diverged if a score is
-    not finite.
+    The continuation is in the space of the template. A tenth of `samples`, in equal shares of all powers, determines
+    the shares. The keys, such as the canary id, distinguish the random stream. Raises Diverged if a score is not
+    finite.
     """
-    scores, (_, log_probs) = log_perplexity(model, prefix, continuations), model.start(prefix[None])
-    bounds = scores * (1 + TIE * torch.finfo(log_probs.dtype).eps)
-    shares = SHARES
+    score, (_, log_probs) = float(log_perplexity(model, prefix, continuation[None])), model.start(prefix[None])
+    bound, shares = score * (1 + TIE * torch.finfo(log_probs.dtype).eps), SHARES
     if pilot := samples // 10:
         rng = stream(seed, "importance sampling pilot", *keys)
         trial = draw(model, prefix, template, dict.fromkeys(POWERS, 1 / len(POWERS)), pilot, rng)
-        shares = best_shares(trial, _events(trial, continuations, bounds), SHARES)
+        shares = best_shares(trial, _event(trial, continuation, bound)[None], SHARES)
     rng = stream(seed, "importance sampling", *keys)
     draws = draw(model, prefix, template, shares, samples, rng)
-    weighted = _events(draws, continuations, bounds) * draws.weights() / sum(draws.counts)
-    heaviest = [draws.heaviest(bound) / sum(draws.counts) for bound in bounds.tolist()]
-    return [_estimate(draws, terms, most) for terms, most in zip(weighted, heaviest, strict=True)]
+    count = sum(draws.counts)
+    weighted = _event(draws, continuation, bound) * draws.weights() / count
+    return _estimate(draws, weighted, draws.heaviest(bound) / count)
 
 
-def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
-    """Return [C, N], 1 if a sample is as likely as a canary, up to ties, and not equal to the canary."""
-    same = [(draws.words == continuation).all(1) for continuation in continuations]
-    events = (draws.scores <= bounds[:, None]) & ~torch.stack(same)
-    return np.asarray(events.double().cpu().numpy())
+def _event(draws: Draws, continuation: Tensor, bound: float) -> Floats:
+    """Return 1 for each sample that is as likely as the canary, up to ties, and not equal to the canary, else 0 [N]."""
+    is_event = (draws.scores <= bound) & ~(draws.words == continuation).all(1)
+    return np.asarray(is_event.double().cpu().numpy())
 
 
 def _estimate(draws: Draws, weighted: Floats, heaviest: float) -> Exposure:

@@ -220,12 +220,6 @@ class _Open:
         return self if bool(kept.all()) else _Open(self.words[kept], self.node[kept], self.low[kept], self.high[kept])
 
 
-def output_bounds(model: LogitModel, visits: Sequence[tuple[State, Tensor]]) -> list[OutputBounds]:
-    """Return bounds around the outputs of typical states, from (state, log-probs) after each number of words."""
-    weight, bias = model.output_layer()
-    return [OutputBounds(weight, bias, state[0], log_probs.exp().mean(0), SUMMED) for state, log_probs in visits]
-
-
 def _refuse_non_finite(values: Tensor) -> None:
     if not bool(values.isfinite().all()):
         raise Diverged("an output of the model is not finite; its values overflow")
@@ -355,7 +349,10 @@ class _Canary:
     def sifter(self) -> Sifter | None:
         if self.step is None or not isinstance(self.model, LogitModel) or not len(self.references):
             return None
-        return Sifter(self.step, output_bounds(self.model, self.visits), self.bound)
+        weight, bias = self.model.output_layer()
+        typical = ((state[0], log_probs.exp().mean(0)) for state, log_probs in self.visits)
+        bounds = [OutputBounds(weight, bias, outputs, likely, SUMMED) for outputs, likely in typical]
+        return Sifter(self.step, bounds, self.bound)
 
     def sift(self, references: Tensor) -> Iterator[Clear]:
         """Yield the result of the bounds for references, piece by piece."""
