@@ -265,12 +265,13 @@ def rs_beside_paper(name: str, runs: pd.DataFrame, settings: Mapping[str, str]) 
     setting = (runs["technique"].map(settings) + " " + sizes).str.strip()
     means = runs.groupby([setting, runs["partition"]])["rs_2m_percent"].mean()
     stored = Path(__file__).parent / "results" / f"{name}-settings.csv"
-    rows = pd.read_csv(stored, dtype=str, keep_default_na=False).to_dict("records")
+    with stored.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
     for row in rows:
         for partition in PARTITIONS:
             share = means.get((row["setting"], partition), math.nan)
             row[f"{partition.replace('-', '_')}_rs_2m_percent"] = "" if math.isnan(share) else f"{share:.1f}"
-    write(f"{name}-settings", [dict(row) for row in rows])
+    write(f"{name}-settings", rows)
 
 
 def of_tier_smoke(folders: list[str], name: str) -> None:
