@@ -66,7 +66,7 @@ def test_it_equals_the_local_engine(
         assert_equal(found, train_cohort(model, population, range(len(users)), hparams, seed, round_, clip), 1e-10)
 
 
-@pytest.mark.parametrize("kernels", [None, TorchPositionKernels()], ids=str)
+@pytest.mark.parametrize("kernels", [None, TorchPositionKernels()], ids=["default", "by position"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_a_user_that_was_drawn_twice_counts_twice(kernels: Kernels | None, clip: float | None) -> None:
     """Cohorts with replacement: the sum is that of their users one at a time, by the local engine. float64, 1e-10."""
@@ -142,7 +142,11 @@ def test_where_memory_runs_out_fewer_users_train_at_once_or_the_run_fails() -> N
     assert said[-1].startswith("flsim.base.errors.RunFailed: cpu: not enough memory to train one user"), done.stderr
 
 
-@pytest.mark.parametrize(("micro_cohort", "kernels"), [(None, None), (1, Kernels()), (1, TorchPositionKernels())])
+@pytest.mark.parametrize(
+    ("micro_cohort", "kernels"),
+    [(None, None), (1, Kernels()), (1, TorchPositionKernels())],
+    ids=["local", "padded", "by position"],
+)
 def test_a_loss_beyond_what_probabilities_can_hold_is_exact(micro_cohort: int | None, kernels: Kernels | None) -> None:
     """A target whose probability is 0 in float32 costs its logits' difference, not infinity."""
     model = model_of(0).float()
@@ -156,7 +160,11 @@ def test_a_loss_beyond_what_probabilities_can_hold_is_exact(micro_cohort: int | 
     assert update.counts.loss == pytest.approx(expected.counts.loss, rel=1e-6)
 
 
-@pytest.mark.parametrize(("micro_cohort", "kernels"), [(None, None), (3, None), (3, TorchPositionKernels())])
+@pytest.mark.parametrize(
+    ("micro_cohort", "kernels"),
+    [(None, None), (3, None), (3, TorchPositionKernels())],
+    ids=["one", "three", "by position"],
+)
 def test_a_user_that_blows_up_is_left_out_and_spoils_nobody(micro_cohort: int | None, kernels: Kernels | None) -> None:
     """Its factor is 0, and infinity times 0 would be NaN. Who does not meet word 1 gives it a probability of 0."""
     model = model_of(0).float()
