@@ -205,12 +205,18 @@ def train(job: Job, machine: Machine) -> Outcome:
     return Outcome(job.name, job.facts, job.is_search, status, rounds, perplexity, seconds, evaluating)
 
 
-def chosen(perplexities: Mapping[float, Sequence[float]]) -> float:
-    """Return the learning rate with the lowest mean perplexity over tuning seeds, or one with a margin to divergence.
+def stable(perplexities: Mapping[float, Sequence[float]]) -> list[float]:
+    """Return the tried learning rates below the lowest one at which a tuning seed diverged, ascending."""
+    diverged = (rate for rate, values in perplexities.items() if not math.isfinite(sum(values)))
+    limit = min(diverged, default=math.inf)
+    return sorted(rate for rate in perplexities if rate < limit)
 
-    Learning rates at which a seed diverged do not count. If the next higher learning rate is one of them, or there is
-    none, the limit is stability, or unknown. Then the result is the highest tried learning rate that is lower than the
-    best one by the factor `STEP` at least, or the best one divided by `STEP`.
+
+def chosen(perplexities: Mapping[float, Sequence[float]]) -> float:
+    """Return the stable learning rate with the lowest mean perplexity over tuning seeds, with a margin to divergence.
+
+    If it is the highest stable one, the limit is stability, or unknown. Then the result is the highest tried learning
+    rate that is lower by the factor `STEP` at least, or the best one divided by `STEP`.
 
     Args:
         perplexities: the perplexities of tuning seeds by learning rate; infinite for a run that diverged.
@@ -219,11 +225,9 @@ def chosen(perplexities: Mapping[float, Sequence[float]]) -> float:
         >>> chosen({0.2: [150.0], 0.25: [130.0], 0.3: [140.0]}), chosen({0.2: [150.0], 0.25: [130.0], 0.3: [math.inf]})
         (0.25, 0.2)
     """
-    rates = sorted(perplexities)
-    means = {rate: sum(perplexities[rate]) / len(perplexities[rate]) for rate in rates}
-    best = min(rates, key=lambda rate: means[rate])
-    higher = [rate for rate in rates if rate > best]
-    if higher and math.isfinite(means[higher[0]]):
+    rates = stable(perplexities)
+    best = min(rates, key=lambda rate: sum(perplexities[rate]) / len(perplexities[rate]))
+    if best < rates[-1]:
         return best
     return max((rate for rate in rates if rate * STEP <= best * (1 + 1e-2)), default=best / STEP)
 

@@ -29,7 +29,7 @@ import pandas as pd
 from scipy import stats
 
 import flsim
-from experiments.local_runs import chosen
+from experiments.local_runs import chosen, stable
 from flsim.attacks.audit.coins import epsilon_of_coins
 from flsim.attacks.audit.guesses import epsilon_of_ranks
 from flsim.attacks.membership.shadows import collect, leave_one_out
@@ -205,13 +205,13 @@ def edge(folders: list[str], name: str = "table1") -> None:
         tried[str(row.group)][float(row.rate)].append(float(row.perplexity))  # type: ignore[arg-type]
     table: list[Cells] = []
     for group, by_rate in tried.items():
-        stable = max(rate for rate, values in by_rate.items() if math.isfinite(sum(values)))
-        above = by_rate.get(min((rate for rate in by_rate if rate > stable), default=math.nan), [])
+        highest = stable(by_rate)[-1]
+        above = by_rate.get(min((rate for rate in by_rate if rate > highest), default=math.nan), [])
         table.append(
             {
                 "setting": _setting(group),
-                "highest_stable": f"{stable:g}",
-                "stable_perplexity": f"{sum(by_rate[stable]) / len(by_rate[stable]):.1f}",
+                "highest_stable": f"{highest:g}",
+                "stable_perplexity": f"{sum(by_rate[highest]) / len(by_rate[highest]):.1f}",
                 "diverged_above": f"{sum(map(math.isinf, above))} of {len(above)}",
                 "chosen_rate": f"{chosen(by_rate):.3g}",
             }
