@@ -63,7 +63,10 @@ def test_a_figure_is_in_one_file() -> None:
         "table1-partitions",
         "table1-techniques",
         "secret-sharer-layers",
+        "secret-sharer-units",
         "shadows-users",
+        "table2-refined",
+        "four-settings-refined",
     }
     files: dict[tuple[float, ...], set[str]] = {}
     for frame, figure in intervals():
