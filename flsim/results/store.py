@@ -114,7 +114,8 @@ class RunResults:
     def evaluation(self, round: int | None = None) -> int:
         """Return the evaluated round to use: the given one, or the last; InputError if it was not evaluated."""
         if not self.evaluated:
-            raise InputError(f"run {self.name}: not evaluated yet; wait for its first evaluation, or exclude it")
+            wait = "" if self.status == "diverged" else "wait for its first evaluation, or "
+            raise InputError(f"run {self.name}: {self.status}, not evaluated yet; {wait}exclude it")
         if round is not None and round not in self.evaluated:
             reason = self.failures.get(f"round-{round:06d}.safetensors")
             why = f" ({reason})" if reason else ""

@@ -163,7 +163,7 @@ def test_a_folder_of_runs_is_audited_without_those_that_have_nothing(
     assert (code, [one["run"] for one in audited]) == (0, ["one", "two"])
     lows = [[row["low"] for row in one["rows"]] for one in audited]
     assert lows[0] == lows[1] != []
-    assert "excluded: run diverged: not evaluated yet" in err
+    assert "excluded: run diverged: completed, not evaluated yet" in err
     for name in ("one", "two"):
         shutil.rmtree(folder / name)
     assert flsim("audit", folder)[0] == 2

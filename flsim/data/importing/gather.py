@@ -22,7 +22,7 @@ from flsim.base.errors import InputError
 from flsim.base.files import new_file
 from flsim.base.pool import Report
 from flsim.base.rng import stream
-from flsim.base.settings import Count, Fraction, settings
+from flsim.base.settings import Count, Fraction, Natural, settings
 from flsim.data.importing.scratch import Range, hash_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.sentences import word_ends
@@ -64,7 +64,7 @@ class ImportHParams:
     words_per_user: Count | None = 2_000
     heldout: Fraction = 0.1
     test: Fraction = 0.1
-    seed: int = 0
+    seed: Natural = 0
     layout: str = "tff"
     by: By = "words"
     ascii: bool = False

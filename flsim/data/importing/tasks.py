@@ -16,6 +16,7 @@ from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
 from flsim.data.describe import REASONS
+from flsim.data.formats.csv_rows import CSV
 from flsim.data.formats.known import FORMATS, format_of, is_fragile
 from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
@@ -293,7 +294,12 @@ class Steps:
         return self.cutting.prompt_column if self.cutting else None
 
     def with_lines(self, formats: list[Format], sources: list[Source]) -> list[Format]:
-        """Return the formats with the requested lines per author for plain text, of which there must be a source."""
+        """Return the formats with the requested lines per author; InputError for an option without a source for it."""
+        if self.delimiter is not None and all(format.name != CSV.name for format in formats):
+            raise InputError(
+                f"{names_of(sources)}: --delimiter is for CSV, and this is {formats[0].name}; "
+                "remove --delimiter, or set --format csv"
+            )
         if self.text is None:
             return formats
         if all(format.name != self.text.name for format in formats):

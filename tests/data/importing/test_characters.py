@@ -90,6 +90,8 @@ def test_a_run_by_characters(experiment: Experiment, flsim: Flsim) -> None:
         (("--by", "bytes"), "'bytes'"),
         (("--lines-per-author", 3, "--format", "jsonl"), "--lines-per-author is for plain text, and this is jsonl"),
         (("--lines-per-author", 0), "lines_per_author must be at least 1, found 0"),
+        (("--delimiter", ";"), "--delimiter is for CSV, and this is text"),
+        (("--seed", -1), "seed must be at least 0, found -1"),
         (("--by", "characters", "--vocabulary-from", "counts.txt"), "counts words, but the corpus is by characters"),
         (("--by", "characters", "--words-per-user", 90_000), "no user has 90,000 characters; the longest"),
     ],
