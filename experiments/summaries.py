@@ -198,7 +198,8 @@ def edge(folders: list[str], name: str = "table1") -> None:
     """Write the search near the edge of stability: as stored, or of a folder of runs, which is then stored."""
     stored = RESULTS / f"{name}-search.parquet"
     if folders:
-        rows = [{**one["facts"], "perplexity": one["perplexity"]} for one in _outcomes(folders) if one["is_search"]]
+        tried_here = [one for one in _outcomes(folders) if one["is_search"] and one["facts"]["sweep"] == name]
+        rows = [{**one["facts"], "perplexity": one["perplexity"]} for one in tried_here]
         pd.DataFrame(rows).drop(columns="sweep").dropna().to_parquet(stored, index=False)
     tried: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in pd.read_parquet(stored).itertuples():
