@@ -142,6 +142,7 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
         ("table1", "table1-runs"),
         ("table2-edge", "table2-search"),
         ("table2", "table2-runs"),
+        ("four-settings-edge", "four-settings-search"),
         ("table3", "table3-runs"),
         ("table4", "table4-runs"),
         ("dp-ftrl", "dp-ftrl"),
