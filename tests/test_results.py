@@ -66,6 +66,7 @@ def test_a_figure_is_in_one_file() -> None:
         "secret-sharer-units",
         "shadows-users",
         "table2-refined",
+        "four-settings-refined",
     }
     files: dict[tuple[float, ...], set[str]] = {}
     for frame, figure in intervals():
@@ -143,6 +144,7 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
         ("table2-edge", "table2-search"),
         ("table2", "table2-runs"),
         ("four-settings-edge", "four-settings-search"),
+        ("four-settings", "four-settings-runs"),
         ("table3", "table3-runs"),
         ("table4", "table4-runs"),
         ("dp-ftrl", "dp-ftrl"),
