@@ -440,11 +440,8 @@ def main() -> None:
         if (arguments.out / "outcomes.json").exists():
             stored = json.loads((arguments.out / "outcomes.json").read_text(encoding="utf-8"))["outcomes"]
             pool.outcomes = [Outcome(**outcome) for outcome in stored]
-        pool.follow(
-            future
-            for name in arguments.experiments
-            for future in (EXPERIMENTS[name](pool) if name in EXPERIMENTS else plain(pool, name))
-        )
+        for name in arguments.experiments:  # one after another, so that no search delays the record of finished runs
+            pool.follow(EXPERIMENTS[name](pool) if name in EXPERIMENTS else plain(pool, name))
 
 
 def _rate(config: Config) -> float:

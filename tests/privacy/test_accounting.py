@@ -84,9 +84,9 @@ def test_opacus_has_the_same_renyi_divergences(noise: float, rounds: int, share:
     event = SelfComposedDpEvent(PoissonSampledDpEvent(share, GaussianDpEvent(noise)), rounds)
     few = ORDERS <= 63  # Opacus overflows beyond
     ours, orders = rdp_of(event, POISSON)[few], ORDERS[few]
-    theirs = compute_rdp(q=share, noise_multiplier=noise, steps=rounds, orders=orders.tolist())
+    published_code = compute_rdp(q=share, noise_multiplier=noise, steps=rounds, orders=orders.tolist())
     last_terms = rounds * 4 * math.exp(-30) / (orders - 1)
-    assert (abs(ours - np.asarray(theirs)) <= 1e-6 * ours + last_terms).all()
+    assert (abs(ours - np.asarray(published_code)) <= 1e-6 * ours + last_terms).all()
 
 
 @pytest.mark.parametrize("name", NAMES)

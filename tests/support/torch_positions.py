@@ -70,7 +70,7 @@ class TorchPositionKernels(PositionKernels):
 
 
 class WidePositionKernels(TorchPositionKernels):
-    """The same, for which models get more units."""
+    """PyTorch's kernels by position, for which models get more units."""
 
     multiple = 16
 

@@ -153,8 +153,8 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
             f"--threshold {fixed}: there are {subject.references} references; name a rank of at most "
             f"{subject.references}"
         )
-    found = ranks.detections_by_level(subject.ranks, subject.references).values() if has_ranks else ()
-    rows = [rate_at(subject, detection) for detection in found]
+    detections = ranks.detections_by_level(subject.ranks, subject.references).values() if has_ranks else ()
+    rows = [rate_at(subject, detection) for detection in detections]
     rows += [*of_ranks(subject, fixed)] if has_ranks else []
     rows += [*of_coins(subject), *of_canary_users(subject), *of_rounds(subject)]
     table = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
