@@ -12,7 +12,7 @@ from typing import Any
 from flsim.base.errors import Interrupted
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-LOOK = 0.2  # seconds between two checks of the disk
+FILE_LOOK = 0.2  # seconds between two checks of the disk
 
 
 class Stop(threading.Event):
@@ -29,11 +29,11 @@ class StopFile:
     """A file with which the driver asks a training process on any machine to save and end."""
 
     def __init__(self, run: Path) -> None:
-        self._path, self._looked, self._is_asked = run / ".stop", -LOOK, False
+        self._path, self._looked, self._is_asked = run / ".stop", -FILE_LOOK, False
 
     def __call__(self) -> bool:
-        """Return whether the driver has written the file; the disk is checked every `LOOK` seconds."""
-        if not self._is_asked and time.monotonic() - self._looked >= LOOK:
+        """Return whether the driver has written the file; the disk is checked every `FILE_LOOK` seconds."""
+        if not self._is_asked and time.monotonic() - self._looked >= FILE_LOOK:
             self._is_asked, self._looked = self._path.exists(), time.monotonic()
         return self._is_asked
 

@@ -46,7 +46,7 @@ def describe(summary: dict[str, Any]) -> str:
         _lengths(summary),
         _words(summary),
         _drops(summary),
-        _membership(summary),
+        _membership_lines(summary),
         _origin(summary),
     ]
     lines = "\n\n".join("\n".join(part) for part in parts if part).split("\n")
@@ -118,7 +118,7 @@ def _drops(summary: dict[str, Any]) -> list[str]:
     return [*([f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines] if lines else []), *changed_rows]
 
 
-def _membership(summary: dict[str, Any]) -> list[str]:
+def _membership_lines(summary: dict[str, Any]) -> list[str]:
     """Return the lines on authors of held-out and test users, complete test authors, and the largest authors."""
     lines, membership = [], summary["membership"]
     for split, label, warning in (

@@ -108,7 +108,7 @@ def number(amount: float) -> str:
     return f"{amount:,.0f}" if amount < 1e6 else _three(amount).rstrip()
 
 
-def share(fraction: float) -> str:
+def percent(fraction: float) -> str:
     """Return a share in percent, with two digits."""
     return f"{100 * fraction:.2g}%" if fraction < 0.995 else f"{100 * fraction:,.0f}%"
 
@@ -199,11 +199,11 @@ class Row:
     runs: int = cell("runs", number)
     length: int = cell("length", number, "Length: number of rounds, or of steps of SGD.")
     size: int = cell("batch", number, "Batch: users of a round, or records of a step.")
-    of_users: float | None = cell("share", share, "Share, next to the batch: share of all users in a round.")
+    of_users: float | None = cell("share", percent, "Share, next to the batch: share of all users in a round.")
     epochs: float = cell("epochs", three_digits)
     amount: float | None = cell("amount", three_digits, AMOUNT)
     utility: float | None = cell(UTILITY.heading, UTILITY.format.format, f"{UTILITY.heading}: perplexity.")
-    of_published: float | None = cell("share", share, "Share, next to the amount: share of the published amount.")
+    of_published: float | None = cell("share", percent, "Share, next to the amount: share of the published amount.")
 
 
 @dataclass(frozen=True)
@@ -347,4 +347,4 @@ def scale_tables(scale: Scale, published: Scale | None, source: str | None) -> s
 def _facts(scale: Scale) -> list[str]:
     users = scale.users
     counts = [number(users.users), number(users.records), three_digits(users.records / users.users)]
-    return [*counts, number(users.vocabulary), number(scale.number), share(scale.share)]
+    return [*counts, number(users.vocabulary), number(scale.number), percent(scale.share)]

@@ -124,10 +124,10 @@ SERIES = {
     "references": "Int64",
 }
 CONTROLS = columns.columns_of_controls(flags(STANDARD))
-PRIVACY = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY)
+ALWAYS = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY)
 GROUPS: dict[By, tuple[dict[str, str], ...]] = {
-    "run": (*PRIVACY, {"reason": "string"}, PUBLISHED, ASKED),
-    "series": (*PRIVACY, {"left_out": "string"}, PUBLISHED, ASKED),
+    "run": (*ALWAYS, {"reason": "string"}, PUBLISHED, ASKED),
+    "series": (*ALWAYS, {"left_out": "string"}, PUBLISHED, ASKED),
 }
 
 

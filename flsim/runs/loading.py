@@ -65,7 +65,7 @@ def export_network(run: Path, out: Path, round_: int | None = None, merge: bool 
         raise InputError(f"{path}: no such checkpoint; name another --round, or leave it out for the newest one")
     if opened.config.model.architecture != "hf":
         raise InputError(f'{run}: is of architecture "{opened.config.model.architecture}"; only "hf" is exported')
-    _, model = measuring.load_model(opened, path, "cpu")
+    _, model = measuring.restored_model(opened, path, "cpu")
     lora, tokens = opened.config.model.lora, opened.corpus.token_map
     with new_folder(out) as folder:
         if isinstance(model, HuggingFaceModel):

@@ -40,7 +40,7 @@ def evaluate_checkpoint(
     a run for calibration had one of the canaries; Diverged, which a row records, if parameters are not finite.
     """
     opened = Run.open(Path(run))
-    state, model = load_model(opened, Path(path), device)
+    state, model = restored_model(opened, Path(path), device)
     without = [_without(opened, other, device) for other in calibrate]
     hparams = replace(opened.config.evaluation, **changes)
     try:
@@ -99,11 +99,11 @@ def written_after(run: Run, round: int, device: str = "cpu") -> dict[str, tuple[
     path = run.path / "checkpoints" / checkpoint.checkpoint_name(round)
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint, so the model cannot write text; remove --written")
-    _, model = load_model(run, path, device)
+    _, model = restored_model(run, path, device)
     return write_on(model, run.canaries, run.corpus.layout, run.config.evaluation)
 
 
-def load_model(run: Run, path: Path, device: str) -> tuple[State, TrainableModel]:
+def restored_model(run: Run, path: Path, device: str) -> tuple[State, TrainableModel]:
     """Return the state of a run's checkpoint and its model on a device; raise InputError for a foreign checkpoint."""
     state = run.load(path)
     model = checkpoint.model_of(run.provenance)
@@ -137,7 +137,7 @@ def _without(run: Run, path: Path, device: str) -> TrainableModel:
             "run of another seed"
         )
     announce(other.config, "architecture")
-    return load_model(other, path, device)[1]
+    return restored_model(other, path, device)[1]
 
 
 def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:

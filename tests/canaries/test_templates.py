@@ -30,7 +30,7 @@ from flsim.measures.memorization.score import log_perplexity
 from flsim.results.store import read_run
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
-from flsim.runs.measuring import load_model
+from flsim.runs.measuring import restored_model
 
 TEMPLATE = "w4 w9 {w1} w2 {w1}"
 SECRETS = (
@@ -67,7 +67,7 @@ def test_ranks_of_a_small_space_are_those_of_brute_force(experiment: Experiment)
 
     last = results.evaluated[-1]
     assert results.references(last) == WORDS**2 - 7
-    _, model = load_model(run, path / "checkpoints" / f"round-{last:06d}.safetensors", "cpu")
+    _, model = restored_model(run, path / "checkpoints" / f"round-{last:06d}.safetensors", "cpu")
     prefix = torch.tensor([run.corpus.layout.bos, fixed["w4"], fixed["w9"]])
     words = range(run.corpus.layout.first_word, run.corpus.layout.last_word + 1)
     everything = torch.tensor([(one, fixed["w2"], other) for one in words for other in words])
@@ -123,7 +123,7 @@ def test_keyed_secrets_are_ranked_after_their_own_key(experiment: Experiment) ->
     path = train_here(experiment, (*SECRETS[:1], *SECRETS[2:5], "evaluation.references=5000", *keyed))
     run, results = Run.open(path), read_run(path)
     last = results.evaluated[-1]
-    _, model = load_model(run, path / "checkpoints" / f"round-{last:06d}.safetensors", "cpu")
+    _, model = restored_model(run, path / "checkpoints" / f"round-{last:06d}.safetensors", "cpu")
     layout, rows = run.corpus.layout, results.rows[results.rows["round"] == last]
     assert len({canary.tokens[1] for canary in run.canaries}) == 7
     secrets = {canary.tokens[2] for canary in run.canaries}

@@ -18,7 +18,7 @@ from flsim.data.records import Records
 from flsim.results.store import read_run
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.runs.measuring import load_model, newest_checkpoint
+from flsim.runs.measuring import restored_model, newest_checkpoint
 
 CENTRAL = """[training]
 kind = "central"
@@ -46,7 +46,7 @@ def words_of(run: Run, name: str, words: int) -> list[int]:
 def test_strings_are_text_of_their_side_and_are_measured_alone(run: Path) -> None:
     """Each string as its name says, of as many words on both sides; p_z and users one string at a time."""
     opened, measured = Run.open(run), api.extract(run, records=12, top_k=0)
-    model = load_model(opened, newest_checkpoint(run), "cpu")[1]
+    model = restored_model(opened, newest_checkpoint(run), "cpu")[1]
     texts = [[record.tolist() for record in opened.users[user]] for user in range(len(opened.users))]
     assert set(measured.strings["prefix"]) == {1, 3, 5}  # records of at most 8 words, canaries of 5
     for _, group in measured.strings.groupby(["kind", "prefix"]):

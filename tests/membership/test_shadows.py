@@ -26,7 +26,7 @@ from flsim.base.statistics import auroc
 from flsim.data.withheld import held_out, included
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.runs.measuring import load_model, newest_checkpoint
+from flsim.runs.measuring import restored_model, newest_checkpoint
 
 Sentences = list[list[int]]
 RandomUsers = Callable[..., list[Sentences]]
@@ -110,7 +110,7 @@ def test_runs_score_the_same_targets(shadow_runs: Callable[..., list[Path]]) -> 
         run = Run.open(path)
         names = names_in_cohorts(run)
         assert shadows.is_in[row].tolist() == [name.replace(":", "") in names for name in shadows.targets]
-        _, model = load_model(run, newest_checkpoint(path), "cpu")
+        _, model = restored_model(run, newest_checkpoint(path), "cpu")
         for place, name in enumerate(shadows.targets):
             user = int(name.removeprefix("train:"))
             records = run.corpus.split("train").records_at(8 * user + held_out(8, user, 0.25))

@@ -18,7 +18,7 @@ from flsim.data.withheld import held_out, included
 from flsim.measures.memorization.score import log_perplexity
 from flsim.runs.config import FederatedConfig, load
 from flsim.runs.folder import Run
-from flsim.runs.measuring import load_model, newest_checkpoint
+from flsim.runs.measuring import restored_model, newest_checkpoint
 
 Floats = NDArray[np.float64]
 Sentences = list[list[int]]
@@ -123,7 +123,7 @@ def test_an_overfitted_run_tells_its_users_and_an_untrained_one_does_not(
     assert abs(row["untrained_auroc"] - 0.5) < chance
 
     users, layout = fresh_records(run, run.rounds, 100), run.corpus.layout
-    _, model = load_model(run, newest_checkpoint(run.path), "cpu")
+    _, model = restored_model(run, newest_checkpoint(run.path), "cpu")
     endings = [torch.tensor([*record.tolist(), layout.eos]) for record in users.records]
     with torch.no_grad():
         nats = [float(log_perplexity(model, torch.tensor([layout.bos]), ending[None])) for ending in endings]

@@ -24,7 +24,7 @@ from flsim.data.records import batch
 from flsim.data.tokenizer import TokenMap
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
-from flsim.runs.measuring import load_model, newest_checkpoint
+from flsim.runs.measuring import restored_model, newest_checkpoint
 
 OF_CIFG = "[model]\nembedding = 8\nunits = 12\n"
 BASE = '{ model_type = "gpt2", n_layer = 2, n_head = 2, n_embd = 16, n_positions = 20 }'
@@ -93,7 +93,7 @@ def test_an_exported_model_has_the_logits_of_the_run(lora: Experiment, copy_of_t
     else:
         exported = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(out / "base"), out).eval()
     opened = Run.open(run)
-    _, model = load_model(opened, newest_checkpoint(run), "cpu")
+    _, model = restored_model(opened, newest_checkpoint(run), "cpu")
     users = opened.corpus.test_users
     total, tokens = 0.0, 0
     for user in range(len(users)):

@@ -26,7 +26,7 @@ from flsim.models.quantization import quantized
 from flsim.results.sweeps import over_runs
 from flsim.runs.config.custom_code import announce
 from flsim.runs.folder import Run
-from flsim.runs.measuring import BASE, base_of, load_model, newest_checkpoint
+from flsim.runs.measuring import BASE, base_of, restored_model, newest_checkpoint
 from flsim.training.state import State
 
 CONFOUNDED = 0.55  # area of the control above which members differ from non-members without a model
@@ -156,7 +156,7 @@ def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, Tr
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint; name another --round, or remove it to use the newest checkpoint")
     announce(run.config, "architecture")
-    state, model = load_model(run, path, device)
+    state, model = restored_model(run, path, device)
     return state, as_measured(run, model)
 
 
@@ -180,4 +180,4 @@ def _reference_model(run: Run, path: Path, device: str) -> TrainableModel:
     if why:
         raise InputError(f"--reference {path}: {why}")
     announce(other.config, "architecture")
-    return load_model(other, path, device)[1]
+    return restored_model(other, path, device)[1]

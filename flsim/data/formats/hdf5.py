@@ -32,7 +32,7 @@ try:
 except ImportError:  # h5py is in the extra `hdf5`; only this format needs it
     h5py = None
 
-MAGIC = b"\x89HDF\r\n\x1a\n"
+HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 GROUP = "examples"
 LARGEST_CHUNK = 2**28  # bytes; a compressed chunk is completely in memory
 SLICE = 2**24  # bytes of a dataset that are in memory at a time
@@ -95,7 +95,7 @@ def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     with hdf5(part.path, part.source) as file:
         clients = _child(file, GROUP)
         for name in names:
-            user, tokens = user_name(name), _tokens(clients, name, part.source)
+            user, tokens = user_name(name), _tokens_of(clients, name, part.source)
             chunk = prod(tokens.chunks) if tokens.chunks else 1
             if user is None:
                 dropped["users_not_utf8"] += 1
@@ -107,7 +107,7 @@ def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 yield from published(user, split, texts, dropped)
 
 
-def _tokens(clients: Any, name: str | bytes, source: Path) -> Any:
+def _tokens_of(clients: Any, name: str | bytes, source: Path) -> Any:
     """Return the dataset of a client's sentences, whose values are in the file itself."""
     client, label = _child(clients, name), repr(user_name(name) or name)[:60]
     if not isinstance(client, h5py.Group) or "tokens" not in client:

@@ -60,10 +60,10 @@ def format_of(data: Path, source: Path) -> Format:
         )
     if head.startswith(_COMPRESSED):
         raise InputError(f"{source}: the file is compressed; decompress it first")
-    if head.startswith(tff_sqlite.MAGIC):
+    if head.startswith(tff_sqlite.SQLITE_MAGIC):
         with tff_sqlite.database(data, source) as connection:
             return _with_examples(TFF_SQLITE, source, "SQLite with the tables", sorted(tff_sqlite.tables(connection)))
-    if head.startswith(hdf5.MAGIC):
+    if head.startswith(hdf5.HDF5_MAGIC):
         with hdf5.hdf5(data, source) as opened:
             return _with_examples(TFF_HDF5, source, "HDF5 with the groups", [str(name) for name in opened])
     if head.startswith(parquet.MAGIC):
@@ -84,7 +84,7 @@ def format_of(data: Path, source: Path) -> Format:
 def is_fragile(data: Path) -> bool:
     """Return whether inspecting a file can crash or hang its process: see `Format.fragile`."""
     with data.open("rb") as file:
-        return file.read(len(hdf5.MAGIC)) == hdf5.MAGIC
+        return file.read(len(hdf5.HDF5_MAGIC)) == hdf5.HDF5_MAGIC
 
 
 def _with_examples(format: Format, source: Path, what: str, names: list[str]) -> Format:

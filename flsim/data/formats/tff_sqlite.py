@@ -60,7 +60,7 @@ _POOL.Add(text_format.Parse(_MESSAGES, descriptor_pb2.FileDescriptorProto()))
 Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("tensorflow.Example"))
 
 
-MAGIC = b"SQLite format 3\0"
+SQLITE_MAGIC = b"SQLite format 3\0"
 SMALLEST_ROW = 8  # bytes of a page
 
 
@@ -148,7 +148,7 @@ def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
             if split not in SPLITS:
                 raise InputError(f"{part.source}: unknown split_name {split!r:.40}; use train, heldout or test")
             name = user_name(client)
-            for post in published(name or "", SPLITS[split], _tokens(group, name, drops), drops):
+            for post in published(name or "", SPLITS[split], _examples(group, name, drops), drops):
                 sentences_read += len(post.sentences)
                 yield post
     dropped.update(drops)
@@ -159,7 +159,7 @@ def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         )
 
 
-def _tokens(group: Iterable[tuple[Any, ...]], user: str | None, drops: Counter[str]) -> Iterator[bytes]:
+def _examples(group: Iterable[tuple[Any, ...]], user: str | None, drops: Counter[str]) -> Iterator[bytes]:
     """Yield the feature ``tokens`` of the records of a client, and count those without it."""
     for _, _, _, proto in group:
         if proto == TOO_LONG:

@@ -24,7 +24,7 @@ from flsim.data.manifest import SPLITS
 from flsim.data.tokenizer import Tokenizer, TokenMap, TokenVocabulary, train_tokenizer
 from flsim.data.vocabulary import TOKENIZER
 
-Ints = NDArray[np.integer[Any]]
+Integers = NDArray[np.integer[Any]]
 LOST = {
     "records_with_long_prompts": "{:,} records dropped: their prompts leave no room for an answer in {} tokens; set a "
     "larger --words-per-record",
@@ -111,7 +111,7 @@ class Encoded:
             self._lengths, self._prompts = arrays["record_words"], arrays["prompts"]
             self.counts = arrays["counts"]
 
-    def users(self, users: Users) -> tuple[Ints, Ints, Ints, Ints, int, int]:
+    def users(self, users: Users) -> tuple[Integers, Integers, Integers, Integers, int, int]:
         """Return the records of users whose tokens are passages.
 
         These are the model's ids [tokens]; numbers of tokens and of tokens in the prompt of each record; number of
@@ -126,7 +126,7 @@ class Encoded:
         return tokens, self._lengths[records], self._prompts[records], np.diff(ends[user_ends]), empty, lost
 
 
-def _spread(lengths: Ints, chosen: Ints) -> Ints:
+def _spread(lengths: Integers, chosen: Integers) -> Integers:
     """Return the positions of the elements of chosen pieces; all pieces are consecutive and have these lengths."""
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     chosen_lengths = lengths[chosen].astype(np.int64)
