@@ -18,7 +18,7 @@ from flsim.data.records import Records
 from flsim.results.store import read_run
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.runs.measuring import restored_model, newest_checkpoint
+from flsim.runs.measuring import newest_checkpoint, restored_model
 
 CENTRAL = """[training]
 kind = "central"

@@ -26,7 +26,7 @@ from flsim.base.statistics import auroc
 from flsim.data.withheld import held_out, included
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.runs.measuring import restored_model, newest_checkpoint
+from flsim.runs.measuring import newest_checkpoint, restored_model
 
 Sentences = list[list[int]]
 RandomUsers = Callable[..., list[Sentences]]

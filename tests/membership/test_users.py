@@ -18,7 +18,7 @@ from flsim.data.withheld import held_out, included
 from flsim.measures.memorization.score import log_perplexity
 from flsim.runs.config import FederatedConfig, load
 from flsim.runs.folder import Run
-from flsim.runs.measuring import restored_model, newest_checkpoint
+from flsim.runs.measuring import newest_checkpoint, restored_model
 
 Floats = NDArray[np.float64]
 Sentences = list[list[int]]

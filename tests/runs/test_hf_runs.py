@@ -24,7 +24,7 @@ from flsim.data.records import batch
 from flsim.data.tokenizer import TokenMap
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
-from flsim.runs.measuring import restored_model, newest_checkpoint
+from flsim.runs.measuring import newest_checkpoint, restored_model
 
 OF_CIFG = "[model]\nembedding = 8\nunits = 12\n"
 BASE = '{ model_type = "gpt2", n_layer = 2, n_head = 2, n_embd = 16, n_positions = 20 }'

@@ -26,7 +26,7 @@ from flsim.models.quantization import quantized
 from flsim.results.sweeps import over_runs
 from flsim.runs.config.custom_code import announce
 from flsim.runs.folder import Run
-from flsim.runs.measuring import BASE, base_of, restored_model, newest_checkpoint
+from flsim.runs.measuring import BASE, base_of, newest_checkpoint, restored_model
 from flsim.training.state import State
 
 CONFOUNDED = 0.55  # area of the control above which members differ from non-members without a model
