@@ -9,7 +9,7 @@ import typer
 
 from flsim.cli import app
 from flsim.cli.options import PANELS
-from flsim.runs.config.listing import sections
+from flsim.runs.config.files import sections
 
 DOCS = Path(__file__).parents[1] / "docs"
 # Pages with examples of a command.

@@ -20,13 +20,11 @@ from flsim.base.errors import first_line
 from flsim.base.rng import stream
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, representative
-from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.packing import PackedGroup, pack_users
-from flsim.training.cohort.stacked_trainer import GRAPHS, StackedTrainer
-from flsim.training.cohort.steps import Participant
+from flsim.training.cohort.engine import GRAPHS, CohortEngine, StackedTrainer
+from flsim.training.cohort.packing import PackedGroup, Participant, pack_users
 from flsim.training.hparams import LocalHParams, Precision
 
 LAYOUT = Layout(10_000)

@@ -17,8 +17,8 @@ from flsim.data.synthetic import Language, SyntheticHParams, draw_users
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization.random_sampling import RandomSampler, references
 from flsim.measures.memorization.score import log_perplexity
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import loss_sum
 
 LAYOUT, SEED, WORDS = Layout(10_000), 0, 5

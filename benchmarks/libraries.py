@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.engine import LAYOUT, DrawnUsers, Held, start_of
 from flsim.base.progress import say
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.training.cohort import engine as cohort_engine
 from flsim.training.cohort.products import OneDNNProducts, Products
 from flsim.training.hparams import LocalHParams

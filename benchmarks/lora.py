@@ -16,11 +16,9 @@ from benchmarks.engine import CLIP
 from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
-from flsim.models.lora import Dtype, LoraHParams
-from flsim.training.cohort.blocks import BlockTrainer
-from flsim.training.cohort.engine import CohortEngine
+from flsim.models.architectures import ModelHParams, build
+from flsim.models.language_model import Dtype, LoraHParams
+from flsim.training.cohort.engine import BlockTrainer, CohortEngine
 from flsim.training.hparams import LocalHParams
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.runs import roundlog
 from flsim.runs.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.runs.folder import Run

@@ -21,7 +21,7 @@ from flsim.base.rng import stream
 from flsim.data.records import batch
 from flsim.runs.folder import Run
 from flsim.training.local import epoch_orders, threads
-from flsim.training.state import State
+from flsim.training.update import State
 
 ROOT = Path(__file__).parents[1]
 

@@ -34,7 +34,7 @@ from benchmarks.rounds import BenchHParams, new_run, overhead, train
 from benchmarks.sides import ROOT, plain_work_of, train_with_engines, train_with_peer, work_of
 from flsim.base.errors import RunFailed
 from flsim.base.progress import say
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.runs.folder import Run
 from flsim.training.hparams import Precision

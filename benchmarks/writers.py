@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flsim.data.formats.hdf5 import refuse_missing_h5py
-from flsim.data.formats.tff_sqlite import Example
+from flsim.data.formats.tff import Example, refuse_missing_h5py
 
 Examples = Iterable[tuple[str, str, str]]
 

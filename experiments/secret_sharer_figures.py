@@ -209,7 +209,7 @@ def draw_search(pairs: pd.DataFrame) -> Figure:
 
 
 RANKS = (SPACE, EXTRAPOLATION)
-POOR = 0.01  # p-value of a fit that is rejected, as in flsim.measures.memorization.extrapolation
+POOR = 0.01  # p-value of a fit that is rejected, as in flsim.measures.memorization.exposure
 NEAR = 10  # times the expected number
 RANKS_NOTE = """A point is a secret and an evaluated model. Ranks are exact, counted over all phrases of the format,
 with the secret. Of {drawn:,} points {near:,} are within a factor of ten of the expected number, or of 1 if fewer

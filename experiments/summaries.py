@@ -36,7 +36,7 @@ from flsim.attacks.membership.shadows import collect, leave_one_out
 from flsim.base.arrays import Floats
 from flsim.base.rng import stream
 from flsim.base.statistics import auroc, holm, paired_t_p, share_interval, t_interval
-from flsim.results.pairs import like_utility
+from flsim.results.differences import like_utility
 from flsim.results.store import read_run
 
 RESULTS = Path(__file__).parent / "results"

@@ -26,10 +26,10 @@ from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
+from flsim.models.architectures import ModelHParams as Model
 from flsim.models.architectures import restore
-from flsim.models.hparams import ModelHParams as Model
 from flsim.models.language_model import LanguageModel
-from flsim.models.lora import LoraHParams as Lora
+from flsim.models.language_model import LoraHParams as Lora
 from flsim.privacy.mechanism import PrivacyHParams as Privacy
 from flsim.privacy.update_canaries import AuditHParams as CanaryUsers
 from flsim.results.frames import frames
@@ -40,15 +40,14 @@ from flsim.results.tables import memorization_table
 from flsim.runs import arms
 from flsim.runs.config import Config, load
 from flsim.runs.folder import Run
-from flsim.runs.loading import load_model
-from flsim.runs.locks import discard
-from flsim.runs.measuring import evaluate_where_writable
+from flsim.runs.measuring import evaluate_where_writable, load_model
+from flsim.runs.recovery import discard
 from flsim.simulation import Central, FedAvg, Planted, epsilon, plant, refuse_impossible, simulate
 from flsim.training.central import CentralHParams as CentralSGD
 from flsim.training.hparams import LocalHParams as LocalSGD
 from flsim.training.local import threads as threads_of_torch
 from flsim.training.own_model import settled
-from flsim.training.state import State
+from flsim.training.update import State
 
 if TYPE_CHECKING:
     from flsim.results.differences import Comparison

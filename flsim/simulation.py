@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flsim.algorithms.hparams import AlgorithmName, SamplerName
+from flsim.algorithms.built_in import AlgorithmName, SamplerName
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.base.errors import InputError, at_least_one, not_negative
@@ -15,13 +15,11 @@ from flsim.base.machine import refuse_missing_device
 from flsim.base.settings import Count, Natural, Options, refuse_other, settings
 from flsim.canaries.in_corpus import planting_of, settled
 from flsim.canaries.planting import Planting
-from flsim.canaries.population import Partition, Population, make_twin
-from flsim.canaries.roster import roster_of
+from flsim.canaries.population import Partition, Population, make_twin, roster_of
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.withheld import Shadow
-from flsim.models.architectures import restore
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, restore
 from flsim.privacy.ledger import epsilons
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import refuse_options
@@ -40,7 +38,7 @@ from flsim.training.hparams import LocalHParams
 from flsim.training.local import threads as threads_of_torch
 from flsim.training.own_model import refuse_unfit
 from flsim.training.own_model import settled as settled_model
-from flsim.training.state import State
+from flsim.training.update import State
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Planted:
 
     @property
     def roster(self) -> pd.DataFrame:
-        """Return a row per canary, with the columns of `flsim.canaries.roster`: its phrase, sharers and insertions."""
+        """Return a row per canary, with the columns of `roster.parquet`: its phrase, sharers and insertions."""
         roster = roster_of(self.planting, self.corpus.vocabulary)
         return roster if "is_planted" in roster else roster.assign(is_planted=True)
 

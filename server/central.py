@@ -21,12 +21,11 @@ from flsim.privacy import ledger
 from flsim.runs import roundlog
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
-from flsim.runs.locks import DRIVEN, hold_lock
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.runs.recovery import recover
+from flsim.runs.recovery import DRIVEN, hold_lock, recover
 from flsim.training.central import CentralTraining, Log
 from flsim.training.central.training import train_chunks
-from flsim.training.state import State
+from flsim.training.update import State
 from server.cluster.causes import death
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where

@@ -16,8 +16,7 @@ from flsim.base.logs import log
 from flsim.base.progress import progress, say
 from flsim.base.terminal import console
 from flsim.results.rows import round_in_short
-from flsim.results.run_file import Evaluation, failures, read_run_file
-from flsim.results.store import read_run
+from flsim.results.store import Evaluation, failures, read_run, read_run_file
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint

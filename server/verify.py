@@ -10,7 +10,7 @@ from flsim.base.errors import InputError
 from flsim.base.progress import progress
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
-from flsim.training.state import State
+from flsim.training.update import State
 
 
 @dataclass(frozen=True)

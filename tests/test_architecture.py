@@ -216,7 +216,7 @@ def test_files_are_small() -> None:
 NAMED = {*QUANTITIES, *ALSO}  # by measures
 WORDS = {"path", "rank", "extrapolation"}  # that stand for other things too, where no results are shown
 SHOWING = {"cli", "evaluation", "planning", "report", "results", "runs", "sweeps"}
-PUBLISHED = {"flsim/results/published.py", "flsim/results/against_published.py"}  # columns of the papers' tables
+PUBLISHED = {"flsim/results/published.py"}  # columns of the papers' tables
 
 
 def test_measures_are_known_by_name_to_their_own_file() -> None:

@@ -20,9 +20,9 @@ from waiting import hear_ctrl_c, wait_until
 from flsim.base.errors import InputError
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
-from flsim.runs.locks import TRAINED
+from flsim.runs.recovery import TRAINED
 from flsim.training.central import init, train_central
-from flsim.training.state import State
+from flsim.training.update import State
 from server.central import process_gpu_shares, refuse_what_does_not_fit
 
 DEADLINE = 240.0

@@ -21,8 +21,8 @@ from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training import central
 from flsim.training.central import CentralTraining, train_central
-from flsim.training.central.records import Order
-from flsim.training.state import State
+from flsim.training.central.hparams import Order
+from flsim.training.update import State
 from server.central import train
 
 RECORDS = 24 * 8

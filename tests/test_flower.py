@@ -28,8 +28,7 @@ from flsim.algorithms.rounds import engine_of
 from flsim.privacy.sampling import draw_cohort
 from flsim.runs import config
 from flsim.runs.folder import Run
-from flsim.training.state import State
-from flsim.training.update import UpdateSum
+from flsim.training.update import State, UpdateSum
 
 
 def train_without_flower(run: Run, rounds: int) -> State:

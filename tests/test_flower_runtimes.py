@@ -19,7 +19,7 @@ from raynodes import free_port
 from typer.testing import CliRunner
 
 from flsim.base.errors import InputError
-from flsim.base.versions import PACKAGES
+from flsim.base.machine import PACKAGES
 from flsim.cli import app as cli
 from flsim.runs import config
 from flsim.runs.folder import Run

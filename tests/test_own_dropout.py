@@ -13,12 +13,11 @@ from stepping import LAYOUT, same, source
 from torch import nn
 
 from flsim.algorithms import fedavg
-from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.built_in import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining, LocalEngine
 from flsim.base.errors import InputError
 from flsim.base.rng import states_of_shared_generators
-from flsim.models.architectures import build, restore
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build, restore
 from flsim.models.language_model import digest_of
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.folder import Run

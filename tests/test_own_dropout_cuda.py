@@ -9,8 +9,7 @@ from stepping import LAYOUT
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.rounds import LocalEngine
-from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build
 from flsim.training.hparams import LocalHParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

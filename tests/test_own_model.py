@@ -22,8 +22,7 @@ from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.files import file_digest
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import build, restore
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build, restore
 from flsim.models.language_model import LogitModel, Params, TrainableModel
 from flsim.models.quantization import quantized
 from flsim.privacy.mechanism import PrivacyHParams

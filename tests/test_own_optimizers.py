@@ -20,14 +20,14 @@ from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
 from flsim.data.records import Records
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.planning.plan import checkpoint_bytes
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.training.central import CentralHParams, train_central
-from flsim.training.central.engines import engine_of as central_engine_of
-from flsim.training.central.stacked_engine import StackedEngine
+from flsim.training.central.training import StackedEngine
+from flsim.training.central.training import engine_of as central_engine_of
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import local_batches

@@ -12,7 +12,7 @@ from stepping import LAYOUT
 
 import flsim
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.built_in import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError
@@ -26,8 +26,7 @@ from flsim.base.extensions import (
     parts,
     short_name,
 )
-from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build
 from flsim.privacy.conventions import conventions_of
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.mechanism import PrivacyHParams

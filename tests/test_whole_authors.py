@@ -27,7 +27,7 @@ from flsim.data.importing.run import import_corpus
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.records import Records
 from flsim.data.stores import fetched
-from flsim.defences.deduplication import DeduplicationHParams, deduplicate
+from flsim.defences import DeduplicationHParams, deduplicate
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.results.store import read_run

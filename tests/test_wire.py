@@ -9,7 +9,7 @@ import torch
 from flsim.algorithms import fedavg
 from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.algorithms.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.training.update import Counts, UpdateSum
 
 PARAMS = fedavg.init(12, ModelHParams(3, 5), seed=0).params

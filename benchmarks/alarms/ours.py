@@ -16,8 +16,8 @@ from scipy.special import expit, ndtr, ndtri
 
 from benchmarks.alarms.cases import Case, Counts, Flags, Simulate, judged, tossed
 from flsim.attacks.audit import coins, guesses, ranks, trade_off
-from flsim.attacks.audit.canary_users import delta_of_cosines
 from flsim.attacks.audit.claim import Claim
+from flsim.attacks.audit.rounds import delta_of_cosines
 from flsim.base.rng import stream
 from flsim.base.statistics import lower_bound, upper_bound
 from flsim.privacy.ledger import Entry, Ledger

@@ -30,7 +30,7 @@ from benchmarks.evaluation import bench_evaluation
 from benchmarks.gpu.figures import Detail, Figure
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.cohort.devices import products

@@ -10,8 +10,8 @@ from benchmarks.engine import LAYOUT, DrawnUsers, profiled, start_of, table_of
 from benchmarks.gpu.figures import Detail, Figure
 from benchmarks.gpu.parts import AT_ONCE, Measured, Setup, failure
 from flsim.base.rng import stream
-from flsim.training.cohort.stacked_trainer import StackedTrainer
-from flsim.training.cohort.steps import Participant
+from flsim.training.cohort.engine import StackedTrainer
+from flsim.training.cohort.packing import Participant
 from flsim.training.hparams import LocalHParams
 
 TILES = ((2**14, 2), (2**13, 3), (2**13, 2), (2**12, 4))  # bytes of a block of weights, and blocks loaded at once

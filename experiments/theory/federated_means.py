@@ -14,12 +14,12 @@ from scipy.special import ndtri
 
 from experiments.theory import gaussian_words
 from experiments.theory.mean_estimation import MeanEstimation
-from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.built_in import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.rng import stream
 from flsim.data.records import NOBODY, ExtraUsers, Records
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.training.hparams import LocalHParams
 
 Floats = NDArray[np.float64]

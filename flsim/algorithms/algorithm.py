@@ -13,11 +13,10 @@ from typing import ClassVar
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import RunFailed
 from flsim.data.records import Batch
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params, TrainableModel
 from flsim.training.hparams import LocalHParams
-from flsim.training.state import Moments, flat
-from flsim.training.update import UpdateSum
+from flsim.training.update import Moments, UpdateSum, flat
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Algorithm:
     """Federated Averaging: McMahan et al. (2017), Algorithm 1. Subclasses override what differs.
 
     `algorithm_options` are arguments of the constructor. An object has no other state: the tensors of the server are in
-    `flsim.training.state.State`, and those of users in files of the run folder. Therefore a run resumes to the same
+    `flsim.training.update.State`, and those of users in files of the run folder. Therefore a run resumes to the same
     bits, and any process can serve any user.
 
     Attributes:

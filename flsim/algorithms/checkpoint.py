@@ -24,13 +24,11 @@ from safetensors.torch import save_file
 from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import by_content, is_custom
 from flsim.base.files import digest, from_json, new_file
-from flsim.models.architectures import build
+from flsim.models.architectures import ModelHParams, build
 from flsim.models.hf import OF_BASE, RECORDED
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import SIZES_OF_ONE, Params, TrainableModel
-from flsim.models.lora import LoraHParams
+from flsim.models.language_model import SIZES_OF_ONE, LoraHParams, Params, TrainableModel
 from flsim.privacy.ledger import Ledger
-from flsim.training.state import State, by_slot, flat
+from flsim.training.update import State, by_slot, flat
 
 SUFFIX = ".safetensors"
 DAMAGED = "{}: the file is damaged, because {}; restore the file, or use another checkpoint"

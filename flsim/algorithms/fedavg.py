@@ -17,26 +17,22 @@ from torch import Tensor
 
 from flsim.algorithms import server_optimizers
 from flsim.algorithms.algorithm import FEDAVG, Algorithm, ServerRound, Trained, User, aggregated, zero_of
-from flsim.algorithms.built_in import algorithm_named
-from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.built_in import FedAvgHParams, algorithm_named
 from flsim.algorithms.server_optimizers import ServerStep
 from flsim.algorithms.summation import Reply, RoundRequest, ShardWork, TreeSum
 from flsim.base.errors import Diverged, RunFailed
 from flsim.base.extensions import configured
 from flsim.base.rng import stream
 from flsim.data.records import Batch, Users, UsersByRound
-from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build
 from flsim.models.language_model import Params, TrainableModel, loss_sum
 from flsim.privacy import noise
-from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
+from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean, released, rounded
 from flsim.privacy.sampling import Sampler, draw_cohort, sampler_named, shard_ranges
-from flsim.privacy.secure_sum import released, rounded
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import local_batches, restored, take_step, training_mode
-from flsim.training.state import Moments, State, by_slot, flat
-from flsim.training.update import UpdateSum, with_canaries
+from flsim.training.update import Moments, State, UpdateSum, by_slot, flat, with_canaries
 
 if TYPE_CHECKING:  # the reference engine also runs without safetensors
     from flsim.algorithms.user_states import UserStates

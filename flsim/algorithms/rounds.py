@@ -11,9 +11,8 @@ from typing import Literal, Protocol, cast
 import numpy as np
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.built_in import algorithm_named
+from flsim.algorithms.built_in import FedAvgHParams, algorithm_named
 from flsim.algorithms.fedavg import FederatedAveraging, Send, train_users
-from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.summation import Reply, RoundRequest, ShardReply
 from flsim.algorithms.user_states import UserStates
@@ -27,7 +26,7 @@ from flsim.models.hf import HuggingFaceModel
 from flsim.models.language_model import Capabilities, Params, TrainableModel, representative
 from flsim.privacy import ledger, noise
 from flsim.privacy.ledger import Ledger
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.mechanism import PrivacyHParams, largest_norm
 from flsim.privacy.sampling import (
     check_cohort,
     refuse_unaccounted,
@@ -35,15 +34,12 @@ from flsim.privacy.sampling import (
     sampler_class,
     shard_ranges,
 )
-from flsim.privacy.secure_sum import largest_norm
-from flsim.training.cohort.blocks import BlockTrainer
-from flsim.training.cohort.engine import CohortEngine, is_stacked, users_on_cpu
+from flsim.training.cohort.engine import BlockTrainer, CohortEngine, is_stacked, users_on_cpu
 from flsim.training.cohort.products import precision_here
 from flsim.training.footprint import users_at_once
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import optimizer_named, refuse_failing, refuse_low_precision
-from flsim.training.state import State
-from flsim.training.update import UpdateSum
+from flsim.training.update import State, UpdateSum
 
 EngineName = Literal["cohort", "local"]
 

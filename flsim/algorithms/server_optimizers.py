@@ -29,12 +29,10 @@ from flsim.base.extensions import (
     resolve,
 )
 from flsim.base.settings import Fraction, Options, Positive, settings
-from flsim.models.architectures import build, without_values
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build, without_values
 from flsim.models.language_model import Params
 from flsim.training.hparams import Milestones, ScheduleName, rate_at, refuse_wrong_milestones
-from flsim.training.state import Moments, transposed
-from flsim.training.update import global_norm
+from flsim.training.update import Moments, global_norm, transposed
 
 
 @dataclass(frozen=True)

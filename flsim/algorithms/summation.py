@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.models.language_model import Params
-from flsim.training.state import Moments
-from flsim.training.update import UpdateSum
+from flsim.training.update import Moments, UpdateSum
 
 TREE_FROM = 64  # smallest number of shards for which a run has branches by default
 

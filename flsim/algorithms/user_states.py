@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from flsim.base.errors import InputError
 from flsim.base.files import make_folder, new_file
-from flsim.training.state import Moments, by_slot, flat
+from flsim.training.update import Moments, by_slot, flat
 
 NAME = re.compile(r"round-(\d{6,})-after-(\d{6,}|none)\.safetensors", re.ASCII)
 FOLDER = "users"

@@ -9,8 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.models.language_model import Params
-from flsim.training.state import by_slot, flat
-from flsim.training.update import Counts, UpdateSum
+from flsim.training.update import Counts, UpdateSum, by_slot, flat
 
 COUNTS = [field.name for field in fields(Counts)]
 

@@ -1,13 +1,17 @@
-"""The memory and the devices of this machine, and errors about settings that exceed them."""
+"""The memory and the devices of this machine, and errors about settings that exceed them; versions of libraries."""
 
+import importlib.util
 import os
+import platform
 import shlex
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flsim.base.errors import InputError
+from flsim.base.files import digest
 
 DEVICES = ("cpu", "cuda")  # types of devices in torch
 GROUP = Path("/proc/self/cgroup")
@@ -125,3 +129,42 @@ class PeakMemory:
             self.total = max(self.total, now.total)
             if self._over.wait(self._every):
                 return
+
+
+# Versions of everything that determines the numbers of a run: equal versions give equal bits on equal processors.
+
+
+PACKAGES = ("flsim", "clients", "server")  # packages whose code runs on all nodes
+LIBRARIES = ("torch", "numpy", "scipy", "pyarrow", "safetensors", "flwr", "ray")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what determines a run's numbers: "python", "machine", libraries, and the code's digest."""
+    installed = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in LIBRARIES:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {**installed, "flsim": code_digest()}
+
+
+def code_digest() -> str:
+    """Return the sha256 over names and bytes of the source files of `PACKAGES`, that this process imports."""
+    parts: list[bytes | str] = []
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            folder = Path(spec.origin).parent
+            for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).parts):
+                parts += [f"{name}/{path.relative_to(folder).as_posix()}", path.read_bytes()]
+    return digest(*parts)
+
+
+def processor() -> str:
+    """Return the model of the processor, from Linux; empty if unknown."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

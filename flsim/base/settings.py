@@ -1,13 +1,9 @@
-"""Classes of settings: frozen dataclasses whose fields carry their bounds, which pydantic checks.
-
-Settings that are made in Python have the declared types: a bool is not a number, and a list is accepted for a tuple.
-They are not checked on machines without pydantic, which have only torch and numpy.
-"""
+"""Classes of settings, whose fields carry their bounds for pydantic, and nested mappings of settings."""
 
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from numbers import Number, Real
@@ -178,3 +174,42 @@ def refuse_other(kind: type | UnionType, expected: str, **values: object) -> Non
     for name, value in values.items():
         if not isinstance(value, kind):
             raise InputError(f"{name} must be {expected}, found {text_of(value)}")
+
+
+# Nested mappings, such as the settings of a run, and old names of settings.
+
+
+# Old names of settings, and their new names.
+RENAMED = {"data.world": "data.partition"}
+
+
+def flat(values: Mapping[str, Any], between: str = ".") -> Iterator[tuple[str, Any]]:
+    """Yield names and values of a nested mapping, such as ``training.cohort``, without values that are None."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}{between}{inner}", item) for inner, item in flat(value, between))
+        elif value is not None:
+            yield name, value
+
+
+def with_present_names(values: Any, names: Mapping[str, str] = RENAMED, section: str = "") -> Any:
+    """Return values of TOML or JSON with the new names of settings by their old `names`; InputError if both occur.
+
+    A setting is a key of its section, a key with a dot (the axis of a sweep), or a text in a list.
+    """
+    if isinstance(values, list | tuple):
+        return [names.get(item, item) if isinstance(item, str) else with_present_names(item, names) for item in values]
+    if not isinstance(values, Mapping):
+        return values
+    renamed: dict[str, Any] = {}
+    for key, value in values.items():
+        new = names.get(key) or names.get(f"{section}.{key}", "").removeprefix(f"{section}.") or key
+        if new != key and new in values:
+            raise InputError(f"{key} is the old name of {new}, and both are set; remove {key}")
+        renamed[new] = with_present_names(value, names, key)
+    return renamed
+
+
+def with_former_names(values: Any) -> Any:
+    """Return values with the oldest names of settings, so that digests of older files do not change."""
+    return with_present_names(values, {new: old for old, new in RENAMED.items()})

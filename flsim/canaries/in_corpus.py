@@ -1,6 +1,6 @@
 """Corpora with planted canaries: code that rewrites such a corpus sees the canaries, and runs on the corpus use them.
 
-planted/roster.parquet     a row per canary (`flsim.canaries.roster`)
+planted/roster.parquet     a row per canary (`flsim.canaries.population`)
 planted/overlay.i64/.u16   positions of the records that are canaries, in the corpus' order, and their canaries
 planted/planting.json      settings of the canaries, seed, number of these records
 """
@@ -17,13 +17,11 @@ from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import from_json, refuse_existing, write_json
 from flsim.base.settings import text_of
 from flsim.canaries.planting import Overlay, Planting, drawn_and_planted
-from flsim.canaries.population import Population
-from flsim.canaries.roster import read_canaries, read_counts, write_roster
+from flsim.canaries.population import Population, read_canaries, read_counts, write_roster
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
-from flsim.data.rewriting import rewrite_corpus
 from flsim.data.vocabulary import Vocabulary
-from flsim.data.withheld import PartialSplit
+from flsim.data.withheld import PartialSplit, rewrite_corpus
 
 FOLDER = "planted"
 # Settings that make records depend on the round.

@@ -30,8 +30,8 @@ from flsim.canaries.spec import (
     toss,
 )
 from flsim.data.corpus import Corpus, Split, memory_map
-from flsim.data.ngrams import NGrams
 from flsim.data.records import Records, piece, windows
+from flsim.data.sentences import NGrams
 from flsim.data.vocabulary import Layout, Vocabulary
 
 

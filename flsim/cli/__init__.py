@@ -16,7 +16,7 @@ import typer
 
 from flsim.base.errors import InputError, Interrupted, RunFailed, Terminated
 from flsim.base.extensions import custom_code_errors, restrict_custom_code
-from flsim.cli import attacks, checks, elsewhere, privacy, results, settings, training
+from flsim.cli import attacks, checks, privacy, results, training
 from flsim.cli.data import data
 from flsim.cli.options import DATA, MEASURE, START, TABLES, TRAIN, InPanels, lay_out
 
@@ -63,7 +63,7 @@ def _version_option(
 
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    START: (training.demo, settings.settings),
+    START: (training.demo, training.settings),
     TRAIN: (training.run, training.sweep, training.tune, privacy.plan, checks.verify),
     MEASURE: (
         *(checks.evaluate, checks.quantize, checks.export, privacy.privacy),
@@ -89,8 +89,6 @@ for panel, commands in COMMANDS.items():
         elif command in OF_MODEL:
             command = restrict_custom_code("architecture", "attack")(command)
         app.command(rich_help_panel=panel)(command)
-data.command(rich_help_panel=elsewhere.ELSEWHERE)(elsewhere.canaries)
-data.command(rich_help_panel=elsewhere.ELSEWHERE)(elsewhere.preflight)
 app.add_typer(data, name="data", rich_help_panel=DATA)
 for group in (app, data):
     lay_out(group)

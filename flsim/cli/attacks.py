@@ -220,7 +220,7 @@ def membership(
         runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
     )
     if out is not None:
-        from flsim.attacks.membership.plot import plot
+        from flsim.attacks.membership.tables import plot
 
         plot(results, out)
     if by_setting:
@@ -326,7 +326,7 @@ def extract(
         elsewhere=elsewhere,
     )
     if out is not None:
-        from flsim.attacks.extraction.plot import plot
+        from flsim.attacks.extraction.tables import plot
 
         plot(measured, out, by_setting)
     text = over_seeds_to_text if by_setting else to_text
@@ -375,7 +375,7 @@ def forgetting(
 
     measured = measure_forgetting(*runs, alpha=alpha, by_hardness=by_hardness, pool=pool)
     if out is not None:
-        from flsim.attacks.forgetting.plot import plot
+        from flsim.attacks.forgetting.tables import plot
 
         plot(measured, out)
     text = to_csv(measured.success) if as_csv else to_text(measured)
@@ -417,7 +417,7 @@ def reveal(
     options.check_device(device)
     revealed = reveal_in(*runs, round=round, records=records, references=references, noise=noise or (), device=device)
     if out is not None:
-        from flsim.attacks.reveal.plot import plot
+        from flsim.attacks.reveal.tables import plot
 
         plot(revealed, out)
     options.show(revealed.to_json, lambda: to_text(revealed), as_json)

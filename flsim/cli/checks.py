@@ -279,7 +279,7 @@ def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", own: "Sequence[Q
     """Return the table of `flsim table` with a row for each evaluation."""
     import pandas as pd
 
-    from flsim.canaries.roster import roster_of
+    from flsim.canaries.population import roster_of
     from flsim.results.tables import memorization_table
     from flsim.show.memorization import table_of_runs
 
@@ -343,7 +343,7 @@ def export(
         round: Round of the checkpoint; of central training, a step.
         merge: Add the adapters to the base: a complete model.
     """
-    from flsim.runs.loading import export_network
+    from flsim.runs.measuring import export_network
 
     export_network(run, out, round, merge)
 

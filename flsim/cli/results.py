@@ -61,7 +61,7 @@ def table(
         against: For the runs of a sweep: show whether each value agrees with the published value.
     """
     from flsim.base.progress import say
-    from flsim.results.against_published import against as marked
+    from flsim.results.published import against as marked
     from flsim.results.seeds import has_means
     from flsim.results.sweeps import expanded, published_of, read_shown, tuned_notes
     from flsim.results.tables import memorization_table
@@ -191,7 +191,7 @@ def compare(
 
 
 def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
-    from flsim.attacks.membership import side_by_side
+    from flsim.attacks.membership import tables
     from flsim.results.differences import compare_runs
     from flsim.results.store import read_run
     from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown
@@ -204,9 +204,9 @@ def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | No
     if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
         raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
     compared = compare_runs(first, second, round, epoch)
-    proven = side_by_side.Proof.read(a, round, epoch), side_by_side.Proof.read(b, round, epoch)
+    proven = tables.Proof.read(a, round, epoch), tables.Proof.read(b, round, epoch)
     texts = {
-        "md": "\n".join(filter(None, [runs_to_markdown(compared), side_by_side.to_markdown(*proven)])),
+        "md": "\n".join(filter(None, [runs_to_markdown(compared), tables.to_markdown(*proven)])),
         "latex": runs_to_latex(compared),
         "csv": to_csv(compared.table),
     }

@@ -25,12 +25,11 @@ from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.measures.built_in import ALSO, ALWAYS, QUANTITIES, WITH_OTHER_MODELS
 from flsim.measures.measure import Measure, ModelProbe, Probe, continuations
-from flsim.measures.memorization.beam_search import beam_search
 from flsim.measures.memorization.random_sampling import RandomSampler, references, refuse_too_many
+from flsim.measures.memorization.search import beam_search
 from flsim.measures.prediction import Predict, predict_with
 from flsim.measures.quantity import Quantity, Subject, refuse_unfit
-from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build
 from flsim.models.language_model import LanguageModel, TrainableModel, refusing_changes
 from flsim.models.quantization import FEWEST, MOST, quantized
 from flsim.results.columns import names_of

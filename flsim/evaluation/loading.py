@@ -20,8 +20,8 @@ from flsim.base.errors import InputError, Terminated, in_one_line
 from flsim.base.extensions import add_own_file, execute, place
 from flsim.base.files import file_digest, from_json
 from flsim.evaluation.audit import ForwardModel, from_forward
+from flsim.models.architectures import ModelHParams
 from flsim.models.hf import HuggingFaceModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import digest_of
 
 Made = TypeVar("Made")

@@ -105,7 +105,7 @@ EXTRACTED = of_flag(
 def search(probe: Probe) -> dict[str, float]:
     import torch
 
-    from flsim.measures.memorization.beam_search import beam_search
+    from flsim.measures.memorization.search import beam_search
 
     tokens, _ = beam_search(probe.model, probe.prefix, probe.template, probe.beam_width)
     return {EXTRACTED.name: float(torch.equal(tokens[0], probe.continuation))}
@@ -200,8 +200,8 @@ SPACE_NODES = of_count(
 
 def space(probe: Probe) -> dict[str, float]:
     """Enumerate the sequences that can be as likely as the canary, or sample if there are too many."""
-    from flsim.measures.memorization.enumeration import enumerate_space
     from flsim.measures.memorization.importance_sampling import space_exposure
+    from flsim.measures.memorization.search import enumerate_space
 
     exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.template, probe.nodes)
     if exact:
@@ -258,7 +258,7 @@ FIT_REFERENCES = of_count(
 
 
 def extrapolation(probe: Probe) -> dict[str, float]:
-    from flsim.measures.memorization.extrapolation import extrapolate
+    from flsim.measures.memorization.exposure import extrapolate
     from flsim.measures.memorization.score import log_perplexity
 
     fitted = sample_of(probe.references)
@@ -311,7 +311,7 @@ def path(probe: Probe) -> dict[str, float]:
     The search ends when the most likely continuation is proven, or at the limit of nodes. A more likely answer proves
     that the canary is not the most likely, even if the search ended early. Proofs hold up to rounding.
     """
-    from flsim.measures.memorization.shortest_path import shortest_path
+    from flsim.measures.memorization.search import shortest_path
 
     extraction = shortest_path(probe.model, probe.prefix, probe.template, probe.nodes)
     nodes = {PATH_NODES.name: float(extraction.nodes)}
@@ -416,8 +416,7 @@ CALIBRATED_BITS = of_bits(
 
 def calibrated(probe: Probe) -> dict[str, float]:
     """Rank the canary by calibrated scores; return nothing if there is no model without it."""
-    from flsim.measures.memorization.calibrated import calibrated_rank, mean_scores
-    from flsim.measures.memorization.exposure import exposure
+    from flsim.measures.memorization.exposure import calibrated_rank, exposure, mean_scores
 
     if not probe.without:
         return {}

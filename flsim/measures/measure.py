@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flsim.data.records import Users
     from flsim.data.vocabulary import Layout
     from flsim.measures.memorization.random_sampling import RandomSampler
-    from flsim.measures.memorization.template import Template
+    from flsim.measures.memorization.score import Template
     from flsim.measures.prediction import Predict
     from flsim.models.language_model import LanguageModel
 
@@ -69,7 +69,7 @@ class Probe:
 
 def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
     """Return the space after a canary's first words: the rest of its template (all digits), or words or pieces."""
-    from flsim.measures.memorization.template import Template
+    from flsim.measures.memorization.score import Template
 
     if canary.template is not None:
         return Template.from_positions(canary.template.allowed[known:])

@@ -1,17 +1,18 @@
-"""The architectures by name, and the construction of models from settings."""
+"""The architectures of networks, and the settings of the network: architecture and sizes."""
 
 import os
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, cat, nn, zeros
 from torch.nn.functional import embedding, pad
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_custom, resolve_class
+from flsim.base.extensions import CustomName, declared_label, is_custom, refuse_options, resolve_class
+from flsim.base.settings import settings
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hf import HuggingFaceModel
+from flsim.models.hf import OF_BASE, RECORDED, HuggingFaceModel
 from flsim.models.language_model import (
     Capabilities,
     ModelSettings,
@@ -259,3 +260,53 @@ def restore(params: Params, hparams: ModelSettings, vocabulary_size: int) -> Tra
     is_of_its_dtype = representative(model.trainable).dtype == like.dtype
     model = model.to(like.device) if is_of_its_dtype else model.to(like.device, like.dtype)
     return model.load(params)
+
+
+# The settings of the network: architecture and sizes.
+
+
+@settings
+class ModelHParams(ModelSettings):
+    """Architecture and sizes of the network; see `flsim.models.architectures`.
+
+    Attributes:
+        embedding: Size D of the word embeddings, which are also the weights of the output layer. Unit: values.
+        units: Number H of cells in each layer. For a transformer, the number of hidden units in each feed-forward part;
+            for a convolutional network, the number of filters. Unit: cells.
+        architecture: Network: the paper's "cifg", another built-in network, or a custom subclass of
+            `flsim.models.language_model.TrainableModel`.
+        layers: Number of layers; must be 1 for "cifg". Unit: layers.
+        heads: Number of attention heads of a transformer; must divide `embedding`. Unit: heads.
+        filter_width: Number of tokens that a filter of a convolutional network reads, e.g. 5. Unit: tokens.
+        options: Options of a custom architecture, numbers or text, e.g. { scale = 2.5 }. Unit: none.
+        path: Of architecture "hf": folder of the base model, with config.json and .safetensors files, relative to the
+            configuration file.
+        digest: Of architecture "hf": sha256 of the files in `path`, which the run folder records; changed files are
+            refused.
+        tokens: Of architecture "hf": file of the base's token id for each token id of the corpus, which the run folder
+            records.
+        config: Of architecture "hf", in place of `path`: settings of a base with random weights, by transformers'
+            names, e.g. { model_type = "gpt2", n_layer = 2 }. Unit: none.
+        dtype: Of architecture "hf" with `lora`: type of the base's values.
+        lora: Of architecture "hf": train low-rank adapters on the frozen base. When not set: all weights are trained.
+
+    Examples:
+        >>> flsim.Model(embedding=32, units=64)                                # doctest: +SKIP
+    """
+
+    architecture: Annotated[str, CustomName("architecture", BUILT_IN)] = "cifg"
+
+    def __post_init__(self) -> None:
+        if not is_custom(self.architecture):
+            BUILT_IN[self.architecture].refuse_settings(self)
+        refuse_options(self.architecture, self.options, "options")
+        for name in () if self.architecture == "hf" else (*OF_BASE, *RECORDED):
+            if getattr(self, name) != getattr(ModelSettings(), name):
+                raise InputError(f'{name} is for architecture "hf", found "{self.architecture}"; remove it')
+
+    @property
+    def label(self) -> str:
+        """Return the architecture's name in a row of a table; empty for "cifg"."""
+        if is_custom(self.architecture):  # naming a row must not execute code
+            return declared_label(self.architecture)
+        return BUILT_IN[self.architecture].label_of(self)

@@ -23,13 +23,14 @@ from flsim.models.language_model import (
     FLOATS,
     SIZES,
     Capabilities,
+    LoraBlocks,
+    LoraHParams,
     ModelSettings,
     Params,
     State,
     TrainableModel,
     digest_of,
 )
-from flsim.models.lora import LoraBlocks, LoraHParams
 
 CLOSED = -1e4  # logit of a token id without a token; -inf would give scores that are not finite
 OF_BASE = ("path", "config", "dtype", "lora")  # settings that only this architecture has

@@ -18,9 +18,13 @@ from flsim.data.stores import located
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.measures.built_in import MEMORIZED
 from flsim.models.architectures import weights_of
-from flsim.planning.measure import Cost, Machine, Measurement, RunTime, Time, time_of, times_of
-from flsim.planning.scale import (
+from flsim.planning.measure import (
+    Cost,
+    Machine,
+    Measurement,
+    RunTime,
     Scale,
+    Time,
     Users,
     answers,
     cell,
@@ -39,6 +43,8 @@ from flsim.planning.scale import (
     size,
     table,
     three_digits,
+    time_of,
+    times_of,
     trained_on,
     with_unit,
 )

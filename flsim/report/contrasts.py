@@ -28,14 +28,28 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.base.mappings import flat
+from flsim.base.settings import flat
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, panels_first
 from flsim.report.gather import Gathered, RunView, Setting, text_of_setting
 from flsim.results.columns import described
-from flsim.results.differences import COLUMNS, END, LIKE, Pair, Row, differences, frame_of, planned, two_means
-from flsim.results.pairs import compared_in, left_out_text, of_mean, pair_at_like_utility, share_at_ceiling
-from flsim.results.run_file import PARTITIONS
+from flsim.results.differences import (
+    COLUMNS,
+    END,
+    LIKE,
+    Pair,
+    Row,
+    compared_in,
+    differences,
+    frame_of,
+    left_out_text,
+    of_mean,
+    pair_at_like_utility,
+    planned,
+    share_at_ceiling,
+    two_means,
+)
+from flsim.results.store import PARTITIONS
 from flsim.runs.config.custom_code import without_folders
 
 PARTITION, TECHNIQUE, OPTIMIZER, CLIP, NOISE, RATE = (

@@ -16,9 +16,8 @@ from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.differences import name_of_configuration
-from flsim.results.run_file import PARTITIONS, read_evaluations
 from flsim.results.seeds import distinctions, without_copies
-from flsim.results.store import RunResults, read_run
+from flsim.results.store import PARTITIONS, RunResults, read_evaluations, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
 from flsim.results.tables import user_share
 from flsim.runs import roundlog

@@ -13,11 +13,11 @@ from markupsafe import Markup, escape
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.files import is_device, named_file
-from flsim.report import evidence, figures, provenance, tables
+from flsim.report import figures, provenance, tables
 from flsim.report.blocks import Block, Facts, Section, listed, plural
 from flsim.report.contrasts import contrasts
 from flsim.report.gather import Gathered, gather
-from flsim.results.run_file import PARTITIONS
+from flsim.results.store import PARTITIONS
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 from flsim.show.figure import page_style
 
@@ -97,9 +97,9 @@ def sections(gathered: Gathered, frame: pd.DataFrame) -> list[Section]:
         Section("utility", "Exposure at equal utility", figures.by_perplexity(gathered)),
         Section("configurations", "By how often canaries occur", configurations),
         Section("traces", "Canary by canary", figures.traces(gathered)),
-        Section("forgetting", "Forgetting", evidence.forgetting(gathered)),
-        Section("proof", "What an attacker can prove", [*evidence.proof(gathered), *evidence.membership(gathered)]),
-        Section("privacy", "Privacy", evidence.privacy(gathered)),
+        Section("forgetting", "Forgetting", tables.forgetting(gathered)),
+        Section("proof", "What an attacker can prove", [*tables.proof(gathered), *tables.membership(gathered)]),
+        Section("privacy", "Privacy", tables.privacy(gathered)),
         Section("settings", "Settings, next to the defaults", provenance.settings(gathered)),
         Section("data", "Data", provenance.data(gathered)),
         Section("failures", "Runs that failed or are not completed", provenance.failures(gathered)),

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.base.mappings import flat
+from flsim.base.settings import flat
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import WHOLE

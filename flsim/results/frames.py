@@ -39,7 +39,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.canaries.roster import SCHEMA, is_drawn
+from flsim.canaries.population import SCHEMA, is_drawn
 from flsim.measures.built_in import QUANTITIES
 from flsim.results.canary_table import KINDS, canary_table
 from flsim.results.canary_table import TYPES as CANARY_TABLE

@@ -9,8 +9,7 @@ from typing import Any
 from flsim.base.errors import InputError
 from flsim.base.progress import say
 from flsim.results.rows import KEY
-from flsim.results.run_file import read_run_file, setting_of
-from flsim.results.store import RunResults, refuse_two_points
+from flsim.results.store import RunResults, read_run_file, refuse_two_points, setting_of
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, inside
-from flsim.base.mappings import with_present_names
 from flsim.base.progress import say
+from flsim.base.settings import with_present_names
 from flsim.results.published import with_question
-from flsim.results.run_file import is_run
 from flsim.results.seeds import without_copies
-from flsim.results.store import RunResults, read_run
+from flsim.results.store import RunResults, is_run, read_run
 
 RUNS = "runs"
 NOT_SEARCHED = "Learning rates were not tuned: the sweep sets them, and they can favour one side."

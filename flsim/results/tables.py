@@ -49,7 +49,7 @@ If some run diverged, failed, was interrupted, or has checkpoints that could not
     reason                   why
 
 If runs reproduce published rows, published_table, _data and _setting name the row. Its values are published_rs and so
-on (`flsim.results.columns`); the agreement is rs_size and so on (`flsim.results.against_published`). The paper's
+on (`flsim.results.columns`); the agreement is rs_size and so on (`flsim.results.published`). The paper's
 measurement is described by published_references, _prefix and _length, and that of flsim by these columns:
 
     prefix                   number of a canary's first words that the attacker knows
@@ -88,9 +88,8 @@ from flsim.base.statistics import t_interval
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
 from flsim.results import columns
-from flsim.results.against_published import AGAINST
 from flsim.results.columns import By
-from flsim.results.published import ASKED, PUBLISHED, asked, cells_of
+from flsim.results.published import AGAINST, ASKED, PUBLISHED, asked, cells_of
 from flsim.results.seeds import Sample, by_series, distinctions, sample
 from flsim.results.store import RunResults, refuse_two_points
 

@@ -9,11 +9,11 @@ from flsim.base.files import new_file, read_lines
 from flsim.base.logs import log
 from flsim.base.progress import say
 from flsim.results.rows import copy_rows, rows_in
-from flsim.results.run_file import log_evaluation, read_evaluations
+from flsim.results.store import log_evaluation, read_evaluations
 from flsim.runs import roundlog
 from flsim.runs.config.base import settings_of_both
 from flsim.runs.folder import Run
-from flsim.runs.locks import hold_lock
+from flsim.runs.recovery import hold_lock
 
 
 def begin_from(run: Run, twin: Run) -> Run:

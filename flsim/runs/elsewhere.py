@@ -1,7 +1,7 @@
 """Folders of measurements of a model that was trained elsewhere, which tables, plots and audits read like runs.
 
 measurements.toml  training.kind = "elsewhere", the model's name, the law of its canaries, settings of the evaluation
-planted/           roster.parquet (flsim.canaries.roster); with a law, all files of flsim.canaries.elsewhere
+planted/           roster.parquet (flsim.canaries.population); with a law, all files of flsim.canaries.elsewhere
 models/            round-000010.json, ...: how to load the model of a round, with digests of its code and parameters
 rows/              round-000010.parquet, ...: measurements, by the round of the checkpoint
 run.json           as in a run folder, with digests of measurements.toml and of the canaries
@@ -33,7 +33,7 @@ from flsim.base.files import (
 )
 from flsim.canaries.elsewhere import MANIFEST, CanarySet, Unit
 from flsim.canaries.planting import Overlay, Planting
-from flsim.canaries.roster import write_roster
+from flsim.canaries.population import write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.tokenizer import TABLE
@@ -51,7 +51,7 @@ from flsim.evaluation.loading import (
 )
 from flsim.models.language_model import TrainableModel
 from flsim.results.rows import Row, identity_of, write_rows
-from flsim.results.run_file import FILE, MEASUREMENTS, is_run, read_run_file
+from flsim.results.store import FILE, MEASUREMENTS, is_run, read_run_file
 
 MODELS = "models"
 LISTED = "listed"  # the source of canaries whose law is unknown

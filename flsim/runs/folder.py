@@ -9,7 +9,7 @@ planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 users/           what users keep between rounds, if the algorithm needs it (flsim.algorithms.user_states)
 rows/            round-000010.parquet, ...: results of evaluations
-membership/      round-000010.parquet, ...: results of attacks on membership (flsim.attacks.membership.stored)
+membership/      round-000010.parquet, ...: results of attacks on membership (flsim.attacks.membership.attacked)
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
 rounds.jsonl     a line per round (central training: per saved step), with loss, seconds, ... (flsim.runs.roundlog)
 micro-cohorts.jsonl  how many users train at once, where users are stacked (flsim.algorithms.micro_cohorts)
@@ -33,17 +33,17 @@ from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom
 from flsim.base.files import digest, new_file, new_folder, write_json
-from flsim.base.mappings import flat
+from flsim.base.settings import flat
 from flsim.canaries.in_corpus import planting_of
 from flsim.canaries.population import Population, open_population, verify_population, write_population
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
-from flsim.data.rewriting import labelled_steps
 from flsim.data.tokenizer import TABLE
+from flsim.data.withheld import labelled_steps
 from flsim.evaluation.evaluate import refuse_failing
 from flsim.privacy import ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
-from flsim.results.run_file import MEASUREMENTS, refuse_begun, setting_of
+from flsim.results.store import MEASUREMENTS, refuse_begun, setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, custom_code, dump, load
 from flsim.runs.config.base import shared_rounds
@@ -51,7 +51,7 @@ from flsim.runs.config.participation import of_extra
 from flsim.runs.foresight import foresee_training, settled_on
 from flsim.runs.trackers import refuse_missing
 from flsim.training.own_model import frozen_digest, refuse_unfit
-from flsim.training.state import State, Training
+from flsim.training.update import State, Training
 
 README = f"""\
 This folder is one run of flsim: its settings, canaries, trained models and measurements. `flsim table FOLDER`

@@ -26,8 +26,8 @@ import pandas as pd
 
 from flsim.base.errors import InputError
 from flsim.base.files import NewLines, naming
-from flsim.base.mappings import flat
 from flsim.base.progress import say
+from flsim.base.settings import flat
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags
 from flsim.results.rows import read_rows, rows_in

@@ -9,12 +9,22 @@ import pandas as pd
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
 from flsim.results.columns import quantities_in
-from flsim.results.differences import ALL, VALUES, Comparison, Pair, column, differences, planned, to_wide
-from flsim.results.pairs import MANY, WHAT_TO_DO, compared_in
+from flsim.results.differences import (
+    ALL,
+    MANY,
+    VALUES,
+    WHAT_TO_DO,
+    Comparison,
+    Pair,
+    column,
+    compared_in,
+    differences,
+    planned,
+    to_wide,
+)
 from flsim.results.published import COUNTED_OF, PREFIX
-from flsim.results.run_file import PARTITIONS
 from flsim.results.seeds import by_series, differing, words_of
-from flsim.results.store import RunResults
+from flsim.results.store import PARTITIONS, RunResults
 from flsim.show.memorization import text_of_count
 from flsim.show.table import TERMINAL, Column, Table, formatted, json_rows, latex, markdown, note, text_of
 

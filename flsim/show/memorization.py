@@ -8,11 +8,11 @@ import pandas as pd
 
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
-from flsim.results import against_published
-from flsim.results.against_published import CLEARLY
+from flsim.results import published
 from flsim.results.canary_table import WINDOW, WRITTEN
 from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
 from flsim.results.columns import is_in, mean_of, prefix_of, quantities_in
+from flsim.results.published import CLEARLY
 from flsim.results.tables import OPTIONAL, STANDARD, rounds_text, user_share
 from flsim.show.table import Column, Field, Table, columns_of, formatted, note, text_of
 
@@ -211,19 +211,19 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
     interval = Column("CI %", bounds, is_extra=True, note=SHARE_INTERVAL)
     counts = [text_of_count(count) for count in sorted(set(table["canaries"]))]
     note = "" if flag.is_standard else f"{name}: {flag.outcome} canaries; {flag.sentence}"
-    if not against_published.has_shares(table):
+    if not published.has_shares(table):
         out_of = [f"/{text_of_count(count)}" if len(counts) > 1 else "" for count in table["canaries"]]
         cells = [cell and cell + rest for cell, rest in zip(formatted(table[flag.name], template), out_of, strict=True)]
         heading = f"{name} /{counts[0]}" if len(counts) == 1 else name
         return [[Column(heading, cells, note=note), interval, *_lowest(table, flag, "Lowest")]]
-    source = against_published.source_of(table, flag.name)
-    share, published = against_published.measured(table, flag.name)[0], against_published.measured(table, source)[1]
+    source = published.source_of(table, flag.name)
+    share, of_paper = published.measured(table, flag.name)[0], published.measured(table, source)[1]
     standard = ", ".join(f"{quantity.heading} %" for quantity in flags(QUANTITIES.values()) if quantity.is_standard)
     note = note or SHARE.format(standard, " to ".join(dict.fromkeys((counts[0], counts[-1]))))
     unit = [
         Column(f"{name} %", formatted(share, "{:.1f}", 100), note=note),
         interval,
-        *_published(published.to_frame("published_share"), "share", "{:.1f}", 100),
+        *_published(of_paper.to_frame("published_share"), "share", "{:.1f}", 100),
         *marks(table, source),
     ]
     lowest = _lowest(table, flag, f"{name} lowest")
@@ -267,7 +267,7 @@ def _lowest(table: pd.DataFrame, flag: Quantity, heading: str) -> list[Column]:
 
 
 def marks(table: pd.DataFrame, metric: str) -> list[Column]:
-    """Return columns that mark agreement with published rows, if `flsim.results.against_published` compared them."""
+    """Return columns that mark agreement with published rows, if `flsim.results.published` compared them."""
     columns = []
     if f"{metric}_size" in table:
         cells = [MARKS.get(cell, "") for cell in text_of(table[f"{metric}_size"])]
@@ -277,15 +277,15 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
         Field("Twin", f"{metric}_twin", note=TWIN),
     )
     # for counts, the marks of size and twins are enough
-    return columns + columns_of(table, [twin] if metric in against_published.COUNTED else [pairs, twin])
+    return columns + columns_of(table, [twin] if metric in published.COUNTED else [pairs, twin])
 
 
 def agreement(table: pd.DataFrame) -> str:
-    """Return a sentence about each metric over all rows, if `flsim.results.against_published` compared them."""
-    if not table.attrs.get(against_published.COMPARED):
+    """Return a sentence about each metric over all rows, if `flsim.results.published` compared them."""
+    if not table.attrs.get(published.COMPARED):
         return ""
-    judged = against_published.agreements(table)
-    sentences = [against_published.sizes(table), *map(str, judged), *against_published.chance(judged)]
+    judged = published.agreements(table)
+    sentences = [published.sizes(table), *map(str, judged), *published.chance(judged)]
     return "\n" + "".join(note(sentence) for sentence in sentences if sentence)
 
 

@@ -7,9 +7,8 @@ import torch
 
 from flsim.base.extensions import configured
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import without_values
+from flsim.models.architectures import ModelHParams, without_values
 from flsim.models.hf import HuggingFaceModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.hparams import LocalHParams

@@ -13,9 +13,8 @@ from flsim.base.rng import stream
 from flsim.data.corpus import Corpus
 from flsim.data.tokenizer import FILE, TABLE, Tokenizer
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import build, weights_of
+from flsim.models.architectures import ModelHParams, build, weights_of
 from flsim.models.hf import files_digest
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel, digest_of, loss_sum
 from flsim.training.local import training_mode
 

@@ -12,8 +12,8 @@ from ray.exceptions import NodeDiedError, RayError, RayTaskError, RuntimeEnvSetu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flsim.base.errors import InputError, RunFailed, in_one_line, last_line
+from flsim.base.machine import processor, versions
 from flsim.base.progress import say
-from flsim.base.versions import processor, versions
 from flsim.data.corpus import Corpus
 from flsim.data.stores import is_uri, located
 from flsim.runs.config import load

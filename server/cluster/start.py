@@ -27,8 +27,8 @@ import ray
 
 from flsim.base.errors import InputError, Interrupted, RunFailed, first_line
 from flsim.base.logs import log
+from flsim.base.machine import PACKAGES
 from flsim.base.progress import say
-from flsim.base.versions import PACKAGES
 from server.cluster import causes, internals
 from server.stopping import no_signal_lost
 

@@ -20,7 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 from flsim.base.errors import Diverged, RunFailed, is_out_of_memory
 from flsim.base.progress import say
 from flsim.base.settings import Count, Natural, NotNegative, Seconds, settings
-from flsim.results.run_file import Evaluation, Outcome, log_evaluation
+from flsim.results.store import Evaluation, Outcome, log_evaluation
 from server.cluster.causes import reason_of
 from server.pool.actors import Actor, Actors
 

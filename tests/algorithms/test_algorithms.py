@@ -16,14 +16,13 @@ from populations import InMemory
 from stepping import LAYOUT
 
 from flsim.algorithms.algorithm import Answer, Trained
+from flsim.algorithms.built_in import FedAvgHParams
 from flsim.algorithms.fedavg import LocalUser
-from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, RunFailed
-from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.folder import Run
 from flsim.training.hparams import LocalHParams

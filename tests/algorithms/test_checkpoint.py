@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import Provenance, checkpoint_name, latest, load, round_of, save
 from flsim.base.errors import InputError
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy.ledger import Entry, Ledger
-from flsim.training.state import State
+from flsim.training.update import State
 
 PROVENANCE = Provenance("c0ffee", "beef", vocabulary_size=12, model=ModelHParams(3, 5))
 

@@ -21,7 +21,7 @@ from flsim.privacy.devices import LAWS, Durations, buffers, simulated_buffers
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import draw_cohort
 from flsim.training.local import epoch_orders
-from flsim.training.state import State
+from flsim.training.update import State
 
 MODEL = flsim.Model(3, 5)
 

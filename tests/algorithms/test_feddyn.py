@@ -10,10 +10,10 @@ from one_vector import ONE_VECTOR, USERS, Vector, frequencies, softmax
 from populations import InMemory
 from stepping import LAYOUT
 
-from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.built_in import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import RunFailed
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.training.hparams import LocalHParams

@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from flsim.algorithms import fedavg, server_optimizers
-from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.built_in import FedAvgHParams
 from flsim.base.errors import Diverged
 from flsim.base.rng import stream
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy import noise as process
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, noisy_mean
-from flsim.training.state import State
-from flsim.training.update import UpdateSum, global_norm
+from flsim.training.update import State, UpdateSum, global_norm
 
 POPULATION = 1_000
 NONE, CLIP = PrivacyHParams(), PrivacyHParams("clip", clip=0.5)

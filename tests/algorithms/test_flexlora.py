@@ -11,20 +11,17 @@ from populations import InMemory
 from tiny_bases import GPT2
 
 from flsim.algorithms.algorithm import ServerRound
-from flsim.algorithms.built_in import factors, pairs
+from flsim.algorithms.built_in import FedAvgHParams, factors, pairs
 from flsim.algorithms.fedavg import train_users
-from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import RoundRequest
 from flsim.base.errors import InputError
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import restore
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params
-from flsim.models.lora import LoraHParams
+from flsim.models.architectures import ModelHParams, restore
+from flsim.models.language_model import LoraHParams, Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.hparams import LocalHParams
-from flsim.training.state import State
+from flsim.training.update import State
 
 LAYOUT = Layout(50, 12)
 RNG = np.random.default_rng(0)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from helpers import TESTED, Flsim, MakeCorpus, Trained
 
+from flsim.algorithms.built_in import FedAvgHParams
 from flsim.algorithms.checkpoint import load
-from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.attacks.audit import coins
-from flsim.attacks.audit.canary_users import CanaryUsers, epsilon_of_cosines
+from flsim.attacks.audit.rounds import CanaryUsers, epsilon_of_cosines
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.base.rng import stream
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.privacy.conventions import sound_convention
 from flsim.privacy.ledger import epsilon
 from flsim.privacy.mechanism import PrivacyHParams

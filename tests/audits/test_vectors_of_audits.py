@@ -8,7 +8,7 @@ import scipy
 from helpers import enumerated
 from scipy.stats import beta, binom, norm
 
-from flsim.attacks.audit import canary_users, guesses, ranks, trade_off
+from flsim.attacks.audit import guesses, ranks, rounds, trade_off
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc, auroc_interval, roc, share_interval
 
@@ -198,9 +198,9 @@ def test_deltas_of_cosines_are_integrals(dimension: int, mean: float, deviation:
     one = np.trapezoid(np.maximum(0, taking_part - math.exp(epsilon) * chance), places) + beyond
     other = np.trapezoid(np.maximum(0, chance - math.exp(epsilon) * taking_part), places)
     expected = max(one, other)
-    assert canary_users.delta_of_cosines(mean, deviation, dimension, epsilon) == pytest.approx(expected, rel=1e-3)
-    if expected < canary_users.delta_of_cosines(mean, deviation, dimension, 0.0):
-        found = canary_users.epsilon_of_cosines(mean, deviation, dimension, expected)
+    assert rounds.delta_of_cosines(mean, deviation, dimension, epsilon) == pytest.approx(expected, rel=1e-3)
+    if expected < rounds.delta_of_cosines(mean, deviation, dimension, 0.0):
+        found = rounds.epsilon_of_cosines(mean, deviation, dimension, expected)
         assert found == pytest.approx(epsilon, abs=2e-3)
 
 
@@ -209,22 +209,20 @@ def test_cosines_of_many_parameters_are_gaussian(mu: float) -> None:
     """With the deviation of chance, 1 / sqrt d, a mean of mu / sqrt d is mu-GDP."""
     spread = 1e-4  # of 1e8 parameters
     expected = trade_off.epsilon_of_gaussian(mu, 1e-3)
-    found = canary_users.epsilon_of_cosines(mu * spread, spread, 10**8, 1e-3)
+    found = rounds.epsilon_of_cosines(mu * spread, spread, 10**8, 1e-3)
     assert found == pytest.approx(expected, abs=1e-3)
-    assert canary_users.epsilon_of_cosines(0.0, spread, 10**8, 1e-3) == 0
+    assert rounds.epsilon_of_cosines(0.0, spread, 10**8, 1e-3) == 0
 
 
 def test_canary_users_have_two_sides() -> None:
     cosines, present = np.array([0.1, 0.2, 0.3, -0.1, 0.0]), np.array([True, True, True, False, False])
-    users = canary_users.CanaryUsers(cosines, present, np.array([0.05]), True, 60, 0.01)
+    users = rounds.CanaryUsers(cosines, present, np.array([0.05]), True, 60, 0.01)
     assert users.members.tolist() == [0.1, 0.2, 0.3]
     assert users.others.tolist() == [-0.1, 0.0, 0.05]
-    assert users.estimate(users.members) == pytest.approx(canary_users.epsilon_of_cosines(0.2, 0.1, 60, 0.01))
+    assert users.estimate(users.members) == pytest.approx(rounds.epsilon_of_cosines(0.2, 0.1, 60, 0.01))
     deviation = math.sqrt((0.1**2 + 0.0**2 + 0.05**2 - 3 * (0.05 / 3) ** 2) / 2)
-    assert users.estimate(users.others) == pytest.approx(
-        canary_users.epsilon_of_cosines(-0.05 / 3, deviation, 60, 0.01)
-    )
-    few = canary_users.CanaryUsers(cosines[:3], np.array([True, False, False]), np.array([]), True, 60, 0.01)
+    assert users.estimate(users.others) == pytest.approx(rounds.epsilon_of_cosines(-0.05 / 3, deviation, 60, 0.01))
+    few = rounds.CanaryUsers(cosines[:3], np.array([True, False, False]), np.array([]), True, 60, 0.01)
     assert few.estimate(few.members) is None
     assert few.estimate(few.others) is not None
 
@@ -234,11 +232,11 @@ def test_normal_cosines_reach_beyond_1_on_both_sides() -> None:
     tail = norm.sf(1, 0.5, 0.1) + norm.cdf(-1, 0.5, 0.1)
     assert 1e-7 < tail < 1e-6
     for sign in (1, -1):
-        assert canary_users._beyond(sign * 0.5, 0.1) == pytest.approx(tail, rel=1e-9, abs=0)
+        assert rounds._beyond(sign * 0.5, 0.1) == pytest.approx(tail, rel=1e-9, abs=0)
         cosines = sign * np.array([0.4, 0.5, 0.6])
         for delta, is_too_small in ((1e-3, False), (1e-4, True)):
-            users = canary_users.CanaryUsers(cosines, np.ones(3, bool), np.array([0.0, 0.1]), True, 60, delta)
+            users = rounds.CanaryUsers(cosines, np.ones(3, bool), np.array([0.0, 0.1]), True, 60, delta)
             assert users.is_too_small(users.members) == is_too_small
             assert (users.estimate(users.members) is None) == is_too_small
         with pytest.raises(InputError, match=r"has probability 2\.9e-07 beyond 1, and at most 1e-07 is allowed"):
-            canary_users.epsilon_of_cosines(sign * 0.5, 0.1, 60, 1e-4)
+            rounds.epsilon_of_cosines(sign * 0.5, 0.1, 60, 1e-4)

@@ -9,9 +9,8 @@ from scipy.stats import beta, norm
 
 from flsim.attacks.audit import coins, guesses, ranks, trade_off
 from flsim.attacks.audit.audit import of_ranks, pooled, rate_at
-from flsim.attacks.audit.claim import Claim
+from flsim.attacks.audit.claim import Claim, LedgerTest
 from flsim.attacks.audit.subject import Subject
-from flsim.attacks.audit.testing import LedgerTest
 from flsim.privacy.conventions import sound_convention
 from flsim.privacy.ledger import EPSILONS
 

@@ -11,9 +11,8 @@ from helpers import TESTED, Trained
 
 from flsim.attacks.audit import coins
 from flsim.attacks.audit.audit import audit_subject, to_text
-from flsim.attacks.audit.claim import Claim
+from flsim.attacks.audit.claim import Claim, LedgerTest
 from flsim.attacks.audit.subject import Coins, Subject, subject_of
-from flsim.attacks.audit.testing import LedgerTest
 from flsim.attacks.audit.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
 from flsim.privacy.conventions import sound_convention
 from flsim.privacy.ledger import EPSILONS

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from raynodes import older_release
 
-from flsim.base.versions import PACKAGES, code_digest, versions
+from flsim.base.machine import PACKAGES, code_digest, versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def test_versions_are_those_that_are_imported(tmp_path: Path) -> None:
     assert here["numpy"] == np.__version__
     assert here["torch"] == torch.__version__
     assert here["flsim"] == code_digest()
-    code = "from flsim.base.versions import versions; print(versions()['scipy'])"
+    code = "from flsim.base.machine import versions; print(versions()['scipy'])"
     environment = {**os.environ, "PYTHONPATH": f"{older_release(tmp_path, 'scipy')}:{ROOT}"}
     assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "0.1\n"
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.central import CentralBenchHParams, bench_central, describe
 from flsim.base.errors import RunFailed
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.training.central import CentralHParams
 
 TINY = CentralBenchHParams(batch_sizes=(2, 8), records=16, turns=2, threads=1, model=ModelHParams(4, 6), users=1)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import engine, libraries
 from flsim.data.vocabulary import Layout
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 
 
 def test_drawn_users_are_as_said() -> None:

@@ -12,7 +12,7 @@ from benchmarks.rounds import BenchHParams, new_run
 from benchmarks.sides import plain_work_of, train_with_engines, work_of
 from benchmarks.training import FAR, PROCESSORS, bench_training, describe, distances, refuse_no_training
 from flsim.base.errors import RunFailed
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.runs.folder import Run
 
 SMALL = BenchHParams(users=3 + PROCESSORS, words=60, rounds=3, vocabulary_size=60, model=ModelHParams(4, 6))

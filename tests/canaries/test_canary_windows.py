@@ -20,16 +20,14 @@ from flsim.algorithms.wire import Address, decode_reply, encode_requests
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import Planted, plant_corpus, planting_of
 from flsim.canaries.planting import Overlay
-from flsim.canaries.population import Partition, Population, write_population
-from flsim.canaries.roster import read_roster, write_roster
+from flsim.canaries.population import Partition, Population, read_roster, write_population, write_roster
 from flsim.canaries.spec import Canary, CanaryHParams, bounds_of, injection_bounds
 from flsim.data.corpus import Corpus
-from flsim.planning.scale import Users, canaries_of
+from flsim.planning.measure import Users, canaries_of
 from flsim.runs.config import load
 from flsim.runs.folder import Run, participation
 from flsim.training.central import CentralTraining
-from flsim.training.state import State
-from flsim.training.update import UpdateSum
+from flsim.training.update import State, UpdateSum
 
 CENTRAL = f'{PARTITION}[training]\nkind = "central"\n'
 

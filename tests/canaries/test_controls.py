@@ -11,7 +11,7 @@ from helpers import Flsim, MakeCorpus, Trained
 
 from flsim.attacks.audit import coins
 from flsim.canaries.planting import Planting, drawn_and_planted, plant
-from flsim.canaries.roster import is_drawn, read_canaries, write_roster
+from flsim.canaries.population import is_drawn, read_canaries, write_roster
 from flsim.canaries.spec import CanaryHParams, toss
 from flsim.data.corpus import Corpus
 from flsim.results.store import read_run

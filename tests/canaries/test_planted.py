@@ -23,7 +23,7 @@ from flsim.canaries.population import Population, make_twin
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Users
-from flsim.defences.deduplication import DeduplicationHParams, deduplicate
+from flsim.defences import DeduplicationHParams, deduplicate
 from flsim.runs.config import Config, load
 from flsim.runs.folder import Run
 

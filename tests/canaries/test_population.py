@@ -20,15 +20,20 @@ from flsim.base.files import new_folder
 from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay, Planting, drawn_and_planted, plant
 from flsim.canaries.population import (
+    COUNTS,
+    LATER,
+    SCHEMA,
     Partition,
     Population,
     make_twin,
     open_population,
     order_dtype,
+    read_canaries,
+    read_roster,
     verify_population,
     write_population,
+    write_roster,
 )
-from flsim.canaries.roster import COUNTS, LATER, SCHEMA, read_canaries, read_roster, write_roster
 from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus, CorpusWriter, Split

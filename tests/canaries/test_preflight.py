@@ -9,8 +9,7 @@ import pytest
 from helpers import Flsim
 
 from flsim.base.errors import InputError
-from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, WordList
-from flsim.canaries.preflight import Training, encoder, preflight
+from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, Training, WordList, encoder, preflight
 from flsim.canaries.spec import CanaryHParams
 
 

@@ -20,12 +20,12 @@ from flsim.algorithms.fedavg import init
 from flsim.cli.data import show
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
-from flsim.models.hparams import ModelHParams
-from flsim.results.run_file import read_run_file
+from flsim.models.architectures import ModelHParams
+from flsim.results.store import read_run_file
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.training.state import State
+from flsim.training.update import State
 
 Refuse = Callable[..., str]
 

@@ -12,7 +12,7 @@ from scipy import optimize, stats
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.training.state import State
+from flsim.training.update import State
 
 PAPER = ("--users", "392000", "--cohort", "5000", "--rounds", "784", "--delta", "1e-7")
 SMALL = ("--users", "1000", "--cohort", "10", "--rounds", "5", "--delta", "1e-4")

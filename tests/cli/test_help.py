@@ -18,9 +18,9 @@ from rich.text import Text
 
 from flsim.cli import app
 from flsim.cli.options import PANELS
-from flsim.models.lora import LoraHParams
+from flsim.models.language_model import LoraHParams
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig
-from flsim.runs.config.listing import Section, sections
+from flsim.runs.config.files import Section, sections
 
 ROOT = Path(__file__).parents[2]
 GROUP = typer.main.get_command(app)

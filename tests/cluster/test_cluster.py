@@ -16,7 +16,7 @@ from raynodes import free_place, joined, listening, named, tree, without_agents
 from waiting import wait_until
 
 from flsim.base.errors import InputError, Interrupted
-from flsim.base.versions import code_digest
+from flsim.base.machine import code_digest
 from server.cluster.start import cluster, nodes
 
 

@@ -10,7 +10,7 @@ from raynodes import free_place, joined, named, older_release, tree
 from waiting import wait_until
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.versions import versions
+from flsim.base.machine import versions
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster
 

@@ -17,12 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.base.files import new_folder
-from flsim.data.authors import author_of
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.describe import REASONS, describe
-from flsim.data.inspect import inspect, unit_of
+from flsim.data.inspect import REASONS, describe, inspect, unit_of
 from flsim.data.manifest import SPLITS
-from flsim.data.records import Records
+from flsim.data.records import Records, author_of
 from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
 
 User = tuple[str, list[list[int]]]  # name, records of ranks of words, from 0; the first rank that is no word is OOV

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.data import rewriting
+from flsim.data import withheld
 from flsim.data.corpus import Corpus, memory_map
 from flsim.data.manifest import SPLITS
 from flsim.data.records import Records, batch, windows
-from flsim.data.rewriting import rewrite_corpus
 from flsim.data.vocabulary import Layout
+from flsim.data.withheld import rewrite_corpus
 
 RECORD_WORDS = 5
 LAYOUT = Layout(vocabulary_size=12, record_words=RECORD_WORDS)
@@ -73,7 +73,7 @@ def test_it_holds_what_is_kept(make_corpus: MakeCorpus, tmp_path: Path) -> None:
         rest = iter(kept.tolist())
         expected = [[record for record in user if next(rest)] for user in users]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rewriting, "BLOCK", number + 1)
+            patch.setattr(withheld, "BLOCK", number + 1)
             made = rewrite_corpus(corpus, tmp_path / f"{number}", {"step": "test"}, kept=kept, dropped={"records_x": 4})
         train = Corpus.open(made.path, verify=True).split("train")
         assert [[record.tolist() for record in train[user]] for user in range(len(train))] == expected

@@ -16,7 +16,7 @@ from flsim.canaries.planting import occurring
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import named
-from flsim.defences.deduplication import DeduplicationHParams, deduplicate
+from flsim.defences import DeduplicationHParams, deduplicate
 
 SIZE = 70_000  # token ids
 WORDS = SIZE - 4

@@ -23,7 +23,7 @@ from flsim.data.records import Records
 from flsim.data.withheld import PartialSplit, Shadow, held_out, included, record_words, without_withheld
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.training.state import State
+from flsim.training.update import State
 
 Sentences = list[list[int]]
 USERS = st.lists(st.lists(st.lists(st.integers(1, 90), max_size=4), max_size=9), min_size=1, max_size=8).filter(any)

@@ -14,7 +14,7 @@ from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.vocabulary import Layout
-from flsim.defences.deduplication import (
+from flsim.defences import (
     MISSES,
     PERMUTATIONS,
     DeduplicationHParams,

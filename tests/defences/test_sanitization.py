@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus
 from flsim.data.records import Subset
-from flsim.defences.sanitization import (
+from flsim.defences import (
     SanitizationHParams,
     halves,
     largest,
@@ -22,8 +22,8 @@ from flsim.defences.sanitization import (
     sanitize,
 )
 from flsim.measures.memorization.score import log_perplexity
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 
 Users = Callable[..., list[list[list[int]]]]

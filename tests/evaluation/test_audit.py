@@ -16,12 +16,10 @@ from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
 from flsim.evaluation.audit import Checked, audit, from_forward, refuse_inconsistent
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
-from flsim.measures.memorization.beam_search import beam_searches
-from flsim.measures.memorization.enumeration import Enumeration, enumerate_space
 from flsim.measures.memorization.importance_sampling import draw, space_exposure
 from flsim.measures.memorization.random_sampling import RandomSampler, references
-from flsim.measures.memorization.shortest_path import shortest_path
-from flsim.measures.memorization.template import Template
+from flsim.measures.memorization.score import Template
+from flsim.measures.memorization.search import Enumeration, beam_searches, enumerate_space, shortest_path
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import LanguageModel, State
 

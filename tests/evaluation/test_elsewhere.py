@@ -19,14 +19,14 @@ from safetensors.torch import save_file
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
 from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, WordList
-from flsim.canaries.roster import roster_of
-from flsim.results.run_file import read_run_file
+from flsim.canaries.population import roster_of
+from flsim.results.store import read_run_file
 from flsim.runs.folder import Run
-from flsim.runs.loading import load_model
+from flsim.runs.measuring import load_model
 
 OF_OURS = """
 from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 
 def ours(vocabulary, embedding, units):
     return build(vocabulary, ModelHParams(embedding, units))

@@ -13,8 +13,8 @@ from flsim.base.errors import Diverged
 from flsim.data.vocabulary import Layout
 from flsim.measures import prediction as module
 from flsim.measures.prediction import Utility, utility
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 
 LAYOUT = Layout(12, record_words=6)
 

@@ -11,8 +11,7 @@ from helpers import PARTITION, Experiment, Flsim, Trained, train_here
 from membership.test_targets import run_of, write_corpus
 
 import flsim as api
-from flsim.attacks.extraction.discoverable import Scheme, discover
-from flsim.attacks.extraction.strings import record_strings, records_of
+from flsim.attacks.extraction.strings import Scheme, discover, record_strings, records_of
 from flsim.base.errors import InputError
 from flsim.data.records import Records
 from flsim.results.store import read_run

@@ -9,8 +9,8 @@ from membership.before_model import LAYOUT, drawn, untrained
 
 from flsim.attacks.extraction.extract import bleu, edit_distances, is_elicited, near_verbatim, one_word_continuations
 from flsim.data.records import Records
-from flsim.measures.memorization.beam_search import beam_search
-from flsim.measures.memorization.template import Template
+from flsim.measures.memorization.score import Template
+from flsim.measures.memorization.search import beam_search
 
 CPU = torch.device("cpu")
 LENGTH = 4

@@ -9,9 +9,8 @@ import torch
 from membership.before_model import LAYOUT, untrained
 from scipy.stats import beta
 
-from flsim.attacks.extraction import discoverable, extract, rates
-from flsim.attacks.extraction.discoverable import Scheme
-from flsim.attacks.extraction.strings import Strings
+from flsim.attacks.extraction import extract, rates, strings
+from flsim.attacks.extraction.strings import Scheme, Strings
 from flsim.base.statistics import difference_interval
 from flsim.canaries.spec import Canary
 from flsim.data.records import Records
@@ -36,14 +35,14 @@ def test_tries_are_bernoulli(p_z: float) -> None:
     """1 - (1 - p_z)^n, and the least n at which it reaches p, by trying."""
     log_probs = np.log([p_z])
     for n in (1, 7, 1_000):
-        assert discoverable.probability_within(n, log_probs)[0] == pytest.approx(1 - (1 - p_z) ** n, rel=1e-6)
+        assert strings.probability_within(n, log_probs)[0] == pytest.approx(1 - (1 - p_z) ** n, rel=1e-6)
     for p in (0.1, 0.5, 0.9):
-        least = discoverable.least_tries(log_probs, p)[0]
+        least = strings.least_tries(log_probs, p)[0]
         assert least >= 1
         assert 1 - (1 - p_z) ** least >= p * (1 - 1e-9)
         assert least == 1 or 1 - (1 - p_z) ** (least - 1) < p
-    assert discoverable.least_tries(np.array([0.0, -math.inf]), 0.5).tolist() == [1, math.inf]
-    assert discoverable.probability_within(3, np.array([0.0, -math.inf])).tolist() == [1, 0]
+    assert strings.least_tries(np.array([0.0, -math.inf]), 0.5).tolist() == [1, math.inf]
+    assert strings.probability_within(3, np.array([0.0, -math.inf])).tolist() == [1, 0]
 
 
 def table() -> pd.DataFrame:

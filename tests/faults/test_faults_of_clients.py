@@ -65,7 +65,7 @@ def hasty(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = experiment.folder / "hasty"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
-        "import server.federated.exchange as its\nits.FLOOR, its.FACTOR = 2.0, 1.0\n"
+        "import server.federated.rounds as its\nits.FLOOR, its.FACTOR = 2.0, 1.0\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 

@@ -24,7 +24,7 @@ from faulty import (
 from helpers import Experiment, start, wait_for_round
 
 from flsim.results.rows import Row, write_rows
-from flsim.results.run_file import Evaluation, log_evaluation
+from flsim.results.store import Evaluation, log_evaluation
 from flsim.runs import config
 from flsim.runs.folder import Run
 

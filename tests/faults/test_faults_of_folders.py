@@ -14,7 +14,7 @@ from helpers import CENTRAL, Experiment, Trained
 
 from flsim.base.files import held
 from flsim.results.store import read_run
-from flsim.runs import locks
+from flsim.runs import recovery
 
 Interrupted = Callable[[str], Path]
 NOBODY = ("--address", "127.0.0.1:1")  # no cluster answers there
@@ -37,7 +37,7 @@ def test_a_new_run_that_somebody_took_over_stays(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     """Between the making of the folder and the refusal another process goes on with it."""
-    run, discard = experiment.folder / "new", locks.discard
+    run, discard = experiment.folder / "new", recovery.discard
     left = {
         "left a checkpoint": run / "checkpoints" / "round-000005.safetensors",
         "left rows": run / "rows" / "round-000005.parquet",
@@ -49,8 +49,8 @@ def test_a_new_run_that_somebody_took_over_stays(
             left[harm].touch()
             discard(training)  # type: ignore[arg-type]
         else:
-            (run / locks.TRAINED).touch()
-            with held(run / locks.TRAINED):
+            (run / recovery.TRAINED).touch()
+            with held(run / recovery.TRAINED):
                 discard(training)  # type: ignore[arg-type]
 
     monkeypatch.setattr("flsim.api.discard", late)
@@ -209,7 +209,7 @@ def _files(run: Path) -> set[tuple[Path, bytes]]:
     """Everything but the settings of machines, the log of what happened, and the locks."""
     found = set()
     for path in run.rglob("*"):
-        if path.is_file() and path.name not in ("config.toml", "log.jsonl", locks.TRAINED, locks.DRIVEN):
+        if path.is_file() and path.name not in ("config.toml", "log.jsonl", recovery.TRAINED, recovery.DRIVEN):
             with suppress(FileNotFoundError):
                 found.add((path.relative_to(run), path.read_bytes()))
     return found

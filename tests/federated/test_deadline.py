@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.federated.exchange import FIRST, FLOOR, Deadline
+from server.federated.rounds import FIRST, FLOOR, Deadline
 
 SECONDS = st.floats(1e-3, 1e6)
 

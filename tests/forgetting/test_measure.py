@@ -10,12 +10,11 @@ import pytest
 from scipy.stats import norm
 
 from flsim.attacks.forgetting.measure import TYPES, Forgetting, measure
-from flsim.attacks.forgetting.plot import draw, plot
-from flsim.attacks.forgetting.tables import to_text
-from flsim.attacks.forgetting.times import canary_times, p_after_window
+from flsim.attacks.forgetting.success import canary_times, p_after_window
+from flsim.attacks.forgetting.tables import draw, plot, to_text
 from flsim.base.errors import InputError
 from flsim.base.statistics import log_rank_p, t_interval
-from flsim.report.evidence import forgetting_figures
+from flsim.report.tables import forgetting_figures
 
 REFERENCES = 20_000
 START = 6.0  # standard deviations between the arms' scores at k = 0

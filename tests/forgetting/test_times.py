@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from scipy.stats import binom, norm
 
-from flsim.attacks.forgetting.success import accuracy, best_threshold
-from flsim.attacks.forgetting.times import (
+from flsim.attacks.forgetting.success import (
     CanaryTime,
+    accuracy,
+    best_threshold,
     canary_times,
     forgetting_time,
     grid,

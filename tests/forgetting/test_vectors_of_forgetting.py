@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from scipy.stats import beta, binom, t
 
-from flsim.attacks.forgetting import advantage, success, times
-from flsim.attacks.forgetting.times import CanaryTime
+from flsim.attacks.forgetting import advantage, success
+from flsim.attacks.forgetting.success import CanaryTime
 from flsim.base.statistics import AtLevel, median_interval, share_interval
 
 
@@ -90,33 +90,33 @@ def test_least_alphas() -> None:
 
 
 def test_grids_end_at_three_quarters_and_at_the_end() -> None:
-    assert times.grid(0) == [0]
-    assert times.grid(7) == [0, 1, 2, 5, 7]
-    assert times.grid(2_000) == [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000]
-    assert times.grid(20) == [0, 1, 2, 5, 10, 20]  # 15 is three quarters
+    assert success.grid(0) == [0]
+    assert success.grid(7) == [0, 1, 2, 5, 7]
+    assert success.grid(2_000) == [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000]
+    assert success.grid(20) == [0, 1, 2, 5, 10, 20]  # 15 is three quarters
 
 
 def test_half_of_the_canaries_reach_a_round() -> None:
     since, canaries = np.array([math.nan, 3.0, 1.0, 7.0, 4.0, math.nan]), np.array([0, 0, 0, 1, 2, 3])
-    assert times.reached(since, canaries) == 4  # 3, 4 and 7
-    assert times.reached(np.append(since, 9.0), np.append(canaries, 3)) == 4  # 3, 4, 7 and 9: two at or after 7
-    assert times.reached(np.array([0.0]), np.array([0])) == 0
-    assert times.reached(np.array([math.nan]), np.array([0])) is None
+    assert success.reached(since, canaries) == 4  # 3, 4 and 7
+    assert success.reached(np.append(since, 9.0), np.append(canaries, 3)) == 4  # 3, 4, 7 and 9: two at or after 7
+    assert success.reached(np.array([0.0]), np.array([0])) == 0
+    assert success.reached(np.array([math.nan]), np.array([0])) is None
 
 
 def test_an_evaluation_counts_once_at_the_next_k() -> None:
     since = np.array([0.0, 1.0, 2.0, 4.0, 6.0, math.nan, 5.0, 3.0])
     canaries = np.array([0, 0, 0, 0, 0, 0, 1, 1])
     # 1 and 2 lie in (0, 2]: the later counts; 4 in (2, 5], 6 nowhere; of the other canary 5 counts and not 3.
-    assert times.evaluated_by(since, canaries, [0, 2, 5]).tolist() == [0, -1, 2, 5, -1, -1, 5, -1]
+    assert success.evaluated_by(since, canaries, [0, 2, 5]).tolist() == [0, -1, 2, 5, -1, -1, 5, -1]
 
 
 def test_times_need_all_later_bounds() -> None:
     ks = [0, 1, 2, 5]
-    assert times.forgetting_time(ks, [0.5, 0.5, 0.5, 0.6], 0.6) == 0
-    assert times.forgetting_time(ks, [0.5, 0.7, 0.5, 0.6], 0.6) == 2
-    assert times.forgetting_time(ks, [0.5, math.nan, 0.5, 0.6], 0.6) == 2
-    assert times.forgetting_time(ks, [0.5, 0.5, 0.5, 0.61], 0.6) is None
+    assert success.forgetting_time(ks, [0.5, 0.5, 0.5, 0.6], 0.6) == 0
+    assert success.forgetting_time(ks, [0.5, 0.7, 0.5, 0.6], 0.6) == 2
+    assert success.forgetting_time(ks, [0.5, math.nan, 0.5, 0.6], 0.6) == 2
+    assert success.forgetting_time(ks, [0.5, 0.5, 0.5, 0.61], 0.6) is None
 
 
 def kaplan_meier_median(observed: list[tuple[int, bool]]) -> float:
@@ -132,14 +132,14 @@ def kaplan_meier_median(observed: list[tuple[int, bool]]) -> float:
 
 def test_medians_are_kaplan_meiers() -> None:
     for drawn in product([(1, False), (2, False), (2, True), (5, True), (9, False)], repeat=4):
-        found = times.median_time([CanaryTime(*one) for one in drawn])
+        found = success.median_time([CanaryTime(*one) for one in drawn])
         expected = kaplan_meier_median([*drawn])
         assert found is not None
         if math.isinf(expected):
             assert found == CanaryTime(max(time for time, _ in drawn), is_censored=True)
         else:
             assert found == CanaryTime(int(expected), is_censored=False)
-    assert times.median_time([]) is None
+    assert success.median_time([]) is None
 
 
 def observed(advantages: dict[tuple[int, int], list[float]], last_round: int = 10) -> pd.DataFrame:

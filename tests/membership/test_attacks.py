@@ -9,10 +9,10 @@ import pytest
 from membership.before_model import LAYOUT, before, before_two, in_pairs, untrained
 
 from flsim.algorithms.fedavg import train_user
+from flsim.attacks.membership.attacked import column
 from flsim.attacks.membership.built_in import BLIND, BUILT_IN, quantile_of_others
 from flsim.attacks.membership.candidates import Attack, Candidates
 from flsim.attacks.membership.inference import row_of, scores_of
-from flsim.attacks.membership.stored import column
 from flsim.attacks.membership.targets import Targets
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream

@@ -14,10 +14,9 @@ from helpers import PRIVATE, Flsim, Trained
 import flsim as api
 from flsim.attacks.audit.subject import claim_of
 from flsim.attacks.audit.trade_off import of_group
-from flsim.attacks.membership.attacked import AttackHParams
+from flsim.attacks.membership.attacked import LEVELS, AttackHParams, newest_rows, write_rows
 from flsim.attacks.membership.built_in import BUILT_IN, BY_DEFAULT
-from flsim.attacks.membership.plot import draw
-from flsim.attacks.membership.stored import LEVELS, newest_rows, write_rows
+from flsim.attacks.membership.tables import draw
 from flsim.attacks.result import Result
 from flsim.base.errors import InputError
 from flsim.cli.attacks import ATTACKS

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from helpers import Experiment, Flsim, MakeCorpus
 
+from flsim.attacks.membership.attacked import newest_rows
 from flsim.attacks.membership.candidates import log_probabilities
 from flsim.attacks.membership.shadows import (
     Shadows,
@@ -19,8 +20,7 @@ from flsim.attacks.membership.shadows import (
     leave_one_out,
     success,
 )
-from flsim.attacks.membership.side_by_side import Proof
-from flsim.attacks.membership.stored import newest_rows
+from flsim.attacks.membership.tables import Proof
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc
 from flsim.data.withheld import held_out, included

@@ -20,7 +20,7 @@ from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.privacy.sampling import draw_cohort
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.training.central.records import poisson_lot, positions_at
+from flsim.training.central.hparams import poisson_lot, positions_at
 from flsim.training.local import local_batches
 
 MakeRun = Callable[..., Run]

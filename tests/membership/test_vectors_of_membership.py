@@ -18,15 +18,14 @@ from scipy.stats import norm
 
 from flsim.attacks.audit.trade_off import Allowed
 from flsim.attacks.membership import candidates, lira, rmia, scores, shadows
+from flsim.attacks.membership.attacked import LEVELS
 from flsim.attacks.membership.built_in import BUILT_IN
 from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.inference import success
-from flsim.attacks.membership.stored import LEVELS
 from flsim.attacks.membership.users import FreshRecords, steps_of, user_statistics
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.data.authors import author_of
-from flsim.data.records import Records
+from flsim.data.records import Records, author_of
 from flsim.data.withheld import held_out
 
 PHI = np.array([0.5, -1.0, 2.0])

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization.random_sampling import RandomSampler
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LanguageModel, NextWordModel, State
 
 D, H = 3, 5

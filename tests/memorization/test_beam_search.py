@@ -11,8 +11,8 @@ from memorization.oracle import LAYOUT, random_model
 from memorization.table_model import VOCABULARY, Phrase, TableModel
 
 from flsim.measures.memorization import score
-from flsim.measures.memorization.beam_search import beam_search, beam_searches
-from flsim.measures.memorization.template import Template
+from flsim.measures.memorization.score import Template
+from flsim.measures.memorization.search import beam_search, beam_searches
 
 BOS = (LAYOUT.bos,)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, random_model
 
 from flsim.measures.memorization import score
-from flsim.measures.memorization.calibrated import calibrated_rank, mean_scores
+from flsim.measures.memorization.exposure import calibrated_rank, mean_scores
 from flsim.models.language_model import LanguageModel
 
 PHRASES = all_phrases(4)

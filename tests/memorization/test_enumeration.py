@@ -8,10 +8,10 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization import score
-from flsim.measures.memorization.enumeration import Enumeration, enumerate_space
-from flsim.measures.memorization.template import Template
+from flsim.measures.memorization.score import Template
+from flsim.measures.memorization.search import Enumeration, enumerate_space
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 
 BOS = (LAYOUT.bos,)
 PHRASES = Template.words(LAYOUT, 4)

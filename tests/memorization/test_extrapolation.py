@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.measures.memorization.extrapolation import extrapolate, fit
+from flsim.measures.memorization.exposure import extrapolate, fit
 
 
 def by_maximum_likelihood(scores: list[float], references: Tensor) -> list[float]:

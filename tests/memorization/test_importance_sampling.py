@@ -9,13 +9,12 @@ from torch import Tensor
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.measures.memorization.enumeration import enumerate_space
 from flsim.measures.memorization.exposure import Exposure
 from flsim.measures.memorization.importance_sampling import draw, space_exposure
-from flsim.measures.memorization.score import log_perplexity
-from flsim.measures.memorization.template import Template
+from flsim.measures.memorization.score import Template, log_perplexity
+from flsim.measures.memorization.search import enumerate_space
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LanguageModel
 
 SCALES = (0.3, 0.6, 1.0, 1.5, 2.5)  # of weights: from nearly uniform to saturated

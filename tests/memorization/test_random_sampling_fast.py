@@ -13,8 +13,8 @@ from flsim.measures.memorization import score
 from flsim.measures.memorization.random_sampling import TIE, references
 from flsim.measures.memorization.score import log_perplexity
 from flsim.models import cifg
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LanguageModel, State, Stepper
 
 

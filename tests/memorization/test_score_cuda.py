@@ -6,8 +6,8 @@ import torch
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization import score
 from flsim.measures.memorization.random_sampling import RandomSampler, references
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, of which there is none")
 

@@ -10,9 +10,9 @@ from memorization.oracle import LAYOUT, random_model
 from memorization.table_model import VOCABULARY, TableModel
 
 from flsim.measures.memorization import score
-from flsim.measures.memorization import shortest_path as module
-from flsim.measures.memorization.shortest_path import shortest_path
-from flsim.measures.memorization.template import Template
+from flsim.measures.memorization import search as module
+from flsim.measures.memorization.score import Template
+from flsim.measures.memorization.search import shortest_path
 
 TOKENS = range(VOCABULARY)
 templates = st.lists(

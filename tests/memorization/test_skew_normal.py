@@ -8,7 +8,7 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import skewnorm
 
 from flsim.base.rng import stream
-from flsim.measures.memorization.extrapolation import SkewNormal, fit
+from flsim.measures.memorization.exposure import SkewNormal, fit
 
 FAR = np.array([-38.0, -20.0, -8.0, -5.0, -4.3, -4.2, -3.0, -1.0, 0.0, 1.0, 8.0])
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.data.vocabulary import Layout
-from flsim.measures.memorization.template import Template, cheapest
+from flsim.measures.memorization.score import Template, cheapest
 
 
 def test_templates() -> None:

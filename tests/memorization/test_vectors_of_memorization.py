@@ -13,20 +13,17 @@ from scipy.stats import gamma, skewnorm
 
 from flsim.base.rng import stream
 from flsim.measures.memorization import (
-    beam_search,
-    enumeration,
-    extrapolation,
+    exposure,
     importance_sampling,
     random_sampling,
-    shortest_path,
+    search,
 )
-from flsim.measures.memorization.score import nats
-from flsim.measures.memorization.template import Template, cheapest
+from flsim.measures.memorization.score import Template, cheapest, nats
 
 
 def test_binned_samples_keep_their_counts_and_places() -> None:
     sample = np.linspace(0, 8_192, 20_000)
-    centers, counts = extrapolation._binned(sample)
+    centers, counts = exposure._binned(sample)
     assert (len(centers), counts.sum()) == (8_192, 20_000)
     assert centers[:2].tolist() == [0.5, 1.5]
     assert (counts @ centers) / 20_000 == pytest.approx(sample.mean(), rel=1e-6)
@@ -34,9 +31,9 @@ def test_binned_samples_keep_their_counts_and_places() -> None:
 
 def test_intervals_of_extrapolation_are_percentiles_of_refits(monkeypatch: pytest.MonkeyPatch) -> None:
     bits_of_refits = np.random.default_rng(0).normal(9, 1, (100, 1))
-    monkeypatch.setattr(extrapolation, "_bootstrap", lambda *arguments: (0.25, bits_of_refits))
+    monkeypatch.setattr(exposure, "_bootstrap", lambda *arguments: (0.25, bits_of_refits))
     sample = torch.from_numpy(skewnorm.rvs(3, 50, 4, size=100, random_state=stream(1, "vectors")))
-    found = extrapolation.extrapolate(48.0, sample, 0)
+    found = exposure.extrapolate(48.0, sample, 0)
     low, high = np.quantile(bits_of_refits, [0.025, 0.975])
     assert (found.exposure.low, found.exposure.high) == pytest.approx((low, high))
     assert found.p_value == 0.25
@@ -47,12 +44,12 @@ def test_fits_are_stationary(alpha: float) -> None:
     """The mean log-likelihood, of counts as of repetitions, has no slope in any parameter."""
     sample = skewnorm.rvs(alpha, 7, 2, size=400, random_state=stream(2, "vectors")).round(1)
     values, counts = np.unique(sample, return_counts=True)
-    for found in (extrapolation.fit(sample), extrapolation.fit(values, counts.astype(float))):
+    for found in (exposure.fit(sample), exposure.fit(values, counts.astype(float))):
         at = np.array([found.alpha, found.location, found.scale])
         for place, step in enumerate([1e-3, 1e-4, 1e-4]):
             ends = [skewnorm.logpdf(sample, *(at + sign * step * np.eye(3)[place])).mean() for sign in (-1, 1)]
             assert (ends[1] - ends[0]) / 2 / step == pytest.approx(0, abs=1e-4)
-    again = extrapolation.fit(sample, start=found)
+    again = exposure.fit(sample, start=found)
     assert (again.alpha, again.location, again.scale) == pytest.approx(tuple(at), rel=1e-3)
 
 
@@ -186,20 +183,20 @@ def test_costs_are_not_below_zero_and_the_cheapest_come_first() -> None:
 
 
 def test_defaults_are_those_of_the_pages() -> None:
-    assert extrapolation.RESAMPLES == 100
-    assert enumeration.Enumeration(3, 8).nodes == 0
-    assert enumeration.Enumeration(3, 8).exposure == pytest.approx(math.log2(8 / 3))
-    assert (importance_sampling.KEPT, importance_sampling.LEAST, extrapolation.FEWEST) == (0.2, 0.01, 20)
+    assert exposure.RESAMPLES == 100
+    assert search.Enumeration(3, 8).nodes == 0
+    assert search.Enumeration(3, 8).exposure == pytest.approx(math.log2(8 / 3))
+    assert (importance_sampling.KEPT, importance_sampling.LEAST, exposure.FEWEST) == (0.2, 0.01, 20)
 
 
 def test_refits_center_on_the_fit() -> None:
     """Of a million values the bins' width of 0.012 standard deviations must not move the refits."""
-    fitted = extrapolation.SkewNormal(2.0, 50.0, 4.0)
+    fitted = exposure.SkewNormal(2.0, 50.0, 4.0)
     sample = skewnorm.rvs(2, 50, 4, size=1_000_000, random_state=stream(6, "vectors"))
     at = np.array([46.0, 48.0])
-    p, resampled = extrapolation._bootstrap(fitted, sample, at, 12, 0)
+    p, resampled = exposure._bootstrap(fitted, sample, at, 12, 0)
     assert resampled.shape == (12, 2)
-    assert resampled.mean(0) == pytest.approx(extrapolation._bits(fitted, at), abs=0.012)
+    assert resampled.mean(0) == pytest.approx(exposure._bits(fitted, at), abs=0.012)
     assert p * 13 == pytest.approx(round(p * 13))
     assert 1 / 13 < p <= 1  # some of the 12 refits are as far as the sample, which is of this law
 
@@ -236,8 +233,8 @@ def test_a_search_that_reads_nothing_has_the_answer_of_five_beams() -> None:
     prefix, template, others = torch.tensor([7]), Template(((0, 1, 2, 3, 4, 5, 6, 7),) * 4), {4: 0, 6: 0}
     for seed in range(40):
         model = TableModel(seed, 40)
-        scores = {width: float(beam_search.beam_search(model, prefix, template, width)[1].min()) for width in (4, 5, 6)}
-        found = shortest_path.shortest_path(model, prefix, template, nodes=0)
+        scores = {width: float(search.beam_search(model, prefix, template, width)[1].min()) for width in (4, 5, 6)}
+        found = search.shortest_path(model, prefix, template, nodes=0)
         assert (found.score, found.nodes) == (scores[5], 0)
         for width in others:
             others[width] += scores[width] != scores[5]

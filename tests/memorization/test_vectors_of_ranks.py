@@ -10,7 +10,7 @@ from memorization.oracle import LAYOUT, all_phrases, random_model
 from memorization.table_model import TableModel
 
 from flsim.measures.memorization import random_sampling
-from flsim.measures.memorization.calibrated import calibrated_rank
+from flsim.measures.memorization.exposure import calibrated_rank
 from flsim.measures.memorization.score import count_at_most
 
 

@@ -12,14 +12,11 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, decide, rank
 from networks import ALL, OTHERS, Equations, name_of, random_network
 
 from flsim.base.errors import InputError
-from flsim.measures.memorization.beam_search import beam_search
-from flsim.measures.memorization.enumeration import enumerate_space
-from flsim.measures.memorization.shortest_path import shortest_path
-from flsim.measures.memorization.template import Template
+from flsim.measures.memorization.score import Template
+from flsim.measures.memorization.search import beam_search, enumerate_space, shortest_path
 from flsim.models import language_model
-from flsim.models.architectures import BUILT_IN, build, restore, weights_of
+from flsim.models.architectures import BUILT_IN, ModelHParams, build, restore, weights_of
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import loss_sum, predictions
 from flsim.models.quantization import quantized
 

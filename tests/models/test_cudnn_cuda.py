@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build
 from flsim.models.language_model import loss_sum
 
 pytestmark = pytest.mark.skipif(

@@ -23,14 +23,11 @@ from flsim.base import machine
 from flsim.base.errors import InputError
 from flsim.data.records import Records, batch
 from flsim.data.vocabulary import Layout
-from flsim.measures.memorization.beam_search import beam_searches
-from flsim.measures.memorization.score import rows_at_once
-from flsim.measures.memorization.template import Template
-from flsim.models.architectures import build, restore, weights_of
+from flsim.measures.memorization.score import Template, rows_at_once
+from flsim.measures.memorization.search import beam_searches
+from flsim.models.architectures import ModelHParams, build, restore, weights_of
 from flsim.models.hf import CLOSED, HuggingFaceModel, base_of
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params
-from flsim.models.lora import LoraHParams
+from flsim.models.language_model import LoraHParams, Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.record_level import private_step

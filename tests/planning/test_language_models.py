@@ -14,13 +14,11 @@ from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.vocabulary import Layout
 from flsim.models import hf
-from flsim.models.architectures import build
+from flsim.models.architectures import ModelHParams, build
 from flsim.models.hf import HuggingFaceModel
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import loss_sum
-from flsim.models.lora import LoraHParams
+from flsim.models.language_model import LoraHParams, loss_sum
+from flsim.planning.measure import duration, size, table
 from flsim.planning.plan import FINETUNING, finetuning_of, read_request
-from flsim.planning.scale import duration, size, table
 from flsim.runs.config import load
 from flsim.runs.foresight import refuse_impossible_in
 from flsim.training.footprint import H100, OPERATIONS, bytes_of_user, footprint_of

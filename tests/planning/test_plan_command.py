@@ -20,7 +20,7 @@ from flsim.base.statistics import holm
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.evaluation.evaluate import EvaluationHParams
-from flsim.planning.measure import Cost, Machine, Measurement, configuration_of
+from flsim.planning.measure import Cost, Machine, Measurement, Users, checkpoints_of, configuration_of, table
 from flsim.planning.plan import (
     Plan,
     Request,
@@ -32,7 +32,6 @@ from flsim.planning.plan import (
     provable_of,
     run_disk,
 )
-from flsim.planning.scale import Users, checkpoints_of, table
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.table import report
 from flsim.results.power import SD_CANARIES, SD_SEEDS, Spread, detectable_exposure, seeds_for

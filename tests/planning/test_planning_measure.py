@@ -12,9 +12,8 @@ from helpers import Experiment, Flsim
 from flsim.base.errors import RunFailed
 from flsim.canaries.spec import CanaryHParams, configurations
 from flsim.planning import measure
-from flsim.planning.measure import Cost, Machine, configuration_of, cost_of, short_run, time_of, times_of
-from flsim.planning.scale import Users
-from flsim.results.run_file import Evaluation, log_evaluation
+from flsim.planning.measure import Cost, Machine, Users, configuration_of, cost_of, short_run, time_of, times_of
+from flsim.results.store import Evaluation, log_evaluation
 from flsim.runs import roundlog
 from flsim.runs.config import load
 from flsim.runs.sweeps.definition import Planned, planned_runs, tier_of

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from helpers import Experiment
 
-from flsim.planning.plan import groups_of, privacy_of, provable_of
-from flsim.planning.scale import (
+from flsim.planning.measure import (
     Scale,
     Users,
     evaluations_of,
@@ -14,6 +13,7 @@ from flsim.planning.scale import (
     rows_of,
     scale_of,
 )
+from flsim.planning.plan import groups_of, privacy_of, provable_of
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.sweeps.definition import Definition, Planned, longest_first, planned_runs, tier_of

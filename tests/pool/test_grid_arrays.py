@@ -18,7 +18,7 @@ from flsim.algorithms.wire import Address, decode_reply, decode_request, encode_
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.training.update import Counts, UpdateSum
 from server.cluster.nodes import Nodes
-from server.federated.exchange import Deadline, Exchange
+from server.federated.rounds import Deadline, Exchange
 from server.pool.client import sum_request
 from server.pool.grid import PULLED, ClientShare, Job, RayGrid, ray_grid
 from server.stopping import Stop

@@ -14,7 +14,7 @@ import torch
 from evaluator_work import TIMEOUT, freeze, log, names, niceness, outcomes_of, poll_until, wait_for, work
 
 from flsim.base.errors import RunFailed
-from flsim.results.run_file import Evaluation, failures, log_evaluation, read_evaluations
+from flsim.results.store import Evaluation, failures, log_evaluation, read_evaluations
 from server.pool import evaluations
 from server.pool.evaluations import NICENESS, EvaluationService, ServiceHParams, limit_memory
 

@@ -20,13 +20,12 @@ from waiting import wait_until
 from flsim.algorithms import checkpoint, fedavg
 from flsim.base.errors import Diverged, RunFailed
 from flsim.base.rng import stream
-from flsim.results.run_file import read_evaluations
-from flsim.results.store import read_run
+from flsim.results.store import read_evaluations, read_run
 from flsim.results.tables import memorization_table
 from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.training.state import State
+from flsim.training.update import State
 from server.pool.evaluations import EvaluationService, ServiceHParams
 from server.stopping import Stop, stopping
 from server.supervision import Evaluations, supervised

@@ -17,8 +17,8 @@ from flwr.superlink.grid import InMemoryGrid
 
 from flsim.base.errors import Interrupted, RunFailed
 from server.app import SuperNodes
-from server.federated import exchange
-from server.federated.exchange import wait_for_nodes
+from server.federated import rounds
+from server.federated.rounds import wait_for_nodes
 from server.stopping import Stop
 
 RUN, TASK, FOREVER = 7, 8, 1e9
@@ -93,7 +93,7 @@ def test_an_attempt_waits_for_clients_and_says_so_but_not_for_ever(
 ) -> None:
     federation = Federation()
     nodes = SuperNodes(federation.grid, 2, Stop())
-    monkeypatch.setattr(exchange, "WORTH_SAYING", 0.05)
+    monkeypatch.setattr(rounds, "WORTH_SAYING", 0.05)
     with pytest.raises(RunFailed, match=r"no client was available for 0\.1 s; continue the run with --resume"):
         wait_for_nodes(nodes, 2, Stop(), 0.1)
     assert capsys.readouterr().err == "Waiting up to 0.1 s for the first client process to start.\n"

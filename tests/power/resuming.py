@@ -26,7 +26,7 @@ from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from server import central as central_server
 from server import sweep
-from server.federated.exchange import Exchange
+from server.federated.rounds import Exchange
 from server.pool.evaluations import EvaluationInProcess
 from server.sweep import Job, JobEnd
 
@@ -42,7 +42,7 @@ class NodesHere:
 
 
 def send_here(exchange: Exchange, asked: Sequence[RoundRequest]) -> Iterable[Reply]:
-    """Stands in for `server.federated.exchange.Exchange.send`: trains what is asked for."""
+    """Stands in for `server.federated.rounds.Exchange.send`: trains what is asked for."""
     run = Run.open(Path(exchange.address.run))
     return run.federated.training_of(run.users, run.rounds).send_in_process()(asked)
 

@@ -20,7 +20,8 @@ from flsim.base.extensions import made
 from flsim.privacy import noise
 from flsim.privacy.accounting import epsilon_of_mironov, rdp_of
 from flsim.privacy.conventions import CONVENTIONS, sound_convention
-from flsim.privacy.factorizations import (
+from flsim.privacy.ledger import Entry, Ledger, epsilon
+from flsim.privacy.noise import (
     blt_coefficients,
     error_of,
     inverse_square_root_coefficients,
@@ -30,7 +31,6 @@ from flsim.privacy.factorizations import (
     series,
     square_root_coefficients,
 )
-from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.sampling import Participation, Sampling
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run

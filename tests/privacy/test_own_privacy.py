@@ -28,7 +28,7 @@ from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.central import CentralTraining
 from flsim.training.central.hparams import CentralHParams
-from flsim.training.state import State
+from flsim.training.update import State
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
 OWN, SETTINGS = (DOCUMENT.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "toml"))

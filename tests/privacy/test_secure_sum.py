@@ -15,8 +15,8 @@ import flsim as api
 from flsim.base.errors import InputError
 from flsim.privacy.accounting import ORDERS, SkellamDpEvent, gaussian, rdp_of, skellam
 from flsim.privacy.conventions import CONVENTIONS
+from flsim.privacy.mechanism import largest_norm, released, rounded
 from flsim.privacy.noise import Skellam
-from flsim.privacy.secure_sum import largest_norm, released, rounded
 
 MODEL = api.Model(embedding=8, units=12)
 (ZERO_OUT,) = (one for one in CONVENTIONS if one.name == "min-separation-zero-out-rdp")

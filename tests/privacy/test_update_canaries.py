@@ -14,13 +14,13 @@ import torch
 from helpers import TINY, MakeCorpus
 from sampler_names import with_valid_options
 
+from flsim.algorithms.built_in import FedAvgHParams
 from flsim.algorithms.checkpoint import Provenance, digest_of, load, save
-from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.base.extensions import options_of, without_options
 from flsim.data.corpus import Split
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy import update_canaries
 from flsim.privacy.mechanism import PrivacyHParams
@@ -28,8 +28,7 @@ from flsim.privacy.sampling import SAMPLERS
 from flsim.privacy.update_canaries import LENGTH, AuditHParams, cosines, direction, toss, update_of
 from flsim.runs.config import load as load_config
 from flsim.training.hparams import LocalHParams
-from flsim.training.state import State
-from flsim.training.update import global_norm, with_canaries
+from flsim.training.update import State, global_norm, with_canaries
 
 MODEL = ModelHParams(embedding=8, units=12)
 NOISY = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.5)

@@ -23,7 +23,7 @@ from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.table import calibrated
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.training.state import State
+from flsim.training.update import State
 
 CAP = ("--records-per-user", "3")
 CENTRAL = """

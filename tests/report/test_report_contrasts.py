@@ -14,7 +14,7 @@ from simulated_report import CEILING, gathered_of, run_of, table_1
 
 from flsim.base.rng import stream
 from flsim.base.statistics import holm
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.report.contrasts import contrasts
 from flsim.report.gather import Gathered, Line, RunView

@@ -22,7 +22,7 @@ from flsim.base.errors import InputError
 from flsim.base.files import file_digest
 from flsim.base.statistics import t_interval
 from flsim.canaries.population import Partition
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.report.blocks import Figure, Table, number
 from flsim.report.contrasts import contrasts
 from flsim.report.figures import map_of, overview

@@ -20,8 +20,7 @@ from shown import from_csv, over_seeds, to_latex, to_markdown
 
 from flsim.base.statistics import share_interval
 from flsim.results import tables
-from flsim.results.against_published import AGAINST, against, agreements, order, size
-from flsim.results.published import published_rows
+from flsim.results.published import AGAINST, against, agreements, order, published_rows, size
 from flsim.results.rows import WHOLE_TEST_USERS
 from flsim.results.store import RunResults
 from flsim.show import memorization

@@ -18,9 +18,20 @@ from shown import over_seeds as by_series
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import holm
-from flsim.canaries.roster import SCHEMA
-from flsim.results.differences import Comparison, Pair, compare_runs, differences, planned, to_wide
-from flsim.results.pairs import at_perplexity, left_out_text, like_utility, lowest_in_both, of_mean
+from flsim.canaries.population import SCHEMA
+from flsim.results.differences import (
+    Comparison,
+    Pair,
+    at_perplexity,
+    compare_runs,
+    differences,
+    left_out_text,
+    like_utility,
+    lowest_in_both,
+    of_mean,
+    planned,
+    to_wide,
+)
 from flsim.results.store import RunResults, read_run
 from flsim.show.differences import compare_partitions, partitions_of, table_of_pairs
 

@@ -17,7 +17,7 @@ from scipy.stats import nct, t
 from flsim.base.errors import InputError
 from flsim.base.statistics import mcnemar_p
 from flsim.results import differences, power
-from flsim.results import pairs as ceiling
+from flsim.results import differences as ceiling
 from flsim.results.rows import Row, frame
 from flsim.results.store import RunResults
 from flsim.results.sweeps import SweepRun

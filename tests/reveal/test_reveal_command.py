@@ -19,7 +19,7 @@ from flsim.attacks.reveal.sums import CLIPPED, NOISED, PLAIN, flattened, request
 from flsim.base.statistics import auroc, share_interval
 from flsim.models.architectures import build
 from flsim.runs.folder import Run
-from flsim.training.state import State
+from flsim.training.update import State
 
 CLIP = ("privacy.mechanism='clip'", "privacy.clip=0.2")
 DP = ("privacy.mechanism='dp'", "privacy.clip=0.2", "privacy.noise_multiplier=0.8")

@@ -9,12 +9,10 @@ from populations import InMemory
 from training_oracle import train_cohort
 
 from flsim.attacks.audit.ranks import p_values, ranks_among
-from flsim.attacks.reveal.records import alignments, record_candidates
-from flsim.attacks.reveal.sums import flattened
+from flsim.attacks.reveal.sums import alignments, flattened, record_candidates
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build
 from flsim.models.language_model import loss_sum
 from flsim.runs.folder import Run
 from flsim.training.hparams import LocalHParams

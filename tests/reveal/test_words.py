@@ -12,10 +12,8 @@ from training_oracle import train_cohort
 
 from flsim.attacks.reveal.words import CUTOFF, Guess, blind_guess, guess_of, mean_prediction, measures
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params, TrainableModel
-from flsim.models.lora import LoraHParams
+from flsim.models.architectures import ModelHParams, build
+from flsim.models.language_model import LoraHParams, Params, TrainableModel
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import clip_factor, global_norm
 

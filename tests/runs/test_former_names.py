@@ -11,8 +11,8 @@ import pytest
 from frozen_results import unpack
 
 from flsim.base.errors import InputError
-from flsim.base.mappings import with_former_names, with_present_names
-from flsim.results.run_file import read_run_file, read_settings
+from flsim.base.settings import with_former_names, with_present_names
+from flsim.results.store import read_run_file, read_settings
 from flsim.results.sweeps import read_sweep
 from flsim.runs.config import files
 from flsim.runs.folder import Run

@@ -9,8 +9,7 @@ from flsim.base import machine
 from flsim.base.errors import InputError
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization.random_sampling import references
-from flsim.models.architectures import BUILT_IN, build, weights_of
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import BUILT_IN, ModelHParams, build, weights_of
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from helpers import CENTRAL, TINY, Experiment, Trained
 
-from flsim.runs import locks
+from flsim.runs import recovery
 from flsim.runs.folder import Run
-from flsim.runs.locks import DRIVEN, TRAINED, hold_lock
+from flsim.runs.recovery import DRIVEN, TRAINED, hold_lock
 from server.cluster.nodes import environment_of
 
 Damaged = Callable[[str, str], Path]
@@ -58,7 +58,7 @@ def test_a_resume_of_a_live_run(experiment: Experiment, damaged: Damaged, monkey
     before = tree(run)
     again = ("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", "training.rounds=6")
     with hold_lock(Run.open(run)), monkeypatch.context() as patch:
-        patch.setattr(locks, "LOCK_DEADLINE", 0.3)
+        patch.setattr(recovery, "LOCK_DEADLINE", 0.3)
         refused = experiment.call(*again, check=False)
     assert refused.returncode == 1
     assert "trains this run" in refused.stderr

@@ -6,7 +6,7 @@ from helpers import Experiment
 
 from flsim.canaries.in_corpus import plant_corpus
 from flsim.data.corpus import Corpus
-from flsim.defences.deduplication import DeduplicationHParams, deduplicate
+from flsim.defences import DeduplicationHParams, deduplicate
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 

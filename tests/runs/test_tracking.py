@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
-from flsim.base.mappings import flat
+from flsim.base.settings import flat
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
 from flsim.runs import config, roundlog

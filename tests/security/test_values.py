@@ -15,15 +15,13 @@ from reported import roster, write_run
 from selectolax.lexbor import LexborHTMLParser
 
 from flsim.base.errors import InputError
-from flsim.base.files import file_digest
-from flsim.base.parquet import MOST_ROWS, read_parquet
+from flsim.base.files import MOST_ROWS, file_digest, read_parquet
 from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
-from flsim.data.describe import describe
-from flsim.data.inspect import inspect
+from flsim.data.inspect import describe, inspect
 from flsim.data.manifest import SPLITS
-from flsim.data.rewriting import labelled_steps
+from flsim.data.withheld import labelled_steps
 from flsim.report import provenance
 from flsim.report.gather import gather
 from flsim.report.page import render
@@ -31,8 +29,7 @@ from flsim.results.frames import frames
 from flsim.results.rows import ROWS
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
-from flsim.runs.sweeps.folder import SweepFolder
-from flsim.runs.sweeps.screen import state_of
+from flsim.runs.sweeps.folder import SweepFolder, state_of
 from flsim.show.table import Column, latex, markdown
 
 DEEP, INFINITE = "@deep@", "@infinite@"

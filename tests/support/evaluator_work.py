@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from flsim.base.errors import Diverged
-from flsim.results.run_file import Evaluation
+from flsim.results.store import Evaluation
 from server.pool.evaluations import EvaluationService
 
 TIMEOUT = 300.0  # seconds; nothing in these tests takes more than a few on a quiet machine

@@ -25,7 +25,7 @@ from flsim.results.store import read_run
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.training.state import State
+from flsim.training.update import State
 
 MakeCorpus = Callable[..., Corpus]
 Trained = Callable[..., Path]

@@ -8,9 +8,8 @@ from scipy.special import erf, expit, log_softmax, softmax
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import build
+from flsim.models.architectures import ModelHParams, build
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import NextWordModel
 
 Array = NDArray[np.float64]

@@ -9,11 +9,11 @@ from smoothing import amplified
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.cohort.stacked_trainer import StackedTrainer
-from flsim.training.cohort.steps import Participant
+from flsim.training.cohort.engine import StackedTrainer
+from flsim.training.cohort.packing import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import Counts, UpdateSum, global_norm
 

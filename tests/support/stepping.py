@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from flsim.data.corpus import Split
 from flsim.data.records import Records, batch
 from flsim.data.vocabulary import Layout
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.task import EngineName
-from flsim.training.state import State
+from flsim.training.update import State
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flsim.runs.sweeps import screen as module
-from flsim.runs.sweeps.folder import SweepFolder
-from flsim.runs.sweeps.screen import Screen, State, state_of
+from flsim.runs.sweeps import folder as module
+from flsim.runs.sweeps.folder import Screen, State, SweepFolder, state_of
 
 
 def run_folder(folder: Path, status: str, round_: int, log: str = "") -> Path:

@@ -18,8 +18,7 @@ from flsim.runs.sweeps.folder import TUNED, SweepFolder
 from flsim.runs.sweeps.search import GroupOutcome, Trial, TuningOutcome, read_outcome
 from flsim.runs.sweeps.tuning import Search, TuningFolder, shortened
 from flsim.runs.sweeps.tuning import load as load_search
-from server.sweep import Job, JobEnd
-from server.tune import Tuner
+from server.sweep import Job, JobEnd, Tuner
 
 RATE = "local.learning_rate"
 SMALL: dict[str, Any] = {"users": 12, "test_users": 2, "heldout_users": 0, "words_per_user": 60, "vocabulary_size": 50}
@@ -274,7 +273,7 @@ def test_neither_the_order_of_ends_nor_a_kill_changes_a_choice(tmp_path: Path, m
 
     def tune(name: str, trainer: Trainer) -> bytes:
         folder = TuningFolder(tmp_path / name)
-        monkeypatch.setattr("server.tune.train_all", trainer)
+        monkeypatch.setattr("server.sweep.train_all", trainer)
         monkeypatch.setattr(TuningFolder, "perplexity", lambda _, *run: trainer.measured.get(run))
         with folder.hold_lock():
             Tuner(folder, search, corpus.split("train")).tune(corpus.digest)

@@ -13,8 +13,7 @@ from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import Provenance, load, save
 from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError
-from flsim.models.architectures import build, restore
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams, build, restore
 from flsim.models.language_model import loss_sum
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
@@ -22,7 +21,7 @@ from flsim.training.central.record_level import record_gradients
 from flsim.training.central.training import train_chunks
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams
-from flsim.training.state import State
+from flsim.training.update import State
 
 RECORDS = [[1, 2, 3, 4], [5, 6, 7], [], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
 others = pytest.mark.parametrize("hparams", OTHERS, ids=name_of)

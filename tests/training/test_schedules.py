@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from stacking import LAYOUT, model_of, random_population, start_of
 from training_oracle import train_cohort
 
-from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.built_in import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.training.central import CentralHParams
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams, rate_at

@@ -10,20 +10,19 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.attacks.audit import coins, guesses, ranks
-from flsim.attacks.audit.claim import Claim
+from flsim.attacks.audit.claim import Claim, LedgerTest, in_words
 from flsim.attacks.audit.subject import Subject, subject_of, subject_with
-from flsim.attacks.audit.testing import LedgerTest, in_words
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.attacks.result import Result, text_of
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.spec import ABOUT_INJECTIONS
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.results.rows import SCHEMA
 from flsim.results.store import RunResults, refuse_two_points
 from flsim.results.sweeps import over_runs
 from flsim.show.table import Field, Table, table_of
 from flsim.simulation import Central, FedAvg, Planted, refuse_not_planted
-from flsim.training.state import State
+from flsim.training.update import State
 
 CONFIDENCE = 0.95
 OF_EACH_KIND = 0.1  # shares of canaries that are guessed as planted and as not planted, fixed before ranks are known

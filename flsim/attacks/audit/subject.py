@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from flsim.attacks.audit.canary_users import CanaryUsers, canary_users_of
 from flsim.attacks.audit.claim import Claim, needs_custom_code
-from flsim.attacks.audit.rounds import RoundTest, independence, participation
+from flsim.attacks.audit.rounds import CanaryUsers, RoundTest, canary_users_of, independence, participation
 from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom, restrict_custom_code, short_name
@@ -22,7 +21,7 @@ from flsim.results.store import RunResults, read_run
 from flsim.runs.config.base import Config
 from flsim.runs.elsewhere import canaries_of
 from flsim.runs.folder import Run
-from flsim.training.state import State
+from flsim.training.update import State
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flsim.attacks.extraction.discoverable import Scheme, discover, least_tries
 from flsim.attacks.extraction.rates import KEY, P, eidetic_of, rates_of
-from flsim.attacks.extraction.strings import Places, Strings, canary_strings, record_strings, records_of
+from flsim.attacks.extraction.strings import (
+    Places,
+    Scheme,
+    Strings,
+    canary_strings,
+    discover,
+    least_tries,
+    record_strings,
+    records_of,
+)
 from flsim.attacks.membership.attacked import ElsewhereHParams, attacked_model
-from flsim.attacks.membership.elsewhere import sides_of
+from flsim.attacks.membership.inference import sides_of
 from flsim.attacks.result import Result, over_seeds
 from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError, as_list
@@ -27,16 +35,14 @@ from flsim.base.settings import DIFFERENT, Count, Natural, settings
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
-from flsim.data.ngrams import NGrams
 from flsim.data.records import Records
+from flsim.data.sentences import NGrams
 from flsim.data.vocabulary import Layout
-from flsim.measures.memorization.beam_search import beam_searches
-from flsim.measures.memorization.score import nats, rows_at_once
-from flsim.measures.memorization.template import Template
+from flsim.measures.memorization.score import Template, nats, rows_at_once
+from flsim.measures.memorization.search import beam_searches
 from flsim.models.language_model import LanguageModel, TrainableModel
-from flsim.results.run_file import MEASUREMENTS, read_run_file
 from flsim.results.seeds import named_apart
-from flsim.results.store import read_run, refuse_two_points
+from flsim.results.store import MEASUREMENTS, read_run, read_run_file, refuse_two_points
 from flsim.results.sweeps import over_runs
 from flsim.runs.elsewhere import MeasuredModel
 from flsim.runs.folder import Run

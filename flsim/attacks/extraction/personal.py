@@ -21,7 +21,7 @@ from flsim.attacks.extraction.extract import RECORDS, greedy, in_place
 from flsim.attacks.extraction.rates import against_controls
 from flsim.attacks.extraction.tables import RATES
 from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams, attacked_model, over_folders
-from flsim.attacks.membership.elsewhere import longest_record, sides_of
+from flsim.attacks.membership.inference import longest_record, sides_of
 from flsim.attacks.membership.targets import never_trained
 from flsim.attacks.result import Result, text_of
 from flsim.base.arrays import Ints
@@ -33,8 +33,7 @@ from flsim.canaries.secrets import are_cards
 from flsim.data.records import Records, RecordSource
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.models.language_model import TrainableModel
-from flsim.results.run_file import MEASUREMENTS
-from flsim.results.store import read_run
+from flsim.results.store import MEASUREMENTS, read_run
 from flsim.runs.elsewhere import MeasuredModel
 from flsim.runs.folder import Run
 from flsim.show.table import Field, table_of

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from flsim.attacks.extraction.discoverable import probability_within
+from flsim.attacks.extraction.strings import probability_within
 from flsim.base.arrays import Flags
 from flsim.base.statistics import difference_interval, share_interval
 

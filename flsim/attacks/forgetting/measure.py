@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flsim.attacks.audit.ranks import p_values
 from flsim.attacks.forgetting import advantage, success
-from flsim.attacks.forgetting.times import (
+from flsim.attacks.forgetting.success import (
     canary_times,
     evaluated_by,
     forgetting_time,
@@ -222,7 +222,7 @@ class Forgetting(Result):
         times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` if it was
             not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and its remaining share ``left``
             are those of `flsim.attacks.forgetting.advantage`. ``median_time`` counts rounds since the window's end.
-            ``forgotten`` is the number of canaries with uncensored times; see `flsim.attacks.forgetting.times`.
+            ``forgotten`` is the number of canaries with uncensored times; see `flsim.attacks.forgetting.success`.
         tests: a row for each two groups that differ in one thing, with the log-rank test of their canaries' times, and
             the remaining share in a minus that in b. Times are those of the evaluations that both groups have at equal
             numbers of rounds since the window's end; p is missing if there are none.

@@ -1,14 +1,13 @@
-"""Success of an attack that separates arms IN and OUT by calibrated scores (Jagielski et al., 2022, section 3.2).
-
-All intervals treat canaries as independent, but canaries of one model are not independent.
-"""
+"""Success of attacks on canaries (Jagielski et al., 2022, section 3.2), and forgetting times."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy
 
-from flsim.base.arrays import Flags, Floats
+from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.statistics import AtLevel, roc, share_interval, upper_bound
 
 LEVEL = 0.1  # false-positive rate of the paper's precision
@@ -76,3 +75,107 @@ def _rate(at: AtLevel, others: int) -> float:
 def least_alpha(trials: int) -> float:
     """Return the upper bound at an accuracy of one half, the smallest alpha that so many trials (n canaries) show."""
     return upper_bound(trials // 2, trials, TAIL) if trials else math.nan
+
+
+# Forgetting times: the number of rounds after which a canary, or a group of canaries, is forgotten.
+#
+# Jagielski et al. (2022), Definition 3.1: an example is (A, alpha, k)-forgotten if the success of attack A is at most
+# alpha k steps after the example's last use. T(alpha) of a group counts from the last use, times of single canaries
+# from the end of their window. A time after the last evaluation is censored: only a lower bound is known.
+
+
+SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as memorized: log2 20 = 4.32 bits of exposure
+
+
+def grid(longest: int) -> list[int]:
+    """Return 0, 1, 2, 5, 10, 20, 50, ... up to three quarters of `longest`, and `longest` itself."""
+    steps = [digit * 10**power for power in range(len(str(longest))) for digit in (1, 2, 5)]
+    return sorted({0, longest, *(step for step in steps if step <= 0.75 * longest)})
+
+
+def reached(since: Floats, canaries: Ints) -> int | None:
+    """Return the largest k that at least half of the canaries were evaluated at or after, or None.
+
+    `since` has the rounds since last use of each evaluation [n], NaN before it, and `canaries` its canary [n].
+    """
+    last = np.sort(pd.Series(since).groupby(canaries).max().dropna())
+    return int(last[(len(last) - 1) // 2]) if len(last) else None
+
+
+def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
+    """Return the k of an ascending grid for each evaluation, int64 [n]; -1 for unused evaluations.
+
+    An evaluation counts at the first k that is not below its rounds since last use; of several of a canary, the last.
+    """
+    place = np.full(len(since), len(ks), np.int64)
+    known = np.isfinite(since)
+    place[known] = np.searchsorted(ks, since[known])
+    at = np.append(np.asarray(ks, np.int64), -1)[place]
+    rows = pd.DataFrame({"canary": canaries, "k": at, "since": since}).sort_values("since", kind="stable")
+    counts = np.isin(np.arange(len(since)), rows.drop_duplicates(["canary", "k"], keep="last").index)
+    return np.where(counts, at, -1)
+
+
+def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | None:
+    """Return T(alpha): the smallest k from which on all bounds of the success are at most alpha; None if censored.
+
+    The attack at k is the threshold that half of the canaries chose at k, and the one-sided 95% upper bounds are those
+    of its success on the other half, NaN without trials. In at most 5% of groups, its success is above alpha at some
+    evaluated k from T(alpha) on: the bound at the last such k, which depends only on the first half, is then too low.
+
+    >>> forgetting_time([0, 1, 2, 5], [0.9, 0.58, 0.7, 0.55], 0.6)
+    5
+    """
+    time = None
+    for k, bound in zip(reversed(ks), reversed(bounds), strict=True):
+        if not bound <= alpha:  # nor is NaN
+            return time
+        time = k
+    return time
+
+
+class CanaryTime(NamedTuple):
+    """Rounds from the window's end until a canary's rank is not surprising, or evaluated without that if censored."""
+
+    rounds: int
+    is_censored: bool
+
+
+def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
+    """Return the p-value of each used canary's rank in arm IN at each evaluation after its window.
+
+    All canaries of a window have the same distances from its end; since the last use, the time before would count as
+    memorized. The table has a row per canary and run, and a column for each number of rounds since the window's end,
+    ascending. Canaries without a window's end or such a rank are excluded.
+    """
+    after = observed["round"] - observed["last_round"].astype("float64")
+    known = observed.assign(after=after)[(after >= 0) & observed["last_use"].notna() & observed["p_in"].notna()]
+    return known.astype({"after": "int64"}).pivot(index=["run", "canary"], columns="after", values="p_in")
+
+
+def canary_times(p: pd.DataFrame) -> list[CanaryTime]:
+    """Return the first evaluation of each canary (row) at which the p-value of its rank is above 0.05.
+
+    Times do not depend on later evaluations, so those in shorter and longer trainings are censored independently.
+    """
+    rounds, values = p.columns.to_numpy("int64"), p.to_numpy("float64")
+    times = []
+    for of_canary in values:
+        forgotten = np.flatnonzero(of_canary > SIGNIFICANCE)
+        if len(forgotten):
+            times.append(CanaryTime(int(rounds[forgotten[0]]), is_censored=False))
+        elif np.isfinite(of_canary).any():
+            times.append(CanaryTime(int(rounds[np.isfinite(of_canary)][-1]), is_censored=True))
+    return times
+
+
+def median_time(times: list[CanaryTime]) -> CanaryTime | None:
+    """Return the time by which half of the canaries are forgotten (Kaplan and Meier, 1958); None without canaries."""
+    if not times:
+        return None
+    rounds, is_censored = zip(*times, strict=True)
+    survival = scipy.stats.ecdf(scipy.stats.CensoredData.right_censored(rounds, is_censored)).sf
+    below = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
+    if not len(below):
+        return CanaryTime(max(rounds), is_censored=True)
+    return CanaryTime(int(survival.quantiles[below[0]]), is_censored=False)

@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from flsim.attacks.membership import lira, rmia
-from flsim.attacks.membership.attacked import Attacked, AttackHParams, attacked_model
+from flsim.attacks.membership.attacked import FOLDER, LEVELS, Attacked, AttackHParams, attacked_model, column
 from flsim.attacks.membership.candidates import log_probabilities
 from flsim.attacks.membership.inference import CONFIDENCE
 from flsim.attacks.membership.inference import success as success_of_run
-from flsim.attacks.membership.stored import FOLDER, LEVELS, column
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.attacks.membership.users import RECORDS, fresh_of
 from flsim.base.arrays import Flags, Floats, Ints

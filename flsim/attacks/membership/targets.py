@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.data.authors import author_of
 from flsim.data.corpus import Corpus, Split
-from flsim.data.records import Records, piece, windows
+from flsim.data.records import Records, author_of, piece, windows
 from flsim.data.vocabulary import Layout
 from flsim.data.withheld import in_whole
 from flsim.runs.folder import Run

@@ -26,9 +26,8 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.rng import stream
 from flsim.base.statistics import auroc
-from flsim.data.authors import author_of
 from flsim.data.corpus import Split
-from flsim.data.records import Records
+from flsim.data.records import Records, author_of
 from flsim.data.withheld import held_out
 from flsim.runs.folder import Run
 from flsim.training.local import threads as threads_of_torch
@@ -131,7 +130,7 @@ def infer_users(
 
     Returns:
         A row per run for users and, if the corpus cuts authors into several users, a row for authors, with the columns
-        of `flsim.attacks.membership.stored.SCHEMA`.
+        of `flsim.attacks.membership.attacked.SCHEMA`.
 
     Raises:
         InputError: there is no such run or checkpoint, or a run has no fresh records.

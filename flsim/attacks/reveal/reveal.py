@@ -17,18 +17,21 @@ from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import RoundRequest
 from flsim.attacks.audit.ranks import detections_by_level, p_values, ranks_among
 from flsim.attacks.audit.trade_off import gaussian
-from flsim.attacks.membership.stored import column
+from flsim.attacks.membership.attacked import column
 from flsim.attacks.membership.targets import unigram_of
 from flsim.attacks.result import Result
 from flsim.attacks.reveal import words
-from flsim.attacks.reveal.records import Group, alignments, canary_candidates, record_candidates
 from flsim.attacks.reveal.sums import (
     CLIPPED,
     NOISED,
     CohortSum,
+    Group,
+    alignments,
+    canary_candidates,
     data_of_user,
     flattened,
     population_of,
+    record_candidates,
     requests_of_users,
     sum_of_user,
     sums_by_size,
@@ -49,7 +52,7 @@ from flsim.runs.config.custom_code import TRAINED, announce
 from flsim.runs.folder import Run
 from flsim.show.table import json_rows
 from flsim.training.local import threads as threads_of_torch
-from flsim.training.state import State
+from flsim.training.update import State
 
 SIZES = (1, 10, 100)  # users of a sum, and all users of the cohort
 RARE = 10  # largest number of users of a rare word

@@ -1,21 +1,146 @@
-"""The formats that an import can read, and detection of a file's format."""
+"""The formats that an import can read, with those of custom code, and detection of a file's format."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_custom, refuse_unknown
-from flsim.data.formats import hdf5, parquet, tff_sqlite
-from flsim.data.formats.csv_rows import CSV
-from flsim.data.formats.hdf5 import TFF_HDF5
-from flsim.data.formats.json_values import JSON, is_lines
-from flsim.data.formats.jsonl import JSONL
-from flsim.data.formats.own import reader_of
-from flsim.data.formats.parquet import PARQUET
-from flsim.data.formats.posts import PACKED, Format
+from flsim.base.extensions import custom_code_errors, is_custom, parts, refuse_unknown, resolve, source_digest
+from flsim.data.formats import rows, tff
+from flsim.data.formats.jsonl import JSON, JSONL, is_lines
+from flsim.data.formats.posts import (
+    PACKED,
+    Format,
+    Part,
+    Post,
+    Reading,
+    WrongFieldError,
+    author_of,
+    posts_of,
+    user_name,
+)
+from flsim.data.formats.rows import CSV, PARQUET
 from flsim.data.formats.stackexchange import STACKEXCHANGE
 from flsim.data.formats.text import TEXT
-from flsim.data.formats.tff_sqlite import TFF_SQLITE
+from flsim.data.formats.tff import TFF_HDF5, TFF_SQLITE
+from flsim.data.manifest import SPLITS
+
+# Custom readers of files.
+#
+#     def reader(path):                       # flsim data import FILE --format my_format.py:reader
+#         yield "user", "Plain text. It is cut into sentences as the text of other formats is."
+#         yield "user", ["sentences of words", "that are taken as they are"], "train"
+#
+# A reader may also be a `flsim.data.formats.posts.Format`, which cuts its files into parts that are read in parallel.
+
+
+YIELDS = "yield (user, text) or (user, text, split), where text is a string or a list of sentences"
+
+
+def reader_of(name: str) -> Format:
+    """Return the format of a custom reader ``path/to/file.py:NAME``, a function or a `Format`."""
+    user_code = _Reader(name, source_digest(name))
+    thing = user_code.resolved()
+    path, attribute = parts(name)
+    return Format(
+        f"{path.name}:{attribute}",  # without the folder, which is not a property of a corpus
+        user_code.parts,
+        user_code.read,
+        isinstance(thing, Format) and thing.fragile,
+        {"format_sha256": user_code.sha256},
+    )
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A custom reader by name, which other processes can import, and digest, which must not change in an import."""
+
+    name: str
+    sha256: str
+
+    def resolved(self) -> Any:
+        if source_digest(self.name) != self.sha256:
+            raise InputError(f"{parts(self.name)[0]}: the file changed while sources were read; import them again")
+        thing: Any = resolve(self.name, {}, "format")
+        if not isinstance(thing, Format) and not callable(thing):
+            raise InputError(
+                f"{self.name}: found {type(thing).__name__}, not a function of a path or a Format of flsim"
+            )
+        return thing
+
+    def parts(self, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+        thing = self.resolved()
+        if not isinstance(thing, Format):
+            return [Part(data, source, 0, 1, columns)]
+        with _naming(source):
+            return thing.parts(data, source, columns)
+
+    def read(self, part: Part, dropped: Counter[str]) -> Iterator[Post]:
+        thing = self.resolved()
+        with _naming(part.source):
+            yielded = thing.read(part, dropped) if isinstance(thing, Format) else thing(part.path)
+            yield from _posts(self.name, yielded, part.reading, dropped)
+
+
+@contextmanager
+def _naming(source: Path) -> Iterator[None]:
+    """Add the source, the custom file and its line to errors of the custom code."""
+    try:
+        with custom_code_errors(InputError):
+            yield
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+
+
+def _posts(name: str, yielded: Any, reading: Reading, dropped: Counter[str]) -> Iterator[Post]:
+    if not isinstance(yielded, Iterable):
+        raise InputError(f"{name}: returned {type(yielded).__name__}; {YIELDS}")
+    for value in yielded:
+        try:
+            yield from _posts_of(value, reading, dropped)
+        except InputError as error:
+            frame = getattr(yielded, "gi_frame", None)  # the line of the `yield` at which the generator waits
+            where = f"{parts(name)[0]}:{frame.f_lineno}" if frame else name
+            raise InputError(f"{where}: yielded {error}") from error
+
+
+def _posts_of(value: Any, reading: Reading, dropped: Counter[str]) -> Iterator[Post]:
+    prompt = None
+    if isinstance(value, Post):
+        prompt = value.prompt
+        value = (value.user, value.sentences, value.split)
+    if not isinstance(value, tuple) or len(value) not in (2, 3):
+        raise InputError(f"{_shortened(value)}; {YIELDS}")
+    user, text, split = value if len(value) == 3 else (*value, None)
+    if split is not None and split not in SPLITS:
+        raise InputError(f"the split {_shortened(split)}; a split is one of {', '.join(SPLITS)}")
+    try:
+        if not isinstance(text, list | tuple):
+            yield from posts_of(user, text, dropped, reading, split)
+            return
+        if not all(isinstance(sentence, str) for sentence in text):
+            raise InputError(f"the text {_shortened(text)}; {YIELDS}")
+        author = author_of(user)
+    except WrongFieldError as error:
+        what, field = (("user", user), ("text", text))[error.place]
+        raise InputError(f"the {what} {_shortened(field)}, which {error.why}; {YIELDS}") from error
+    if author is None:
+        dropped["posts_without_user"] += 1
+    elif any(user_name(string) is None for string in (author, *text, prompt or "")):
+        dropped["posts_not_utf8"] += 1
+    else:
+        joined = (" ".join(sentence.split()) for sentence in text)
+        yield Post(author, [sentence for sentence in joined if sentence], split, prompt)
+
+
+def _shortened(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
 
 FORMATS: dict[str, Format] = {
     format.name: format for format in (TFF_SQLITE, TFF_HDF5, PARQUET, JSONL, JSON, CSV, STACKEXCHANGE, TEXT)
@@ -60,13 +185,13 @@ def format_of(data: Path, source: Path) -> Format:
         )
     if head.startswith(_COMPRESSED):
         raise InputError(f"{source}: the file is compressed; decompress it first")
-    if head.startswith(tff_sqlite.SQLITE_MAGIC):
-        with tff_sqlite.database(data, source) as connection:
-            return _with_examples(TFF_SQLITE, source, "SQLite with the tables", sorted(tff_sqlite.tables(connection)))
-    if head.startswith(hdf5.HDF5_MAGIC):
-        with hdf5.hdf5(data, source) as opened:
+    if head.startswith(tff.SQLITE_MAGIC):
+        with tff.database(data, source) as connection:
+            return _with_examples(TFF_SQLITE, source, "SQLite with the tables", sorted(tff.tables(connection)))
+    if head.startswith(tff.HDF5_MAGIC):
+        with tff.hdf5(data, source) as opened:
             return _with_examples(TFF_HDF5, source, "HDF5 with the groups", [str(name) for name in opened])
-    if head.startswith(parquet.MAGIC):
+    if head.startswith(rows.MAGIC):
         return PARQUET
     head = head.removeprefix(_BYTE_ORDER_MARK)
     first = head.lstrip()[:1]
@@ -84,7 +209,7 @@ def format_of(data: Path, source: Path) -> Format:
 def is_fragile(data: Path) -> bool:
     """Return whether inspecting a file can crash or hang its process: see `Format.fragile`."""
     with data.open("rb") as file:
-        return file.read(len(hdf5.HDF5_MAGIC)) == hdf5.HDF5_MAGIC
+        return file.read(len(tff.HDF5_MAGIC)) == tff.HDF5_MAGIC
 
 
 def _with_examples(format: Format, source: Path, what: str, names: list[str]) -> Format:

@@ -25,15 +25,12 @@ from flsim.data.corpus import Corpus
 from flsim.data.formats import posts
 from flsim.data.formats.known import format_named
 from flsim.data.formats.posts import Format
-from flsim.data.formats.text import text_format
-from flsim.data.formats.wordcount import read_word_count
+from flsim.data.formats.text import read_word_count, text_format
 from flsim.data.importing import tasks
-from flsim.data.importing.encoding import Cutting
-from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.gather import Cutting, ImportHParams
 from flsim.data.importing.scratch import scratch
-from flsim.data.importing.sources import changed, open_sources, unpack_sources
+from flsim.data.importing.sources import changed, is_compressed, open_sources, unpack_sources
 from flsim.data.importing.tasks import Steps, SuppliedVocabulary, words_short
-from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
 from flsim.data.tokenizer import SMALLEST, Tokenizer
 from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER

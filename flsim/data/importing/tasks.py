@@ -15,20 +15,21 @@ from flsim.base.errors import InputError
 from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
-from flsim.data.describe import REASONS
-from flsim.data.formats.csv_rows import CSV
 from flsim.data.formats.known import FORMATS, format_of, is_fragile
 from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name
+from flsim.data.formats.rows import CSV
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
 from flsim.data.formats.text import TEXT
-from flsim.data.importing.encoding import Cutting, encode, write_users
 from flsim.data.importing.gather import (
+    Cutting,
     ImportHParams,
     balance_bucket,
+    encode,
     entry_of,
     passages,
     users_of,
     words_in,
+    write_users,
 )
 from flsim.data.importing.scratch import (
     MADE,
@@ -42,6 +43,7 @@ from flsim.data.importing.scratch import (
     write_lines,
 )
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
+from flsim.data.inspect import REASONS
 from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 

@@ -18,8 +18,7 @@ from flsim.base.arrays import Floats
 from flsim.base.rng import stream
 from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
 from flsim.measures.memorization.random_sampling import TIE
-from flsim.measures.memorization.score import log_perplexity, nats, rows_at_once
-from flsim.measures.memorization.template import Template
+from flsim.measures.memorization.score import Template, log_perplexity, nats, rows_at_once
 from flsim.models.language_model import LanguageModel, State
 
 # Samples of a complete space of continuations from several proposals, and their weights relative to uniform samples.

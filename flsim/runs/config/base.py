@@ -14,9 +14,8 @@ from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
 from flsim.base.extensions import by_content, is_custom
 from flsim.base.files import digest
-from flsim.base.mappings import with_former_names
 from flsim.base.progress import say
-from flsim.base.settings import Count, Fraction, Natural, NotNegative, Positive, Seconds, settings
+from flsim.base.settings import Count, Fraction, Natural, NotNegative, Positive, Seconds, settings, with_former_names
 from flsim.canaries.population import Partition, Population
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
@@ -24,17 +23,17 @@ from flsim.data.stores import is_uri
 from flsim.data.vocabulary import Layout
 from flsim.data.withheld import Shadow, without_withheld
 from flsim.evaluation.evaluate import EvaluationHParams, refuse_uncounted
+from flsim.models.architectures import ModelHParams
 from flsim.models.hf import FILES
-from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import Entry, Unit, affordable_rounds
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams
-from flsim.results.run_file import setting_of
+from flsim.results.store import setting_of
 from flsim.runs.config import custom_code
 from flsim.runs.config.participation import Flags, Meetings
 from flsim.runs.trackers import Kind
 from flsim.training.footprint import Footprint
-from flsim.training.state import Training
+from flsim.training.update import Training
 
 OWN = ("algorithm", "sampler", "server_optimizer", "server_schedule", "optimizer", "schedule")
 MILESTONES = ("milestones", "milestone_factor")

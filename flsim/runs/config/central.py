@@ -18,7 +18,7 @@ from flsim.runs.config import participation
 from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluationHParams
 from flsim.runs.config.participation import Flags, Meetings
 from flsim.training.central import CentralHParams, CentralTraining
-from flsim.training.central.records import Order, steps_per_epoch
+from flsim.training.central.hparams import Order, steps_per_epoch
 from flsim.training.central.task import EngineName, refuse_precision
 from flsim.training.footprint import Footprint, footprint_of, gpu_memory
 from flsim.training.hparams import label_of_steps, total_rate

@@ -12,8 +12,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from flsim.base.errors import InputError
 from flsim.base.extensions import CustomName, by_content, is_custom, parts, source_digest
 from flsim.base.files import new_file
-from flsim.base.mappings import flat
 from flsim.base.progress import say
+from flsim.base.settings import flat
 from flsim.runs.config import toml
 
 FOLDER = "code"

@@ -6,8 +6,7 @@ from typing import Literal, Self
 import numpy as np
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.built_in import ALGORITHMS, algorithm_named
-from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.built_in import ALGORITHMS, FedAvgHParams, algorithm_named
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.rounds import EngineName, FederatedTraining, refuse_injections, refuse_precision
 from flsim.algorithms.summation import default_branch
@@ -79,7 +78,7 @@ class SystemHParams(CommonSystemHParams):
             evaluators run on CPUs. Unit: GPUs.
         deadline: Longest wait for the replies of a round before missing replies are requested again. When not set: ten
             times the longest reply since the command started, at least a minute and at most an hour; an hour before the
-            first reply (`server/federated/exchange.py`). Unit: seconds.
+            first reply (`server/federated/rounds.py`). Unit: seconds.
         retries: Number of repeated requests to a shard after an error or the deadline, before the run fails. The pauses
             before them are 1, 2, 4, ... seconds, in which a dead client process restarts. Unit: attempts.
     """

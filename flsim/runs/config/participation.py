@@ -10,7 +10,7 @@ from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.canaries.population import Population
 from flsim.privacy.sampling import draw_cohort, sampler_named
-from flsim.training.central.records import Order, poisson_lot, positions_at, steps_per_epoch
+from flsim.training.central.hparams import Order, poisson_lot, positions_at, steps_per_epoch
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import epoch_orders
 

@@ -10,8 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from flsim.base.errors import InputError
-from flsim.base.mappings import with_present_names
-from flsim.base.settings import input_error
+from flsim.base.settings import input_error, with_present_names
 
 Kind = TypeVar("Kind")
 DEEPEST = 64  # levels of tables and lists; settings have four

@@ -17,8 +17,7 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.files import digest
-from flsim.base.mappings import with_former_names
-from flsim.base.settings import settings
+from flsim.base.settings import settings, with_former_names
 from flsim.data.corpus import Split
 from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams

@@ -20,13 +20,11 @@ from typing import Annotated, Any, ClassVar
 
 from flsim.base.errors import InputError
 from flsim.base.files import digest, from_json, make_folder, new_file, write_json
-from flsim.base.mappings import with_former_names
-from flsim.base.settings import DIFFERENT, Natural, settings
+from flsim.base.settings import DIFFERENT, Natural, settings, with_former_names
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.measures.built_in import PERPLEXITY
-from flsim.results.run_file import is_run
-from flsim.results.store import read_run
+from flsim.results.store import is_run, read_run
 from flsim.results.sweeps import RUNS
 from flsim.runs.config import Config, dump, toml
 from flsim.runs.sweeps import definition

@@ -18,12 +18,11 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import Capabilities, ModelSettings, NextWordModel, Params, TrainableModel
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.training.central.hparams import CentralHParams
-from flsim.training.central.records import Order, poisson_lot, positions_at
-from flsim.training.cohort.steps import Steps, lay_out
+from flsim.training.central.hparams import CentralHParams, Order, poisson_lot, positions_at
+from flsim.training.cohort.packing import Steps, lay_out
 from flsim.training.local import draws
 from flsim.training.optimizers import refuse_low_precision, slots_of
-from flsim.training.state import Moments, State, transposed
+from flsim.training.update import Moments, State, transposed
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,337 @@ matrices of one fill the caches, unless a step is too little work (`users_on_cpu
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from flsim.base.errors import InputError, RunFailed, at_least_one, first_line, is_out_of_memory
+from flsim.base.extensions import configured
 from flsim.base.progress import say
 from flsim.base.rng import stream
-from flsim.data.records import Records, Users
+from flsim.data.records import Batch, Records, Users
 from flsim.data.vocabulary import Layout
+from flsim.models.hf import HuggingFaceModel
 from flsim.models.language_model import Params, representative
+from flsim.training.cohort.devices import Graphs, current, kernels_for, products
 from flsim.training.cohort.gradient import packed_batches, packed_model
+from flsim.training.cohort.kernels import Kernels, PositionKernels, Rule
+from flsim.training.cohort.packing import (
+    EXACT,
+    PackedGroup,
+    Participant,
+    Shape,
+    Steps,
+    narrowed,
+    pack_users,
+    steps_of,
+    units_of,
+    widened,
+)
 from flsim.training.cohort.products import products_for
-from flsim.training.cohort.steps import Participant, Steps, steps_of
+from flsim.training.cohort.stacked_model import PositionModel, StackedModel, widened_for
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import prefetched, take_step
+from flsim.training.local import local_batches, prefetched, take_step
+from flsim.training.optimizers import BETAS, optimizer_named
 from flsim.training.update import Counts, UpdateSum, global_norm
+
+# Local training of many users at once: their weights are stacked, and every product covers all users.
+#
+# On an NVIDIA GPU with Triton each shape of step is one CUDA graph; otherwise it is plain PyTorch (`kernels`).
+
+
+GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # coarse, for few different shapes
+WAVES = 2  # users for each multiprocessor of a GPU
+CPU_USERS = 8
+SLACK = 0.9  # share of this process' memory; the rest is for libraries
+
+
+class StackedTrainer:
+    """A trainer of stacked users from the global parameters; a `flsim.training.cohort.engine.Trainer`.
+
+    `like` has the names, shapes, dtype (float64: not with Triton) and device of parameters; at most `users` train
+    together. Defaults: `kernels` of Triton on an NVIDIA GPU if available, otherwise of PyTorch; `graphs`, CUDA's, with
+    Triton's. torch.OutOfMemoryError (RuntimeError on a CPU) if memory is too small, also in `train`.
+    """
+
+    def __init__(
+        self,
+        like: Params,
+        hparams: LocalHParams,
+        layout: Layout,
+        users: int,
+        kernels: Kernels | None = None,
+        graphs: bool | None = None,
+    ) -> None:
+        self._hparams, self._like, self._layout = hparams, like, layout
+        self._device, self._dtype = representative(like).device, representative(like).dtype
+        self._kernels = kernels or kernels_for(like, hparams.precision)
+        self._graphs = Graphs(self._device, self._kernels, graphs)
+        self._rounding = GRAPHS if self._graphs.is_on else EXACT
+        rows = hparams.batch_size
+        self._largest = Shape(users, layout.record_words, rows, layout.record_words * rows)
+
+        wide, self._rule = widened_for(self._kernels, like), _rule(hparams)
+        self._start = {name: value.detach().clone() for name, value in wide.items()}
+        model = _model_of(self._kernels)
+        self._model = model(wide, users, hparams.precision, self._kernels, holds_gradients=not hparams.is_plain)
+        self._moments = [self._model.stack(self._dtype) for _ in self._rule.optimizer.slots]
+        self._losses = torch.zeros(users, dtype=torch.float64, device=self._device)
+        self._given_rate = hparams.learning_rate
+        self._rate = torch.tensor([hparams.learning_rate], dtype=torch.float64, device=self._device)
+        self._betas = torch.tensor(BETAS, dtype=torch.float64, device=self._device)
+        self._order = torch.arange(0)
+
+    @staticmethod
+    def users_that_fit(like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
+        """Return the number of users that fill the device and fit in the share of its memory, at least 1.
+
+        It is independent of other programs, because a restart must not change the groups, and with them the last bits.
+        """
+        device = representative(like).device
+        if device.type != "cuda":
+            return CPU_USERS
+        fixed, per_user = StackedTrainer.memory(like, hparams, layout)
+        properties = torch.cuda.get_device_properties(device)
+        fitting = int((properties.total_memory * memory_share * SLACK - fixed) // per_user)
+        return max(1, min(fitting, WAVES * properties.multi_processor_count))
+
+    @staticmethod
+    def memory(like: Params, hparams: LocalHParams, layout: Layout, kernels: Kernels | None = None) -> tuple[int, int]:
+        """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest.
+
+        Caller and trainer each hold first parameters of a round, and a sum of updates in float64, in addition to
+        `like`.
+        """
+        kernels = kernels or kernels_for(like, hparams.precision)
+        wide, rows = widened_for(kernels, like), hparams.examples(hparams.batch_size)
+        sizes = _model_of(kernels).sizes_of(wide, hparams.precision)
+        copies = [sizes.master] * (1 + len(_rule(hparams).optimizer.slots))
+        copies += [sizes.low] * ((sizes.low != sizes.master) + (not hparams.is_plain))
+        values = sum(value.numel() for value in wide.values())
+        longest = Shape(1, layout.record_words, rows, layout.record_words * rows)
+        per_user = values * sum(dtype.itemsize for dtype in copies) + sizes.bytes(longest)
+        return values * (3 * sizes.master.itemsize + 2 * torch.float64.itemsize), per_user
+
+    def pack(self, group: Sequence[Participant]) -> PackedGroup:
+        on_gpu = self._device.type == "cuda"
+        return pack_users(group, self._layout, self._hparams, self._rounding, self._largest, pin=on_gpu)
+
+    @torch.no_grad()
+    def train(self, start: Params, group: PackedGroup, rate: float | None = None) -> tuple[list[float], list[int]]:
+        self._order = torch.from_numpy(group.order)
+        for name, value in widened(start, units_of(self._start)).items():
+            self._start[name].copy_(value)
+        self._model.load(self._start)
+        self._given_rate = self._hparams.learning_rate if rate is None else rate
+        self._rate.fill_(self._given_rate)
+        for values in (self._losses, *(value for moments in self._moments for value in moments.values())):
+            values.zero_()
+        buffers = self._model.buffers
+        with products(self._hparams.precision, self._device):
+            if buffers.reserve(group.shapes):
+                self._graphs.forget()
+            data = group.data.to(self._device, non_blocking=True)
+            first = 0
+            for shape in group.shapes:
+                part = data[first : first + shape.values]
+                self._graphs.run(self._step, shape, (buffers.data(shape),), (part,))
+                first += shape.values
+        return self._as_given(self._losses[: len(group)].cpu()).tolist(), group.tokens
+
+    @torch.no_grad()
+    def norms(self) -> list[float]:
+        with current(self._device):
+            squares = self._model.squares(len(self._order), self._start, 1.0, {})
+        return self._as_given(squares.sqrt().cpu()).tolist()
+
+    @torch.no_grad()
+    def add_updates(self, factors: Sequence[float], into: Params) -> None:
+        own = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
+        sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._start.items()}
+        with current(self._device):
+            for name, value in self._model.weights.items():
+                self._kernels.add_updates(value[: len(own)], self._start[name], own, sums[name])
+        for name, value in narrowed(sums, self._like).items():
+            into[name].add_(value)
+
+    def _as_given(self, values: Tensor) -> Tensor:
+        restored = torch.empty_like(values)
+        restored[self._order] = values
+        return restored
+
+    def _step(self, shape: Shape, data: Tensor) -> None:
+        parts = shape.parts(data)
+        if self._hparams.is_plain:
+            # A CUDA graph stores numbers at capture, and reads tensors at each replay.
+            is_tensor = self._graphs.is_on and self._hparams.schedule != "constant"
+            losses = self._model.descend(shape, parts, self._rate if is_tensor else self._given_rate)
+        else:
+            losses = self._model.gradient(shape, parts)
+            scalars = torch.cat((self._rate, 1 - self._betas**parts.number))
+            clip = self._hparams.gradient_clip
+            self._model.optimize(self._start, self._moments, parts.counts, scalars, self._rule, clip)
+        self._losses[: shape.users] += losses.sum(1, dtype=torch.float64)
+
+
+def _model_of(kernels: Kernels) -> Any:
+    """Return the class of the model, which takes the kernels."""
+    return PositionModel if isinstance(kernels, PositionKernels) else StackedModel
+
+
+def _rule(hparams: LocalHParams) -> Rule:
+    return Rule(optimizer_named(configured(hparams, "optimizer")), hparams.momentum, hparams.proximal)
+
+
+# LoRA adapters of many users at once on one frozen base: users are blocks of the batch.
+#
+# A layer computes base(x) + s B_k A_k x for the rows of user k (`flsim.models.language_model.LoraBlocks`). The loss is
+# the sum of the users' losses, so plain autograd gives each user's gradient. Its oracle is
+# `flsim.algorithms.fedavg.train_users`.
+
+
+@dataclass(frozen=True)
+class Block:
+    """A step of the first users of a group, who are those that have the step."""
+
+    inputs: Tensor  # int64 [users * rows, T]; PAD fills up users and rows
+    places: Tensor  # int64 [n], the positions of `inputs`, flat, that have targets
+    targets: Tensor  # int64 [n]
+    counts: Tensor  # int64 [users], number of targets of each user
+
+
+@dataclass(frozen=True)
+class Group:
+    """The steps of users, who are in the order of their numbers of steps, most first."""
+
+    blocks: list[Block]
+    order: Tensor  # int64 [users], the place of each user in the argument of `BlockTrainer.pack`
+
+
+class BlockTrainer:
+    """A trainer of the adapters of several users at once; a `flsim.training.cohort.engine.Trainer`.
+
+    The layers of `model`, which has adapters and no dropout, are replaced, so other code must not use it. `like` has
+    its trained parameters, for names, shapes, dtype and device; at most `users` train at once, in float32.
+    """
+
+    def __init__(
+        self, model: HuggingFaceModel, like: Params, hparams: LocalHParams, layout: Layout, users: int
+    ) -> None:
+        self._hparams, self._layout, self._model = hparams, layout, model
+        self._optimizer = optimizer_named(configured(hparams, "optimizer"))
+        self._layers = model.with_blocks()
+        self._start: Params = {}
+        self._weights = {name: value.new_zeros(users, *value.shape) for name, value in like.items()}
+        self._order = torch.arange(0)
+
+    def pack(self, group: Sequence[Participant]) -> Group:
+        steps = [list(local_batches(records, self._layout, self._hparams, rng)) for records, rng in group]
+        order = sorted(range(len(steps)), key=lambda user: -len(steps[user]))
+        most = max(map(len, steps), default=0)
+        batches = [[steps[user][at] for user in order if at < len(steps[user])] for at in range(most)]
+        return Group([_block(step, self._device) for step in batches], torch.tensor(order, dtype=torch.int64))
+
+    def train(self, start: Params, packed: Group, rate: float | None = None) -> tuple[list[float], list[int]]:
+        rate = self._hparams.learning_rate if rate is None else rate
+        self._start, self._order = start, packed.order
+        for name, value in self._weights.items():
+            value[: len(packed.order)] = start[name]
+        weights = self._weights.items()
+        moments = [{name: torch.zeros_like(value) for name, value in weights} for _ in self._optimizer.slots]
+        losses = torch.zeros(len(packed.order), dtype=torch.float64, device=self._device)
+        tokens = torch.zeros(len(packed.order), dtype=torch.int64, device=self._device)
+        for number, block in enumerate(packed.blocks, start=1):
+            users = len(block.counts)
+            losses[:users] += self._step(block, rate, number, moments)
+            tokens[:users] += block.counts
+        return self._as_given(losses).tolist(), self._as_given(tokens).tolist()
+
+    @torch.no_grad()
+    def norms(self) -> list[float]:
+        squares = sum(update.square().flatten(1).sum(1) for update in self._updates().values())
+        return self._as_given(torch.as_tensor(squares).sqrt()).tolist()
+
+    @torch.no_grad()
+    def add_updates(self, factors: Sequence[float], into: Params) -> None:
+        by_user = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
+        users = by_user.nonzero().flatten()  # an update of factor 0 may not be finite
+        for name, update in self._updates().items():
+            into[name].add_(torch.tensordot(by_user[users], update[users], 1))
+
+    @property
+    def _device(self) -> torch.device:
+        return representative(self._weights).device
+
+    def _updates(self) -> Params:
+        """Return the users' updates, float64 [users, ...], in the group's order."""
+        users = len(self._order)
+        return {name: value[:users].double() - self._start[name] for name, value in self._weights.items()}
+
+    def _step(self, block: Block, rate: float, number: int, moments: list[Params]) -> Tensor:
+        """Take a step of the block's users in place; return their summed losses before it, in nats, float64 [users]."""
+        users = len(block.counts)
+        weights = {name: value[:users].detach().requires_grad_() for name, value in self._weights.items()}
+        for layer in self._layers:
+            layer.A, layer.B = weights.get(layer.name_of_a, layer.frozen_a), weights[layer.name_of_b]
+        hidden, _ = self._model.hidden(block.inputs)
+        logits = self._model.logits(hidden.flatten(0, 1)[block.places])
+        nats = cross_entropy(logits, block.targets, reduction="none")
+        share = (1 / block.counts.to(nats.dtype)).repeat_interleave(block.counts, output_size=len(nats))
+        gradients = torch.autograd.grad((nats * share).sum(), list(weights.values()))
+        with torch.no_grad():
+            self._descend(weights, dict(zip(weights, gradients, strict=True)), rate, number, moments)
+            by_position = nats.new_zeros(block.inputs.numel(), dtype=torch.float64)
+            by_position[block.places] = nats.double()
+            return by_position.view(users, -1).sum(1)
+
+    def _descend(self, weights: Params, gradients: Params, rate: float, number: int, moments: list[Params]) -> None:
+        """Add FedProx's term, bound each user's norm, and step as the optimizer does, in place of the weights."""
+        hparams, users = self._hparams, len(next(iter(weights.values())))
+        if hparams.proximal:
+            gradients = {
+                name: gradient + hparams.proximal * (weights[name] - self._start[name])
+                for name, gradient in gradients.items()
+            }
+        if hparams.gradient_clip is not None:
+            squares = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0)
+            scale = (hparams.gradient_clip / squares.sqrt()).clamp(max=1)
+            gradients = {name: value * scale[:, None, None] for name, value in gradients.items()}
+        corrections = [torch.tensor(1 - beta**number, dtype=torch.float64, device=self._device) for beta in BETAS]
+        direction = self._optimizer.direction
+        if direction is None:
+            raise ValueError(f"optimizer {hparams.optimizer!r} has no direction, which blocks need")
+        for name, gradient in gradients.items():
+            slots = [moment[name][:users] for moment in moments]
+            step, new = direction(gradient, slots, corrections, hparams.momentum)
+            for old, value in zip(slots, new, strict=True):
+                old.copy_(value)
+            self._weights[name][:users].sub_(step, alpha=rate)
+
+    def _as_given(self, values: Tensor) -> Tensor:
+        """Return values [users] in the order of the argument of `pack`, on the CPU."""
+        restored = torch.empty_like(values, device="cpu")
+        restored[self._order] = values.cpu()
+        return restored
+
+
+def _block(batches: Sequence[Batch], device: torch.device) -> Block:
+    rows, times = (max(batch.inputs.shape[axis] for batch in batches) for axis in (0, 1))
+    inputs, targets = (np.zeros((len(batches), rows, times), np.int64) for _ in range(2))
+    for user, batch in enumerate(batches):
+        place = (user, slice(len(batch.inputs)), slice(batch.inputs.shape[1]))
+        inputs[place], targets[place] = batch.inputs, batch.targets
+    places = np.flatnonzero(targets)
+    arrays = (
+        inputs.reshape(-1, times), places, targets.reshape(-1)[places], np.count_nonzero(targets, axis=(1, 2))
+    )  # fmt: skip
+    return Block(*(torch.from_numpy(array).to(device) for array in arrays))
+
 
 # Local training on a CPU, one user at a time, with the written-out gradient of `gradient`.
 
@@ -205,7 +519,6 @@ class CohortEngine:
             yield group, trainer.pack(participants)
 
     def _choose(self, memory_share: float) -> int:
-        from flsim.training.cohort.stacked_trainer import StackedTrainer
 
         return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share)
 
@@ -214,8 +527,6 @@ class CohortEngine:
         if self._make is not None:
             self._trainer = self._make(self._at_once)
         elif self.is_stacked:
-            from flsim.training.cohort.stacked_trainer import StackedTrainer
-
             self._trainer = StackedTrainer(*settings, self._at_once)
         else:
             self._trainer = PackedTrainer(*settings)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from flsim.models.language_model import Params, representative
+from flsim.training.cohort.packing import Steps
 from flsim.training.cohort.products import Products, Scratch, aligned
-from flsim.training.cohort.steps import Steps
 
 LOGITS = 2**22  # number of logits in memory at a time: 16 MB in float32, about what the caches of a processor hold
 RARE = 1e-30  # a probability below it has lost digits; its logarithm is computed from the logits

@@ -22,8 +22,7 @@ from reading import read
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.known import FORMATS, format_of
-from flsim.data.formats.own import reader_of
+from flsim.data.formats.known import FORMATS, format_of, reader_of
 from flsim.data.formats.posts import Part, Post, Reading, WrongFieldError, posts_of
 
 ROOT = Path(__file__).parents[3]

@@ -18,7 +18,8 @@ from reading import COLUMNS, parts_of
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.formats import csv_rows, json_values, jsonl
+from flsim.data.formats import jsonl
+from flsim.data.formats import rows as tables_of_rows
 from flsim.data.formats.jsonl import CHUNK
 from flsim.data.formats.known import format_of
 from flsim.data.formats.posts import Post
@@ -152,7 +153,7 @@ def test_faults_are_one_line_with_the_place(tmp_path: Path, content: str, messag
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_values, "LARGEST", 10)
+    monkeypatch.setattr(jsonl, "LARGEST", 10)
     (tmp_path / "a.json").write_text('[{"user": 1}]')
     with pytest.raises(InputError, match=r"13 bytes of JSON, but at most 10 are read; write one object per line"):
         reading.read(tmp_path / "a.json", "json")
@@ -217,7 +218,7 @@ def test_csv_that_is_written_is_read(
 def test_wrong_files_are_one_line(
     tmp_path: Path, content: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_rows, "LONGEST_FIELD", 1_000)
+    monkeypatch.setattr(tables_of_rows, "LONGEST_FIELD", 1_000)
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:

@@ -17,10 +17,10 @@ from reading import read
 
 from benchmarks.writers import tf_example, write_tff_hdf5, write_tff_sqlite
 from flsim.base.errors import InputError
-from flsim.data.formats import hdf5, posts
+from flsim.data.formats import posts, tff
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
-from flsim.data.formats.tff_sqlite import Example
+from flsim.data.formats.tff import Example
 
 TFF_SQLITE = "tff-sqlite"
 
@@ -241,7 +241,7 @@ def test_data_in_other_files_is_never_opened(tmp_path: Path) -> None:
 
 def test_users_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Declared sizes cost a file nothing."""
-    monkeypatch.setattr(hdf5, "USER_RECORDS", 3)
+    monkeypatch.setattr(tff, "USER_RECORDS", 3)
     posts = [Post("a", ["x y"]), Post("c", ["x y"])]
     path = changed(tmp_path / "a.h5", np.array([b"x"] * 4))
     assert read(path, TFF_HDF5) == (posts, {"users_too_large": 1})
@@ -254,7 +254,7 @@ def test_users_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_client_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdf5, "SLICE", 2**10)
+    monkeypatch.setattr(tff, "SLICE", 2**10)
     texts = [f"sentence {n}" for n in range(200)]
     for fixed in (False, True):
         path = tmp_path / f"{fixed}.h5"

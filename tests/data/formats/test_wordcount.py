@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
-from flsim.data.formats.wordcount import read_word_count
+from flsim.data.formats.text import read_word_count
 from flsim.data.vocabulary import Vocabulary
 
 TEXT = b".\t342309\nthe\t341937\n<URL> 300\ncaf\xc3\xa9\t300\nto\t2\n"

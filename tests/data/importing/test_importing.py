@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
-from flsim.data.authors import largest_authors
 from flsim.data.corpus import Corpus
 from flsim.data.importing import run
 from flsim.data.importing.gather import ImportHParams, split_of, written
 from flsim.data.importing.run import import_corpus
 from flsim.data.importing.scratch import cuts, hash_of, ranges_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS, WHOLE
+from flsim.data.records import largest_authors
 
 Sentence = list[str]
 Posts = list[tuple[str, list[Sentence]]]

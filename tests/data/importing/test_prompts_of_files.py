@@ -31,14 +31,14 @@ from flsim.data.records import Records, batch
 from flsim.data.vocabulary import Layout
 from flsim.data.withheld import PartialSplit
 from flsim.measures.prediction import predict_by_steps, utility
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams
-from flsim.training.central.engines import AutogradEngine
-from flsim.training.central.engines import engine_of as central_engine_of
 from flsim.training.central.task import CentralTask
+from flsim.training.central.training import AutogradEngine
+from flsim.training.central.training import engine_of as central_engine_of
 from flsim.training.hparams import LocalHParams
-from flsim.training.state import State
+from flsim.training.update import State
 
 HPARAMS = ImportHParams(vocabulary_size=270, record_words=20, words_per_user=None, heldout=0, test=0, by="tokens")
 ROWS = [("a", "Ask one", "Answer one."), ("a", None, "No prompt."), ("b", "Ask two", "Answer two."), ("b", "x", None)]

@@ -19,7 +19,7 @@ from flsim.data.corpus import Corpus
 from flsim.data.formats.stackexchange import site_of
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
-from flsim.data.importing.unpack import is_compressed, unpack
+from flsim.data.importing.sources import is_compressed, unpack
 
 SMALL = ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.0, test=0.0)
 POSTS = [(number % 5, f"a b c d{number} e f g h. ") for number in range(40)]
@@ -175,7 +175,7 @@ def test_archives_that_cannot_be_read_are_one_line(tmp_path: Path, flsim: Flsim,
 
 
 def test_without_py7zr_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flsim.data.importing.unpack.py7zr", None)
+    monkeypatch.setattr("flsim.data.importing.sources.py7zr", None)
     archive = write(tmp_path / "ai.7z", seven_zip({"Posts.xml": AI}))
     with pytest.raises(InputError, match=r"ai\.7z: 7z archives need py7zr, the extra '7z', which is not installed"):
         import_corpus([archive], tmp_path / "corpus", HPARAMS)

@@ -13,12 +13,11 @@ from flsim.base.rng import stream
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.central.stacked_engine import StackedEngine
-from flsim.training.state import State
-from flsim.training.update import global_norm
+from flsim.training.central.training import StackedEngine
+from flsim.training.update import State, global_norm
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"

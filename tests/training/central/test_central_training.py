@@ -23,9 +23,9 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, train_central
-from flsim.training.central.records import Order, poisson_lot, positions_at
+from flsim.training.central.hparams import Order, poisson_lot, positions_at
 from flsim.training.central.task import EngineName
-from flsim.training.state import State
+from flsim.training.update import State
 
 ENGINES = get_args(EngineName)
 OPTIMIZERS = get_args(get_type_hints(CentralHParams)["optimizer"])

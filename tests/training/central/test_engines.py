@@ -19,16 +19,15 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population, Twin, _reordered
+from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.central.engines import PackedEngine, engine_of
-from flsim.training.central.records import factors
-from flsim.training.central.stacked_engine import StackedEngine
+from flsim.training.central.hparams import factors
 from flsim.training.central.task import Engine, EngineName
+from flsim.training.central.training import PackedEngine, StackedEngine, engine_of
 from flsim.training.cohort.kernels import Kernels
-from flsim.training.state import State
+from flsim.training.update import State
 
 RECORDS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 1, 2], [3], [], [5, 5, 5, 5]]
 optimizers = pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])

@@ -12,9 +12,9 @@ from interpreting import COUNTS, B, D, H, N, T, U, V, check, normal, parts
 from stacking import relative_error, rounding
 from stepping import LAYOUT, training_of
 
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.training.central import CentralHParams, init, train_central
-from flsim.training.central.stacked_engine import StackedEngine
+from flsim.training.central.training import StackedEngine
 from flsim.training.cohort import triton_kernels, triton_spread
 from flsim.training.cohort.kernels import Kernels, Rule
 from flsim.training.cohort.triton_kernels import TritonKernels

@@ -28,11 +28,11 @@ from triton.runtime import interpreter  # type: ignore[import-untyped]
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort import triton_positions
+from flsim.training.cohort.engine import StackedTrainer
 from flsim.training.cohort.kernels import Prediction, Target
-from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.cohort.triton_positions import TritonPositionKernels
 from flsim.training.hparams import LocalHParams

@@ -11,10 +11,8 @@ from tiny_bases import GPT2, LLAMA, norms_in_float64
 from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import build, restore
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params
-from flsim.models.lora import LoraHParams
+from flsim.models.architectures import ModelHParams, build, restore
+from flsim.models.language_model import LoraHParams, Params
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams
 

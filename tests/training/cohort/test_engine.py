@@ -20,11 +20,10 @@ from strategies import hparams_strategy, users_strategy
 from torch_positions import TorchPositionKernels, WideKernels, WidePositionKernels
 from training_oracle import train_cohort
 
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.cohort.engine import CohortEngine, bounds
+from flsim.training.cohort.engine import CohortEngine, StackedTrainer, bounds
 from flsim.training.cohort.kernels import Kernels
-from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum
 
@@ -96,7 +95,7 @@ import resource, sys, torch
 torch.set_num_threads(1)
 from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams
@@ -107,7 +106,7 @@ model = CIFGLanguageModel(20_000, ModelHParams(96, 64)).initialize(0)
 start = {name: value.detach() for name, value in model.named_parameters()}
 population = InMemory(layout, users)
 expected = CohortEngine(start, layout, hparams, micro_cohort=1).train(start, population, range(7), 0, 0)
-import flsim.training.cohort.stacked_trainer  # code takes memory too, more where it has to be compiled
+import flsim.training.cohort.engine  # code takes memory too, more where it has to be compiled
 from flsim.base.progress import say
 say("ready")  # which loads what prints
 def train(room):

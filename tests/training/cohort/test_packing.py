@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.training.cohort.packing import EXACT, PackedGroup, Shape, pack, pack_users
-from flsim.training.cohort.stacked_trainer import GRAPHS
-from flsim.training.cohort.steps import Participant, steps_of
+from flsim.training.cohort.engine import GRAPHS
+from flsim.training.cohort.packing import EXACT, PackedGroup, Participant, Shape, pack, pack_users, steps_of
 from flsim.training.hparams import LocalHParams
 
 LAYOUT = Layout(12, record_words=6)

@@ -15,14 +15,14 @@ from flsim.algorithms.rounds import engine_of
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort import gradient as gradient_module
 from flsim.training.cohort import products as products_module
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.gradient import packed_batches, packed_model
+from flsim.training.cohort.packing import steps_of
 from flsim.training.cohort.products import OneDNNProducts, Products, RoundedProducts, products_for
-from flsim.training.cohort.steps import steps_of
 from flsim.training.hparams import LocalHParams
 
 WAYS = {"amx_bf16": OneDNNProducts, "avx512_bf16": RoundedProducts}

@@ -19,9 +19,9 @@ from torch_positions import TorchPositionKernels
 from training_oracle import train_cohort
 
 from flsim.data.vocabulary import Layout
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
+from flsim.training.cohort.engine import GRAPHS, StackedTrainer
 from flsim.training.cohort.kernels import Kernels
-from flsim.training.cohort.stacked_trainer import GRAPHS, StackedTrainer
 from flsim.training.hparams import LocalHParams
 
 

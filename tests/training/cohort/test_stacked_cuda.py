@@ -19,11 +19,10 @@ from stacking import (
 from training_oracle import train_cohort
 
 from flsim.data.vocabulary import Layout
-from flsim.models.hparams import ModelHParams
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort.devices import capture_stream, products
-from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked_trainer import StackedTrainer
+from flsim.training.cohort.engine import CohortEngine, StackedTrainer
 from flsim.training.hparams import LocalHParams, Precision
 
 pytestmark = pytest.mark.skipif(
