@@ -51,7 +51,7 @@ nightly: setup   ## tests that take minutes and say in full what shorter ones sa
 # What trains and scores with floats, without Ray, in seconds; kernels of a GPU, compiled or interpreted, ask nothing of a
 # processor.
 NUMBERS := tests/training tests/models tests/memorization/test_score.py tests/privacy/test_mechanism.py \
-	tests/algorithms/test_federated.py tests/algorithms/test_optimizers.py \
+	tests/algorithms/test_federated.py tests/algorithms/test_algorithms.py \
 	--ignore=tests/training/cohort/test_triton_compiles.py --ignore=tests/training/cohort/test_triton.py
 
 numbers: setup   ## the tests of numbers as on processors with AVX2, and as on ones without vector instructions

@@ -2,21 +2,27 @@
 
 import json
 import math
+import os
 import re
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import Experiment, Flsim, Trained, assert_table_says_diverged, final_state, rows
+from faulty import SETTINGS
+from helpers import CENTRAL, Experiment, Flsim, Trained, assert_table_says_diverged, final_state, rows
 from stepping import same
 from waiting import wait_until
 
-from flsim.base.errors import InputError
+from flsim.algorithms.micro_cohorts import FILE
+from flsim.base.errors import InputError, Interrupted
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import epsilon
 from flsim.runs import config
+from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training import central
@@ -24,6 +30,7 @@ from flsim.training.central import CentralTraining, train_central
 from flsim.training.central.hparams import Order
 from flsim.training.update import State
 from server.central import train
+from server.stopping import no_signal_lost
 
 RECORDS = 24 * 8
 NOISE = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=0.8")
@@ -155,3 +162,93 @@ def test_a_central_run_has_no_clients_and_a_federated_one_no_steps(make_run: Cal
 def test_a_node_without_the_gpu_that_ray_counts_is_refused(make_run: Callable[..., Run]) -> None:
     with pytest.raises(InputError, match=r'system\.device is "cuda", but torch finds no GPU on the node'):
         next(train(make_run("system.device=cuda").path, gpus=1.0))
+
+
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT])
+def number(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A signal whose handler raises SystemExit, as that of the command line does."""
+
+    def handle(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(request.param, handle)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+def test_a_signal_whose_exception_is_caught_interrupts_after_the_block(number: int) -> None:
+    went_on = list[bool]()
+
+    def catch_and_go_on() -> None:
+        with suppress(SystemExit):
+            os.kill(os.getpid(), number)
+        went_on.append(True)
+
+    with pytest.raises(Interrupted) as raised, no_signal_lost():
+        catch_and_go_on()
+    assert (raised.value.signal, went_on) == (number, [True])
+
+
+def test_an_exception_that_nobody_catches_ends_the_block(number: int) -> None:
+    with pytest.raises(SystemExit) as raised, no_signal_lost():
+        os.kill(os.getpid(), number)
+    assert raised.value.code == 128 + number
+
+
+def test_handlers_are_what_they_were(number: int) -> None:
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    with no_signal_lost():
+        pass
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.slow
+def test_any_round_of_a_private_run_is_equal(trained: Trained, flsim: Flsim, tmp_path: Path) -> None:
+    run = shutil.copytree(trained(*SETTINGS), tmp_path / "run")
+    # Checkpoints: evaluated rounds, and the last before the end.
+    for round_, start in ((1, 0), (10, 0), (27, 25), (30, 25)):
+        said = flsim("verify", run, "--round", str(round_))[1]
+        assert re.fullmatch(rf"round {round_}: trained again from round {start}, equal, digest \w+\n", said), said
+    assert flsim("verify", run)[1].startswith("round 30: trained again from round 25, equal, digest ")
+    (found,) = flsim("verify", run, "--round", "8", "--json")[1].splitlines()
+    assert json.loads(found)["differs"] is None
+
+    _change_digest(run, 22)
+    code, _, said = flsim("verify", run, "--round", "24")
+    assert code == 1
+    assert "trained again from round 20, round 22 differs: logged 0000" in said
+    code, _, said = flsim("verify", run, "--round", "31")
+    assert code == 2
+    assert "cannot verify round 31; it logged 1 to 30" in said
+
+
+@pytest.mark.nightly
+def test_rounds_of_users_who_train_stacked_too(experiment: Experiment, flsim: Flsim) -> None:
+    """With a size that is recorded for one shard from round 2 on, as where memory ran out there."""
+    run = Run.create(load(experiment.config, ["system.micro_cohort=4", "system.shards=2"]), experiment.folder / "run")
+    (run.path / FILE).write_text('{"users": 1, "shard": 1, "round": 1}\n')
+    experiment.run("run", "system.micro_cohort=4", "system.shards=2", options=["--resume"])
+    assert (run.path / FILE).read_text().count("\n") == 1
+    for round_ in (1, 2, 4):
+        assert "equal" in flsim("verify", run.path, "--round", str(round_), "--device", "cpu")[1]
+
+
+@pytest.mark.slow
+def test_steps_of_central_training_too(experiment: Experiment, trained: Trained, flsim: Flsim) -> None:
+    experiment.config.write_text(CENTRAL)
+    run = shutil.copytree(trained("data.partition=iid"), experiment.folder / "run")
+    said = flsim("verify", run, "--round", "35")[1]
+    assert said.startswith("round 35: trained again from round 20, equal")
+    _change_digest(run, 35)
+    code, _, said = flsim("verify", run, "--round", "35")
+    assert code == 1
+    assert "trained again from round 20, round 35 differs: logged 0000" in said
+
+
+def _change_digest(run: Path, round_: int) -> None:
+    log = run / "rounds.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if line["round"] == round_:
+            line["digest"] = "0" * 64
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))

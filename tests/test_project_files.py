@@ -1,7 +1,9 @@
 """Files about the project say the same as each other; `make lint` checks their formats."""
 
+import importlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -9,7 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from helpers import Experiment, assert_same, wait_for_round
 from packaging.requirements import Requirement
 
 import flsim
@@ -90,3 +94,78 @@ def test_every_file_that_documents_about_the_project_name_exists() -> None:
         named = re.findall(r"(?<![\w/])(?:\.?[\w-]+/)+[\w.-]+\.(?:py|md|toml|yml)\b", text)
         linked = re.findall(r"\]\(([^):#]+)\)", text)
         assert [name for name in {*named, *linked} if not (ROOT / name).exists()] == [], document
+
+
+CI = Path(__file__).parents[1] / ".ci"
+LISTED: dict[str, Any] = tomllib.loads((CI / "mutants.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def mutations(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [str(CI), *sys.path])
+    return importlib.import_module("mutations")
+
+
+@pytest.mark.parametrize("entry", LISTED["equivalent"], ids=lambda entry: entry["before"][:60])
+def test_equivalent_mutants_are_ones_of_the_current_source(entry: dict[str, str], mutations: Any) -> None:
+    """An entry whose line has changed must be judged again."""
+    assert set(entry) <= {"file", "before", "after", "reason"}
+    assert entry["reason"]
+    source = (CI.parent / entry["file"]).read_text(encoding="utf-8")
+    mutants = [mutant for site in mutations.mutants_of(entry["file"], source) for mutant in site]
+    assert any(mutant.is_like(entry) for mutant in mutants)
+
+
+def test_listed_modules_exist(mutations: Any) -> None:
+    mutants = importlib.import_module("mutants")
+    for folder, names in LISTED["modules"].items():
+        assert (CI.parent / mutants.tests_of(Path(folder))).is_dir()
+        for name in names:
+            assert (CI.parent / "flsim" / folder / f"{name}.py").exists()
+
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {"my_model": "models", "my_measure": "measures", "my_algorithm": "algorithms", "my_optimizers": "optimizers"}
+
+
+def block_of(name: str, language: str) -> str:
+    """The first block of code in a document."""
+    return (DOCS / name).read_text(encoding="utf-8").split(f"```{language}\n")[1].split("```")[0]
+
+
+@pytest.mark.nightly
+def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> None:
+    for file, page in {**PAGES, "my_corpus": "corpora"}.items():
+        (tmp_path / f"{file}.py").write_text(block_of(f"{page}.md", "python"))
+    (tmp_path / "all.toml").write_text(block_of("extending.md", "toml"))
+    subprocess.run([sys.executable, "-c", block_of("extending.md", "python")], cwd=tmp_path, check=True)
+    text = (DOCS / "extending.md").read_text(encoding="utf-8")
+    commands = [line.split() for line in re.findall(r"^    flsim (.*)$", text, re.MULTILINE)]
+    by_name = {" ".join(command[:1]): command for command in commands if "--resume" not in command}
+    place = Experiment(tmp_path)
+
+    place.flsim(*by_name["data"])
+    command = [sys.executable, "-m", "flsim", *by_name["run"]]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = tmp_path / "runs" / "all"
+    workers = wait_for_round(run, 3)
+    assert len(workers) == 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    changed = (tmp_path / "my_algorithm.py").read_text()
+    (tmp_path / "my_algorithm.py").write_text(changed.replace("+ 1", "+ 2"))
+    refused = place.flsim(*by_name["run"], "--resume", check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "was started with another version of" in refused.stderr
+    (tmp_path / "my_algorithm.py").write_text(changed)
+    (resume,) = (command for command in commands if "--resume" in command)
+    place.flsim(*resume)
+    place.flsim("run", "all.toml", "--out", "runs/whole")
+    assert_same(run, tmp_path / "runs" / "whole")
+
+    said = place.flsim(*by_name["table"]).stdout
+    assert all(part in said for part in ("Counting+Normalized", "TwistedGRU", "Surpr."))
+    for name in ("plot", "report"):
+        place.flsim(*by_name[name])
+    assert (tmp_path / "all.png").stat().st_size > 10_000
+    assert "Log-perplexity of a canary, per word that is not known." in (tmp_path / "all.html").read_text()

@@ -1,4 +1,4 @@
-"""Atomic files and folders: each is written next to its final path, and then renamed. Reading of untrusted Parquet files."""
+"""Atomic files and folders: each is written next to its final path, and then renamed. Reading of Parquet files."""
 
 import errno
 import fcntl

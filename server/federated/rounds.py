@@ -1,4 +1,4 @@
-"""The rounds of a federated run: training, logging, checkpoints and evaluations; the exchange of requests and replies."""
+"""The rounds of a federated run: training, logging, checkpoints, evaluations, and the exchange of requests."""
 
 import time
 from collections import defaultdict

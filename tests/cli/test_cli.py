@@ -3,28 +3,43 @@
 import csv
 import io
 import json
+import os
+import re
+import runpy
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
+import click
 import pandas as pd
 import pytest
+import tomli_w
 import torch
+import typer
 from dumps import question, write_dump
 from helpers import Experiment, Flsim
+from rich.text import Text
 
 from flsim.algorithms.checkpoint import save
 from flsim.algorithms.fedavg import init
+from flsim.cli import app
 from flsim.cli.data import show
+from flsim.cli.options import PANELS
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
 from flsim.models.architectures import ModelHParams
+from flsim.models.language_model import LoraHParams
 from flsim.results.store import read_run_file
-from flsim.runs.config import load
+from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig, load
+from flsim.runs.config.files import Section, sections
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.sweeps.definition import MOST_RUNS
 from flsim.training.update import State
 
 Refuse = Callable[..., str]
@@ -224,3 +239,213 @@ def test_wrong_usage_is_one_line(refuse: Refuse, arguments: list[str], message: 
 def test_a_corpus_is_described_without_standard_output(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)
     show(inspect(Corpus.open(experiment.folder / "corpus")), as_json=False)
+
+
+DEEP = "x = " + "[" * 5_000 + "]" * 5_000
+DEEP_TABLE = "[" + ".".join(["a"] * 1_500) + "]\nx = 1\n"
+DIGITS = "seed = " + "9" * 5_000
+LARGE = "[training]\nrounds = " + "9" * 400
+PLAN = ("privacy", "--users", "1000", "--cohort", "10", "--rounds", "10", "--delta", "1e-5")
+
+
+def refused(answer: tuple[int, str, str], *words: str) -> None:
+    code, out, error = answer
+    assert (code, out, error.count("\n")) == (2, "", 1), error
+    assert len(error) < 400
+    for word in words:
+        assert word in error
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (DEEP, "not TOML: maximum recursion depth exceeded"),
+        (DEEP_TABLE, "hostile.toml: its values are nested too deeply; use at most 64 levels"),
+        (DIGITS, "not TOML: Exceeds the limit (4300 digits)"),
+        (LARGE, "training.rounds: found 99999999999999999999..., an integer of more than 64 bits"),
+    ],
+    ids=["deep", "deep-table", "digits", "large"],
+)
+def test_toml_that_python_cannot_take(
+    flsim: Flsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hostile.toml").write_text(text)
+    for command in ("run", "plan", "sweep", "tune", "data plant corpus --out p --config"):
+        refused(flsim(*command.split(), "hostile.toml"), "hostile.toml", why)
+
+
+def test_a_setting_that_python_cannot_take(experiment: Experiment, flsim: Flsim) -> None:
+    for setting, why in (
+        ("seed=" + "[" * 5_000 + "]" * 5_000, "recursion depth"),
+        ("a." * 5_000 + "a=1", "too deeply"),
+        ("seed=" + "9" * 5_000, "digits"),
+    ):
+        refused(flsim("run", experiment.config, "--out", "x", "--set", setting), f"{setting:.5}", why)
+
+
+def test_devices_that_are_neither_cpu_nor_cuda(
+    experiment: Experiment, flsim: Flsim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run has results where the command reads them before it looks at the device."""
+    monkeypatch.chdir(experiment.folder)
+    experiment.call("run", "tiny.toml", "--out", "run", "--in-process", "--set", "training.rounds=1")
+    commands = ("evaluate", "verify", "membership", "extract", "reveal", "canaries --written", "quantize --out rounded")
+    for command in commands:
+        name, *options = command.split()
+        refused(flsim(name, "run", *options, "--device", "meta"), "--device meta")
+    refused(flsim("evaluate", "run", "--device", "cpu:x"), "--device cpu:x")
+    assert not (experiment.folder / "rounded").exists()
+
+
+@pytest.mark.parametrize("noise", ["1e-300", "1e300", "nan"])
+def test_extreme_noise(experiment: Experiment, flsim: Flsim, noise: str) -> None:
+    refused(flsim(*PLAN, "--noise-multiplier", noise), "--noise-multiplier must")
+    settings = ("privacy.mechanism=dp", "privacy.clip=1.0", f"privacy.noise_multiplier={noise}")
+    options = [part for setting in settings for part in ("--set", setting)]
+    refused(flsim("run", experiment.config, "--out", "x", *options), "noise_multiplier must")
+
+
+def write_sweep(folder: Path, **values: object) -> Path:
+    axes = values.pop("axes", {"training.rounds": [1, 2]})
+    definition = {
+        "title": "A sweep",
+        "grids": [{"name": "grid", "axes": axes}],
+        "tiers": {"smoke": {"corpus": {"synthetic": {"users": 40}}, **values}},
+    }
+    path = folder / "sweep.toml"
+    path.write_text(tomli_w.dumps(definition))
+    return path
+
+
+@pytest.mark.parametrize("command", ["sweep", "plan"])
+def test_a_sweep_without_runs(tmp_path: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(
+        flsim(command, write_sweep(tmp_path, axes={"data.partition": []})),
+        "grids.grid: axis data.partition has no values",
+    )
+    refused(flsim(command, write_sweep(tmp_path, seeds=[])), "seeds has no values")
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+def test_a_sweep_of_a_million_runs_is_counted_and_not_made(
+    tmp_path: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 values of each of 5 axes, and 10 seeds."""
+    monkeypatch.chdir(tmp_path)
+    names = ("rounds", "cohort", "server_learning_rate", "server_momentum", "server_tau")
+    axes = {f"training.{name}": [index + 1 for index in range(10)] for name in names}
+    path = write_sweep(tmp_path, axes=axes, seeds=list(range(10)))
+    refused(flsim("sweep", path), "the sweep has 1,000,000 runs", f"more than {MOST_RUNS:,}")
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+ROOT = Path(__file__).parents[2]
+GROUP = typer.main.get_command(app)
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command by its path, groups included."""
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, part in command.commands.items():
+            yield from commands(part, (*path, name))
+
+
+COMMANDS = dict(commands(GROUP))
+
+
+def name_of(path: tuple[str, ...]) -> str:
+    return " ".join(("flsim", *path))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=name_of)
+def test_help_has_an_example_and_fits_80_columns(path: tuple[str, ...], flsim: Flsim) -> None:
+    code, out, err = flsim(*path, "--help")
+    assert (code, err) == (0, "")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    example = name_of(path) if path else "flsim demo"
+    assert re.search(rf"(Example|Start with): .*{example}", out)
+    for parameter in COMMANDS[path].params:
+        text = getattr(parameter, "help", None) or ""
+        assert re.fullmatch(r"[A-Z].*\.", text), (parameter.name, text)
+        assert Text.from_markup(text).plain == text  # brackets would be read as markup
+
+
+def test_the_first_page_groups_all_commands_and_fits_a_terminal(flsim: Flsim) -> None:
+    _, out, _ = flsim("--help")
+    lines = out.splitlines()
+    assert len(lines) <= 50
+    assert [match[1] for line in lines if (match := re.match(r"╭─ ([\w ]+?) ─", line))] == ["Options", *PANELS]
+    assert {path[0] for path in COMMANDS if path} == set(re.findall(r"^│ (\w+) ", out, re.MULTILINE))
+
+
+def test_version_names_the_main_packages_without_importing_them(flsim: Flsim) -> None:
+    code, out, _ = flsim("--version")
+    assert (code, out.splitlines()[0]) == (0, f"flsim {version('flsim-memorization')}")
+    assert f"torch {version('torch')}" in out
+    loads = "import sys, flsim.cli as cli; cli._version('torch'); print({'flwr', 'ray', 'torch'} & sys.modules.keys())"
+    assert subprocess.check_output([sys.executable, "-c", loads], text=True, cwd=ROOT) == "set()\n"
+
+
+def test_the_pages_that_are_made_from_the_code_are_current() -> None:
+    """Where this fails, run: python .ci/reference.py."""
+    for page, text in runpy.run_path(str(ROOT / ".ci" / "reference.py"))["documents"]().items():
+        assert page.read_text(encoding="utf-8") == text, page
+
+
+SECTIONS = sections()
+DATA = DataHParams(Path("corpus"))
+
+
+def keys_of(listed: list[Section]) -> set[str]:
+    return {f"{section.name}.{setting.name}" for section in listed for setting in section.settings}
+
+
+@pytest.mark.parametrize(("kind", "config"), [("federated", FederatedConfig(DATA)), ("central", CentralConfig(DATA))])
+def test_all_keys_of_a_configuration_are_listed(kind: str, config: FederatedConfig | CentralConfig) -> None:
+    values = asdict(config)
+    values["model.lora"] = asdict(LoraHParams())
+    del values["model"]["lora"]
+    keys = {f"{name}.{key}" for name, section in values.items() if isinstance(section, dict) for key in section}
+    assert keys_of([section for section in SECTIONS if section.kind in ("", kind)]) == keys | {".seed"}
+
+
+def test_every_setting_has_whole_sentences_and_every_number_a_unit() -> None:
+    for section in SECTIONS:
+        for setting in section.settings:
+            assert re.fullmatch(r'["A-Z].*\.', setting.description), setting
+            assert "Unit:" not in setting.description, setting
+            assert not setting.unit.endswith("."), setting
+    numbers = [key for section in SECTIONS for key in section.settings if re.search("integer|number", key.type)]
+    without = {key.name for key in numbers if not key.unit and not key.name.endswith("_options")}
+    names = """seed options config alpha max_epsilon clip_learning_rate learning_rate momentum proximal weight_decay
+    server_learning_rate server_momentum server_beta2 server_tau milestone_factor server_milestone_factor"""
+    assert without == {*names.split(), "windows", "injections"}  # fractions of training, or rounds
+
+
+def test_the_list_fits_80_columns_and_can_be_of_one_section_or_setting(flsim: Flsim) -> None:
+    _, whole, _ = flsim("settings")
+    assert max(map(len, whole.splitlines())) <= 80
+    _, section, _ = flsim("settings", "model")
+    assert section in whole
+    assert "[model]: architectures" in section
+    _, setting, _ = flsim("settings", "training.cohort")
+    assert "cohort" in setting
+    assert "server_optimizer" not in setting
+
+
+def test_an_unknown_name_is_refused_with_a_close_one(flsim: Flsim) -> None:
+    code, out, err = flsim("settings", "training.round")
+    assert (code, out) == (2, "")
+    assert err == "flsim: training.round: no such section or setting; did you mean training.rounds?\n"
+
+
+@pytest.mark.parametrize(("words", "completed"), [("flsim swe", "sweep"), ("flsim sweep --ti", "--tier")])
+def test_tab_completes_commands_and_options(words: str, completed: str) -> None:
+    """The script for bash, which `_FLSIM_COMPLETE=source_bash flsim` prints, asks in this way."""
+    asked = {"_FLSIM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    script = Path(sys.executable).parent / "flsim"
+    done = subprocess.run([script], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == (completed, "")

@@ -5,18 +5,21 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
-from helpers import Experiment, finish, start, wait_for_round
+from helpers import TINY, Experiment, MakeCorpus, finish, start, wait_for_round
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from raynodes import free_place, joined, listening, named, tree, without_agents
+from raynodes import free_place, joined, listening, named, older_release, tree, without_agents
 from waiting import wait_until
 
-from flsim.base.errors import InputError, Interrupted
-from flsim.base.machine import code_digest
+from flsim.base.errors import InputError, Interrupted, RunFailed
+from flsim.base.machine import code_digest, versions
+from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes
 
 
@@ -183,3 +186,125 @@ def test_a_head_is_started_where_others_reach_it_or_not_at_all() -> None:
 def test_what_is_no_cluster_to_join_or_to_start(options: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message), cluster(**options):  # type: ignore[arg-type]
         raise AssertionError("it was started")
+
+
+@pytest.mark.nightly
+def test_nodes_come_and_go_and_those_that_differ_are_not_used(
+    tmp_path: Path, make_corpus: MakeCorpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, corpus = tmp_path / "run", make_corpus([[[1]]]).path
+    run.mkdir()
+    settings, manifest = run / "config.toml", corpus / "manifest.json"
+    settings.write_text("seed = 0\n" + TINY)
+    place, said = free_place(), ""
+    node = f"node {place.partition(':')[0]}"
+    different = f"has flwr 0.1 but this process has {versions()['flwr']}"
+
+    def ids(nodes: Nodes) -> set[str]:
+        nonlocal said
+        found = {node["NodeID"] for node in nodes.usable()}
+        said += capsys.readouterr().err
+        return found
+
+    def refusal() -> str:
+        """Why a run would not begin."""
+        with pytest.raises(InputError) as refused:
+            asked.check()
+        return str(refused.value)
+
+    with cluster(cpus=0, head=place):
+        nodes = Nodes(run, corpus)
+        assert ids(nodes) == set()  # nobody has answered yet
+        nodes.check()
+        (head,) = ids(nodes)  # it has no CPU for training, but can evaluate
+        with joined(place) as start:
+            wait_until(lambda: len(ids(nodes)) == 2)
+            assert said.count(f"{node} joined: 1 CPUs, 0 GPUs") == 1
+            with joined(place, PYTHONPATH=older_release(tmp_path / "old", "flwr")):
+                wait_until(lambda: (ids(nodes), "is not used" in said)[1])
+                assert len(ids(nodes)) == 2
+                assert said.count(f"{node} joined, but is not used, because it {different}") == 1
+                asked = Nodes(run, corpus)
+                assert refusal() == f"{node} {different}"
+            named(tree(start), "raylet").kill()
+            wait_until(lambda: ids(nodes) == {head})
+            assert said.count(f"{node} left the cluster") == 1
+
+        asked = Nodes(run, corpus)
+        settings.rename(run / "hidden")
+        assert f"{node} cannot read the run folder {run}; move it to a filesystem that all nodes share" in refusal()
+        (run / "hidden").rename(settings)
+        asked = Nodes(run, corpus)
+        settings.write_text("seed = 1\n" + TINY)
+        assert f"{node} has another run folder at {run}" in refusal()
+        asked = Nodes(run, corpus)
+        manifest.write_text(manifest.read_text() + "\n")
+        assert f"{node} has another corpus at {corpus}" in refusal()
+        asked = Nodes(run, corpus)
+        (corpus / "vocabulary.tsv").unlink()
+        assert f"{node} cannot read the corpus {corpus}" in refusal()
+
+
+@pytest.mark.slow
+def test_a_process_that_ray_loses_is_no_bad_input(
+    tmp_path: Path, make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that asked for nothing wrong ends with 1, and leaves its folder for another try."""
+    run, corpus = tmp_path / "run", make_corpus([[[1]]]).path
+    run.mkdir()
+    (run / "config.toml").write_text("seed = 0\n")
+    with cluster(cpus=1):
+        nodes = Nodes(run, corpus)
+        monkeypatch.setattr("server.cluster.nodes.environment_of", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        with pytest.raises(RunFailed, match=r"node 127\.0\.0\.1 does not answer: its process died"):
+            nodes.check()
+
+
+def start_with_a_stopped_agent() -> None:
+    """In a process of its own: stop the agent as soon as it is there, so that it never says which ports it has."""
+    stopped, over = list[int](), threading.Event()
+
+    def stop() -> None:
+        while not over.wait(0.02):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    is_agent = process.name().startswith("python") or "Agent" in process.name()
+                    if is_agent and "dashboard/agent.py" in " ".join(process.cmdline()) and process.pid not in stopped:
+                        process.suspend()
+                        stopped.append(process.pid)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        with cluster(None, 1):
+            assert ray.get(ray.remote(lambda: 5).remote()) == 5
+            while not stopped:
+                over.wait(0.02)
+            assert psutil.Process(stopped[0]).status() == psutil.STATUS_STOPPED
+    finally:
+        over.set()
+        thread.join()
+
+
+def start_without_workers() -> None:
+    """In a process of its own, whose Ray gives every worker up as soon as it begins."""
+    with cluster(None, 2):
+        assert ray.cluster_resources()["CPU"] == 2
+
+
+def in_a_process(function: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", f"import test_slow_starts; test_slow_starts.{function}()"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def test_ray_starts_though_its_agent_does_not() -> None:
+    """The raylet would wait for the agent's ports, and abort after 15 seconds."""
+    done = in_a_process("start_with_a_stopped_agent")
+    assert done.returncode == 0, done.stderr
+
+
+def test_ray_starts_though_its_workers_do_not() -> None:
+    """The raylet would wait for the first workers, and for ever for one that it gave up."""
+    done = in_a_process("start_without_workers", RAY_worker_register_timeout_seconds="0")
+    assert done.returncode == 0, done.stderr

@@ -1,20 +1,31 @@
 """Utility against a loop over records, one at a time."""
 
 import math
+from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from helpers import MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from networks import loud_network
 from populations import InMemory
 
-from flsim.base.errors import Diverged
+from flsim.base.errors import Diverged, InputError
+from flsim.canaries.spec import Canary
+from flsim.data.corpus import Split
 from flsim.data.vocabulary import Layout
+from flsim.evaluation.evaluate import EvaluationHParams, evaluate
 from flsim.measures import prediction as module
+from flsim.measures.memorization.exposure import exposure
+from flsim.measures.memorization.random_sampling import references
+from flsim.measures.memorization.score import log_perplexity
 from flsim.measures.prediction import Utility, utility
 from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
+from flsim.results.rows import Row
 
 LAYOUT = Layout(12, record_words=6)
 
@@ -108,3 +119,132 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
         model.output_bias[3] = value
     with pytest.raises(Diverged, match="cross-entropy is not finite"):
         utility(model, InMemory(LAYOUT, some_users(0)))
+
+
+V, SEED = 12, 5
+HPARAMS = EvaluationHParams(references=300, beam_width=5)
+CANARIES = [
+    Canary(f"c{index}", tokens, 0.1, 1.0)
+    for index, tokens in enumerate([(1, 2, 3, 4), (8, 8, 1, 5), (2, 6, 7, 1), (3, 3, 3, 3)])
+]
+CANARY_METRICS = {"log_perplexity", "rank", "exposure", "rs", "bs"}
+MODEL_METRICS = {"references", "accuracy", "accuracy_all_tokens", "perplexity"}
+
+
+@pytest.fixture
+def model() -> CIFGLanguageModel:
+    return loud_network(V, 3)
+
+
+@pytest.fixture
+def population(make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]]) -> Split:
+    users = random_users(10, 6, 8)
+    return make_corpus(train=users[:1], test=users, vocabulary_size=V).split("test")
+
+
+def measure(
+    model: CIFGLanguageModel,
+    test: Split,
+    canaries: Sequence[Canary] = CANARIES,
+    hparams: EvaluationHParams = HPARAMS,
+    run: str = "a",
+    round_: int = 12,
+) -> list[Row]:
+    return evaluate(model, canaries, test, hparams, SEED, run, round_)
+
+
+def by_key(rows: list[Row]) -> dict[tuple[str, str], float]:
+    return {(row.metric, row.canary): row.value for row in rows}
+
+
+def test_one_row_for_each_metric_of_each_canary_and_of_the_model(model: CIFGLanguageModel, population: Split) -> None:
+    rows = measure(model, population)
+    expected = {*product(CANARY_METRICS, ["c0", "c1", "c2", "c3"]), *product(MODEL_METRICS, [""])}
+    assert len(rows) == len(expected)
+    assert set(by_key(rows)) == expected
+    assert {(row.run, row.round) for row in rows} == {("a", 12)}
+
+
+def test_utility_alone_is_that_of_a_whole_evaluation(model: CIFGLanguageModel, population: Split) -> None:
+    whole = measure(model, population)
+    alone = measure(model, population, hparams=EvaluationHParams(300, utility_only=True))
+    assert {row.metric for row in alone} == set(MODEL_METRICS)
+    assert [row for row in alone if row.metric != "references"] == [
+        row for row in whole if row.canary == "" and row.metric != "references"
+    ]
+
+
+@pytest.mark.parametrize("prefix", [1, 2, 3])
+def test_what_the_values_are(model: CIFGLanguageModel, population: Split, prefix: int) -> None:
+    """From scores of R and of all continuations, in full."""
+    values = by_key(measure(model, population, hparams=EvaluationHParams(300, beam_width=8**3, prefix=prefix)))
+    layout = population.layout
+    among = references(SEED, 300, 4 - prefix, layout)
+    everything = torch.tensor(list(product(range(1, 9), repeat=4 - prefix)))
+    for canary in CANARIES:
+        known = torch.tensor((layout.bos, *canary.tokens[:prefix]))
+        own = log_perplexity(model, known, torch.tensor([canary.tokens[prefix:]]))
+        rank = 1 + int((log_perplexity(model, known, among) <= own + 1e-9).sum())
+        best = everything[log_perplexity(model, known, everything).argmin()]
+        assert values["log_perplexity", canary.id] == pytest.approx(float(own), rel=1e-12)
+        assert values["rank", canary.id] == rank
+        assert values["exposure", canary.id] == exposure(rank, 300)
+        assert values["rs", canary.id] == (rank == 1)
+        assert values["bs", canary.id] == (tuple(best.tolist()) == canary.tokens[prefix:])
+    assert values["references", ""] == 300
+    assert values["perplexity", ""] == pytest.approx(utility(model, population).perplexity)
+
+
+def test_the_order_of_canaries_does_not_matter(model: CIFGLanguageModel, population: Split) -> None:
+    rows = measure(model, population)
+    assert measure(model, population, canaries=CANARIES[::-1]) == rows
+    alone = measure(model, population, canaries=CANARIES[2:3])
+    assert alone == [row for row in rows if row.canary in ("c2", "")]
+
+
+def test_rows_are_the_same_for_all_rounds_and_runs(model: CIFGLanguageModel, population: Split) -> None:
+    """Each evaluation draws the same references, and no evaluation changes a parameter."""
+    before = [parameter.clone() for parameter in model.parameters()]
+    first, second = measure(model, population), measure(model, population, run="b", round_=13)
+    assert by_key(first) == by_key(second)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert {(row.run, row.round) for row in second} == {("b", 13)}
+
+
+def test_users_that_are_chosen_are_the_same_every_time(model: CIFGLanguageModel, population: Split) -> None:
+    some, again, all_, more = (
+        by_key(measure(model, population, canaries=[], hparams=EvaluationHParams(1, test_users=count)))
+        for count in (3, 3, None, 1000)
+    )
+    assert some == again
+    assert all_ == more
+    assert some["perplexity", ""] != all_["perplexity", ""]
+
+
+@pytest.mark.parametrize(("name", "value"), [("embedding", math.nan), ("gate_bias", -math.inf)])
+def test_a_diverged_model_is_refused(model: CIFGLanguageModel, population: Split, name: str, value: float) -> None:
+    """Also where no canary and no user would have met the value: the embedding of the last token."""
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[-1] = value
+    with pytest.raises(Diverged, match=rf"^round 12: 1 of [0-9,]+ values of parameter {name} are not finite$"):
+        measure(model, population)
+
+
+def test_a_model_that_overflows_is_refused(model: CIFGLanguageModel, population: Split) -> None:
+    """Finite parameters, and two logits that float64 cannot subtract."""
+    with torch.no_grad():
+        model.output_bias[1] = 1.5e308
+        model.output_bias[2] = -1.5e308
+    with pytest.raises(Diverged, match=r"^round 12: a log-probability is not finite"):
+        measure(model, population)
+
+
+def test_input_that_does_not_fit_is_refused(
+    model: CIFGLanguageModel, population: Split, make_corpus: MakeCorpus
+) -> None:
+    with pytest.raises(InputError, match="prefix of 4 covers all words of canary c0"):
+        measure(model, population, hparams=EvaluationHParams(10, prefix=4))
+    with pytest.raises(InputError, match="no test users"):
+        measure(model, make_corpus(train=[[[1]]], vocabulary_size=V, name="empty").split("test"))
+    with pytest.raises(InputError, match="has 12 tokens, but the test users' corpus has 13"):
+        measure(model, make_corpus(train=[[[1]]], test=[[[1]]], vocabulary_size=13, name="other").split("test"))

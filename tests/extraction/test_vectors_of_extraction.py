@@ -1,19 +1,37 @@
 """Extraction at inputs whose values follow from their definition."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from membership.before_model import LAYOUT, untrained
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from membership.before_model import LAYOUT, drawn, untrained
+from populations import split_of
 from scipy.stats import beta
 
 from flsim.attacks.extraction import extract, rates, strings
+from flsim.attacks.extraction.extract import (
+    bleu,
+    copies_in,
+    edit_distances,
+    in_place,
+    is_elicited,
+    near_verbatim,
+    occurrences,
+    one_word_continuations,
+)
 from flsim.attacks.extraction.strings import Scheme, Strings
 from flsim.base.statistics import difference_interval
+from flsim.canaries.planting import Overlay
+from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.data.records import Records
+from flsim.measures.memorization.score import Template
+from flsim.measures.memorization.search import beam_search
 
 
 @pytest.mark.parametrize(
@@ -132,3 +150,138 @@ def test_one_word_prompts_are_tried_up_to_the_longest_suffix(sizes: tuple[int, .
     found = [*extract._measured(attacked, Scheme())]
     assert [one["is_elicited"].tolist() for one in found] == [[True, False]] * 2
     assert [one["words"].tolist() for one in found] == [[1 + sizes[0]] * 2, [2 + sizes[1]] * 2]
+
+
+Phrase = list[int]
+words = st.integers(1, 3)  # few, so that strings repeat
+users = st.lists(st.lists(st.lists(words, max_size=7), max_size=4), min_size=1, max_size=6)
+
+
+def canary(tokens: Phrase, **about: object) -> Canary:
+    return Canary("c", tuple(tokens), 0.5, 0.5, **about)  # type: ignore[arg-type]
+
+
+def counted(population: list[list[Phrase]], string: Phrase) -> tuple[int, int]:
+    """Search every record for a string, word by word."""
+    size = len(string)
+    hits = [
+        sum(any(record[at : at + size] == string for at in range(len(record) - size + 1)) for record in user)
+        for user in population
+    ]
+    return sum(hits), sum(hit > 0 for hit in hits)
+
+
+@settings(max_examples=40)
+@given(users, st.lists(st.lists(words, min_size=1, max_size=5), min_size=1, max_size=8), st.integers(1, 5))
+def test_counts_are_those_of_a_search(population: list[list[Phrase]], strings: list[Phrase], piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flsim.attacks.extraction.extract.RECORDS", piece)  # users lie in several pieces
+        in_records, in_users = occurrences(
+            Population.with_canaries(split_of(population), (), Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))),
+            Records.from_lists(strings),
+        )
+    assert list(zip(in_records.tolist(), in_users.tolist(), strict=True)) == [
+        counted(population, string) for string in strings
+    ]
+
+
+POPULATION = [[[1, 1], [2, 2, 2]], [[3]], [[1, 2, 3, 1], [3, 3]]]
+
+
+def in_records_and_users(canaries: tuple[Canary, ...], rounds: int) -> list[tuple[int, int]]:
+    """Counts of each canary's phrase in the population, where they replace records 0 (of user 0), 2 and 4."""
+    overlay = Overlay(np.array([0, 2, 4]), np.array([0, 0, 1], np.uint16))
+    placed = in_place(Population.with_canaries(split_of(POPULATION), canaries, overlay), canaries, rounds)
+    counts = occurrences(placed, Records.from_lists([list(one.tokens) for one in canaries]))
+    assert (copies_in(placed, len(canaries)) == counts[0]).all()
+    return list(zip(*(side.tolist() for side in counts), strict=True))
+
+
+def test_canaries_count_from_the_first_round_of_their_window() -> None:
+    canaries = canary([6, 6], first_round=3, last_round=4), canary([5, 6])
+    assert in_records_and_users(canaries, 2) == [(0, 0), (1, 1)]
+    assert in_records_and_users(canaries, 3) == in_records_and_users(canaries, 9) == [(2, 2), (1, 1)]
+
+
+def test_pseudo_users_count_once_they_came() -> None:
+    """Two of three records each, who come in round 2."""
+    injected = canary([6, 5, 5], copies=6, pseudo_users=2, first_round=2, last_round=2)
+    canaries = canary([6, 6]), canary([5, 6]), injected
+    assert in_records_and_users(canaries, 1)[2] == (0, 0)
+    assert in_records_and_users(canaries, 2)[2] == (6, 2)
+
+
+CPU = torch.device("cpu")
+LENGTH = 4
+
+
+@pytest.mark.parametrize("architecture", ["cifg", "transformer", "hf"])
+def test_every_word_is_tried_as_a_prompt(architecture: str) -> None:
+    model = untrained(architecture, 1)
+    continuations = one_word_continuations(model, LENGTH, LAYOUT, CPU)
+    words = range(LAYOUT.first_word, LAYOUT.last_word + 1)
+    prompts, template = [torch.tensor([LAYOUT.bos, word]) for word in words], Template.tokens(LAYOUT, LENGTH)
+    written = [beam_search(model, prompt, template, 1)[0][0].tolist() for prompt in prompts]
+    assert continuations.tolist() == written
+    other = [(written[0][0] + 1) % LAYOUT.vocabulary_size, *written[0][1:]]
+    strings = [[7, 8, *written[5]], [7, 8, *written[9][:2]], [7, 8, *other]]
+    expected = [True, True, other in written]
+    assert is_elicited(continuations, Records.from_lists(strings), 2).tolist() == expected
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_near_verbatim_is_one_other_word_at_most(width: int) -> None:
+    """Strings of all lengths: what a beam writes with none, one and two words changed, and random ones."""
+    model = untrained(seed=2)
+    strings = [record.tolist() for record in drawn(40, seed=5) if len(record) > 2]
+    for prefix in ([5, 6], [9, 3], [11, 30]):
+        for length in (1, 2, 4):
+            tokens, _ = beam_search(model, torch.tensor([LAYOUT.bos, *prefix]), Template.words(LAYOUT, length), width)
+            for wrong in range(min(3, length + 1)):
+                text = tokens[-1].tolist()
+                changed = [LAYOUT.first_word + (word + 7) % LAYOUT.words for word in text[:wrong]]
+                strings.append([*prefix, *changed, *text[wrong:]])
+    columns = near_verbatim(model, Records.from_lists(strings), 2, width, LAYOUT, CPU)
+    for string, is_near, edits, score in zip(strings, *columns, strict=True):
+        prefix, suffix = string[:2], string[2:]
+        beams, _ = beam_search(model, torch.tensor([LAYOUT.bos, *prefix]), Template.words(LAYOUT, len(suffix)), width)
+        assert edits == min(slow_distance(tuple(beam), tuple(suffix)) for beam in beams.tolist())
+        assert score == max(bleu(beam, suffix) for beam in beams.tolist())
+        distance = min(sum(a != b for a, b in zip(beam, suffix, strict=True)) for beam in beams.tolist())
+        assert is_near == (distance == 0 or (distance == 1 and len(suffix) > 1)), string
+    assert 0 < columns[0].sum() < len(strings)
+
+
+@cache
+def slow_distance(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """The definition: the last tokens are equal, or one of them is inserted, deleted or replaced."""
+    if not one or not other:
+        return len(one) + len(other)
+    replaced = slow_distance(one[:-1], other[:-1]) + (one[-1] != other[-1])
+    return min(replaced, slow_distance(one[:-1], other) + 1, slow_distance(one, other[:-1]) + 1)
+
+
+def test_edit_distances_of_texts_of_two_lengths() -> None:
+    rng = np.random.default_rng(0)
+    written, wanted = rng.integers(3, size=(40, 7)), rng.integers(3, size=(40, 5))
+    expected = [
+        slow_distance(tuple(one), tuple(two)) for one, two in zip(written.tolist(), wanted.tolist(), strict=True)
+    ]
+    assert edit_distances(written, wanted).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "score"),
+    [
+        ("abcde", "abcde", 1.0),
+        ("abcdx", "abcde", 0.66874),
+        ("abcdefghixklmnopqrst", "abcdefghijklmnopqrst", 0.857893),
+        ("aaabb", "aabbb", 0.66874),
+        ("axc", "abc", 0.0),
+        ("abcde", "abcdefg", 0.67032),
+        ("abcdefg", "abcde", 0.614788),
+    ],
+)
+def test_bleu_is_that_of_sacrebleu(written: str, wanted: str, score: float) -> None:
+    """sacrebleu 2.6.0: sentence_bleu(..., smooth_method="none", tokenize="none", use_effective_order=True)."""
+    assert bleu([*map(ord, written)], [*map(ord, wanted)]) == pytest.approx(score, abs=1e-6)

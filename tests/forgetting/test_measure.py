@@ -1,20 +1,33 @@
 """Measures of simulated observations: against their truth, against a recomputation, and in text, JSON and figures."""
 
+import html
+import io
+import json
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import norm
+from documents import ROOT
+from helpers import Flsim, Trained
+from scipy.stats import binom, norm
 
-from flsim.attacks.forgetting.measure import TYPES, Forgetting, measure
+import flsim as api
+from flsim.attacks.forgetting.measure import TYPES, Forgetting, measure, observations
 from flsim.attacks.forgetting.success import canary_times, p_after_window
-from flsim.attacks.forgetting.tables import draw, plot, to_text
+from flsim.attacks.forgetting.tables import draw, plot, time_text, to_text
 from flsim.base.errors import InputError
 from flsim.base.statistics import log_rank_p, t_interval
+from flsim.data.synthetic import make_synthetic
 from flsim.report.tables import forgetting_figures
+from flsim.results.rows import Row, frame
+from flsim.results.store import read_run
+from flsim.runs.folder import Run, participation
+from flsim.runs.sweeps.definition import load, planned_runs, tier_of
 
 REFERENCES = 20_000
 START = 6.0  # standard deviations between the arms' scores at k = 0
@@ -227,3 +240,152 @@ def test_measures_without_ranks_have_neither_a_plot_nor_panels_of_exposure() -> 
     assert forgetting_figures(measured) == []
     with pytest.raises(InputError, match="the plot is empty"):
         plot(measured, Path("never.png"))
+
+
+LEVEL, SURE = 0.05, 0.999
+SWEEPS = ("forgetting", "sharers", "recency", "decay", "order", "dp-forgetting")
+DESIGNS = [
+    *(pytest.param(name, "smoke", marks=pytest.mark.nightly) for name in SWEEPS),
+    *(pytest.param(name, "small", marks=pytest.mark.nightly) for name in SWEEPS if name != "sharers"),
+]
+TEXT = (250, 1_000)  # words per user and vocabulary: which users hold a copy does not depend on the text
+SMALL_MODEL = ("model.embedding=4", "model.units=4")  # no model is trained
+
+
+def design(name: str, tier: str, folder: Path, skipped: str = "") -> pd.DataFrame:
+    """Return the observations of runs of arm IN of a sweep, but a partition, whose canaries all have rank 1."""
+    source = ROOT / "experiments" / f"{name}.toml"
+    definition = load(source)
+    chosen = tier_of(definition, tier, str(source))
+    assert chosen.corpus.synthetic is not None
+    words, vocabulary = TEXT
+    small = replace(chosen.corpus.synthetic, words_per_user=words, vocabulary_size=vocabulary)
+    make_synthetic(folder / "corpus", small, 0)
+    tables = []
+    for planned in planned_runs(definition, chosen, folder / "corpus", str(source), overrides=SMALL_MODEL):
+        if planned.config.canaries.arm == "out" or planned.config.canaries.source == "heldout":
+            continue  # natural text has no p-values by rank
+        if planned.config.data.partition == skipped:
+            continue
+        run = Run.create(planned.config, folder / planned.name)
+        evaluated = [round_ for round_ in range(1, run.rounds + 1) if run.is_evaluated_at(round_)]
+        rows = [Row("", round_, "references", "", planned.config.evaluation.references) for round_ in evaluated]
+        rows += [Row("", round_, "rank", canary.id, 1.0) for round_ in evaluated for canary in run.canaries]
+        results = replace(read_run(run.path), rows=frame(rows))
+        tables.append(observations(results, None, participation(run, run.rounds)))
+    return pd.concat(tables, ignore_index=True)
+
+
+def drawn_tests(observed: pd.DataFrame, draws: int) -> list[pd.DataFrame]:
+    """Return the tests of so many draws in which each rank is uniform, whatever was planted."""
+    rng, possible = np.random.default_rng(0), round(1 / observed["p_in"].min())
+    tables = []
+    for _ in range(draws):
+        p = rng.integers(1, possible, len(observed), endpoint=True) / possible
+        tables.append(measure(observed.assign(p_in=p, bits_in=-np.log2(p))).tests)
+    return tables
+
+
+def most(trials: int, families: int = 1) -> float:
+    """Return how many of so many tests at 5% may find a difference, with a chance of one in 1,000 of any family."""
+    return float(binom.ppf(1 - (1 - SURE) / families, trials, LEVEL))
+
+
+def test_copies_do_not_differ_where_nothing_is_memorized(tmp_path: Path) -> None:
+    """Groups of 1 and of 10 copies: the last use of one copy is earlier by rounds."""
+    observed = design("forgetting", "smoke", tmp_path, skipped="iid")
+    drawn = drawn_tests(observed[observed["copies"] != 4], 10)
+    of_copies = [table.loc[table["differs"] == "copies", "p"] for table in drawn]
+    assert {len(p) for p in of_copies} == {1}
+    assert sum((p <= LEVEL).sum() for p in of_copies) <= most(len(drawn))
+
+
+@pytest.mark.parametrize(("name", "tier"), DESIGNS)
+def test_the_level_holds_in_every_shipped_design(name: str, tier: str, tmp_path: Path) -> None:
+    """Of each pair of groups, and of all pairs after Holm's correction; a pair that is tested is so in each draw."""
+    drawn = drawn_tests(design(name, tier, tmp_path), 60 if tier == "smoke" else 30)
+    p = np.array([table["p"].to_numpy("float64", na_value=np.nan) for table in drawn])
+    is_tested = np.isfinite(p).any(axis=0)
+    assert is_tested.any()
+    assert np.isfinite(p[:, is_tested]).all()
+    wrong = (p[:, is_tested] <= LEVEL).sum(axis=0)
+    assert wrong.max() <= most(len(drawn), is_tested.sum())
+    assert sum((table["p_holm"] <= LEVEL).any() for table in drawn) <= most(len(drawn))
+
+
+WINDOWED = (
+    "training.rounds=8",
+    "canaries.windows=[[0, 4]]",
+    "canaries.p_u=[0.1]",
+    "canaries.p_e=[0.5]",
+    "canaries.count=12",
+)
+
+
+@pytest.fixture
+def arms(trained_here: Trained) -> tuple[Path, Path]:
+    """Both arms of one seed: 12 canaries in rounds 1 to 4 of 8, evaluated every second round."""
+    return trained_here(*WINDOWED), trained_here(*WINDOWED, "canaries.arm='out'")
+
+
+def test_json_is_what_pandas_makes_of_rows(arms: tuple[Path, Path], flsim: Flsim) -> None:
+    """The median exposure and the scores of the last k, from the rows and the rounds of participation themselves."""
+    code, out, _ = flsim("forgetting", *arms, "--json", "--pool")
+    assert code == 0
+    printed = json.loads(out)
+    (group,) = printed["times"]
+    run, results, twin = Run.open(arms[0]), read_run(arms[0]), read_run(arms[1])
+    last = participation(run, 8).groupby("canary")["round"].max()
+    assert last.max() <= 4
+    used = [canary for canary in results.planted["canary"] if canary in last.index]
+    assert group["canaries"] - group["never_used"] == len(used)
+    *_, before, of_last = printed["success"]
+    assert of_last["k"] == group["k_max"] == int(np.sort(8 - last[used])[(len(used) - 1) // 2])
+    at_k = {
+        canary: at
+        for at in (2, 4, 6, 8)  # the last one stays
+        for canary in used
+        if before["k"] < at - last[canary] <= of_last["k"]
+    }
+    exposures = {at: results.of_canaries("exposure", at) for at in (2, 4, 6, 8)}
+    values = [of_round[canary] for canary, at in at_k.items() if (of_round := exposures[at]) is not None]
+    assert of_last["canaries"] == len(values) > 0
+    assert of_last["bits_in"] == pytest.approx(np.median(values))
+    measured = api.measure_forgetting(*arms, pool=True)
+    at_8 = measured.observations[measured.observations["round"] == 8].set_index("canary")
+    clean, end = (twin.of_canaries("log_perplexity", at) for at in (4, 8))
+    assert clean is not None
+    assert end is not None
+    assert at_8["score_out"].to_dict() == pytest.approx((clean - end)[at_8.index].to_dict())
+
+
+def test_text_csv_and_figure(arms: tuple[Path, Path], flsim: Flsim, tmp_path: Path) -> None:
+    figure = tmp_path / "forgetting.png"
+    code, out, _ = flsim("forgetting", *arms, "--out", figure)
+    assert code == 0
+    assert figure.stat().st_size > 10_000
+    assert "rounds 1-4, 1/10, 50%" in out
+    code, out, _ = flsim("forgetting", *arms, "--csv")
+    table = pd.read_csv(io.StringIO(out))
+    assert len(table) == len(api.measure_forgetting(*arms).success)
+
+
+def test_a_report_of_windowed_runs_has_a_section(arms: tuple[Path, Path], flsim: Flsim, tmp_path: Path) -> None:
+    """With the same times as the command, and a figure."""
+    page = tmp_path / "report.html"
+    assert flsim("report", *arms, "--out", page)[0] == 0
+    (section,) = re.findall(r'<section aria-labelledby="forgetting".*?</section>', page.read_text(), re.DOTALL)
+    cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", section.split("</thead>")[1].split("</table>")[0])
+    (about,) = api.measure_forgetting(*arms).times.to_dict("records")
+    assert cells[:3] == ["1-4", "1/10, 50%", str(about["canaries"] - about["never_used"])]
+    assert cells[4] == str(about["k_max"])
+    assert pd.isna(about["left"]) or f"{100 * about['left']:.0f}" in cells[8:]
+    assert html.unescape(cells[7]) == time_text(about["median_time"], about["median_is_censored"])
+    assert "rounds since last use" in section
+    assert section.count("<figure") == 2  # exposure, and what training added
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, float("nan")])
+def test_impossible_alphas_are_refused(alpha: float) -> None:
+    with pytest.raises(InputError, match="alpha must be above"):
+        api.measure_forgetting("nowhere", alpha=alpha)

@@ -1,6 +1,7 @@
 """`flsim membership` of real runs: what it prints and stores, claims, custom attacks, refusals, and two commands."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -9,16 +10,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import PRIVATE, Flsim, Trained
+from helpers import PRIVATE, TESTED, Flsim, Trained
+from membership.before_model import before, in_pairs, untrained
+from scipy import stats
 
 import flsim as api
 from flsim.attacks.audit.subject import claim_of
 from flsim.attacks.audit.trade_off import of_group
 from flsim.attacks.membership.attacked import LEVELS, AttackHParams, newest_rows, write_rows
-from flsim.attacks.membership.built_in import BUILT_IN, BY_DEFAULT
-from flsim.attacks.membership.tables import draw
+from flsim.attacks.membership.built_in import BUILT_IN, BY_DEFAULT, attack_named
+from flsim.attacks.membership.inference import scores_of
+from flsim.attacks.membership.tables import draw, with_differences
 from flsim.attacks.result import Result
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, RunFailed
 from flsim.cli.attacks import ATTACKS
 from flsim.runs.folder import Run
 
@@ -209,3 +213,160 @@ def test_attacks_with_shadow_models_take_the_delta_of_the_claim(
     monkeypatch.setattr("flsim.attacks.membership.shadows.by_setting", attack)
     assert flsim("membership", copied, "--shadows", "--delta", "1e-3")[0] == 0
     assert deltas == [1e-3]
+
+
+AREAS = {"iid": {0: 0.50, 1: 0.52, 2: 0.54}, "non-iid": {0: 0.55, 1: 0.56, 3: 0.99}}
+
+
+def rows(attack: str = "loss", shift: float = 0.0) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"setting": partition, "series": partition, "unit": "record", "attack": attack, "seed": seed}
+        | {"auroc": area + shift, "control_auroc": 0.5, "tpr": 0.01 * seed}
+        for partition, areas in AREAS.items()
+        for seed, area in areas.items()
+    )
+
+
+def test_means_and_intervals_are_over_the_seeds_of_a_setting() -> None:
+    iid, non_iid = with_differences(rows()).to_dict("records")
+    assert (iid["setting"], iid["seeds"], non_iid["seeds"]) == ("iid", 3, 3)
+    assert iid["auroc"] == pytest.approx(0.52)
+    half = stats.t.ppf(0.975, 2) * 0.02 / math.sqrt(3)
+    assert (iid["low"], iid["high"]) == pytest.approx((0.52 - half, 0.52 + half))
+    assert iid["tpr"] == pytest.approx(0.01)
+    assert np.isnan(iid["difference"])
+
+
+def test_differences_are_paired_by_the_seeds_that_both_settings_have() -> None:
+    _, non_iid = with_differences(rows()).to_dict("records")
+    differences = np.array([0.05, 0.04])  # seeds 0 and 1; seed 2 and seed 3 have no partner
+    assert non_iid["difference"] == pytest.approx(differences.mean())
+    half = stats.t.ppf(0.975, 1) * differences.std(ddof=1) / math.sqrt(2)
+    assert (non_iid["difference_low"], non_iid["difference_high"]) == pytest.approx((0.045 - half, 0.045 + half))
+    assert non_iid["p"] == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+
+
+@pytest.fixture
+def both(trained_here: Trained, tmp_path: Path) -> tuple[Path, Path]:
+    """A run without noise whose membership was attacked, and one with noise and canary users."""
+    for name, run in (("plain", trained_here()), ("noisy", trained_here(*TESTED))):
+        shutil.copytree(run, tmp_path / name)
+    return tmp_path / "plain", tmp_path / "noisy"
+
+
+def test_a_comparison_has_the_bounds_and_the_stored_attacks(both: tuple[Path, Path], flsim: Flsim) -> None:
+    rows = api.infer_membership(both[0], attacks=["loss", "zlib"])
+    code, out, err = flsim("compare", *both)
+    assert code == 0, err
+    section = out.partition("## Evidence from audits and attacks\n")[2]
+    lines = {cells[0]: cells[1:] for line in section.splitlines() if len(cells := _cells(line)) == 3}
+    loss = rows.to_dict("records")[0]
+    area = f"{loss['auroc']:.3f} ({loss['auroc_low']:.3f}-{loss['auroc_high']:.3f})"
+    assert lines["records: loss"][0].startswith(area)
+    assert lines["records: loss"][1] == ""
+    audited = api.audit(*both)
+    first, second = (part.set_index("method") for _, part in audited.groupby("run", sort=False))
+    assert lines["epsilon"] == [f">= {float(part['low']['epsilon']):.2f}" for part in (first, second)]
+    estimate = float(second["estimate"]["epsilon, canary users"])
+    assert lines["epsilon, canary users"] == ["", f"about {estimate:.2f}"]
+    assert lines["ledger, canary users by coins"] == ["", "cannot be tested"]
+    refutable = float(second["refutable"]["trade-off, canary users by coins"])
+    assert lines["limit, canary users by coins"] == ["", f"{refutable:.2f}"]
+    proof = json.loads(flsim("compare", *both, "--json")[1])["proof"]
+    assert [row["attack"] for row in proof["a"]["membership"]] == ["loss", "zlib"]
+    assert proof["b"]["membership"] == []
+    assert [row["method"] for row in proof["b"]["rows"]] == audited["method"].tolist()[len(first) :]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+SOURCE = """import numpy as np
+from flsim.attacks.membership import Attack
+
+
+class Model:
+    def __init__(self, vocabulary_size, hparams):
+        self.size = vocabulary_size
+
+
+def misspelled(candidates):
+    return candidates.logprobs.min(axis=1)
+
+
+def lacking():
+    return 0
+
+
+
+def zeroing(candidates):
+    for value in candidates.model.parameters():
+        value.data.zero_()
+    return np.zeros(len(candidates))
+
+
+def worst(candidates):
+    return candidates.log_probs.min(axis=1)
+
+
+def columns(candidates):
+    return np.column_stack([candidates.log_probs.min(axis=1), candidates.lengths])
+
+
+
+def of_first(statistics, is_member):
+    return lambda values: values[:, 0]
+
+
+def of_third(statistics, is_member):
+    return lambda values: values[:, 2]
+
+
+loss = worst
+no_function = Attack("number", 3)
+fit_is_number = Attack("fit", worst, fit=3)
+fit_gives_nothing = Attack("fit", columns, fit=lambda statistics, is_member: None)
+learned_fails = Attack("fit", columns, fit=of_third)
+one_column = Attack("fit", worst, fit=of_first)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(f"{SOURCE}# {tmp_path}")  # a content is executed once, and named as it then lay
+    return tmp_path / "mine.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Model", "found a class; use a flsim.attacks.membership.Attack or a function of candidates"),
+        ("no_function", "its `score` is 3; make it a function"),
+        ("loss", "flsim has an attack loss, whose rows this attack would replace; rename it"),
+        ("fit_is_number", "its `fit` is 3; make it a function, or remove it"),
+    ],
+)
+def test_what_is_no_attack_is_refused_by_its_name(file: Path, name: str, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        attack_named(f"{file}:{name}")
+    assert str(refused.value).startswith(f"{file}:{name}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("misspelled", ":11: AttributeError: 'Candidates' object has no attribute 'logprobs'"),
+        ("lacking", ":lacking: lacking() takes 0 positional arguments but 1 was given; it needs score(candidates)"),
+        ("zeroing", ":zeroing: the code changes the model's "),
+        ("fit_gives_nothing", ":fit_gives_nothing: fit returned a NoneType; it needs fit(statistics, is_member)"),
+        ("learned_fails", ":39: IndexError: "),
+        ("one_column", ":one_column: score returned no row of numbers for each of 20 records"),
+    ],
+)
+def test_an_attack_that_fails_says_so_in_one_line_with_its_file(file: Path, name: str, message: str) -> None:
+    records, targets = in_pairs(10)
+    with pytest.raises(RunFailed) as failed:
+        scores_of(attack_named(f"{file}:{name}"), before(untrained(), records), targets)
+    assert str(failed.value).startswith(f"{file}{message}")
+    assert "\n" not in str(failed.value)

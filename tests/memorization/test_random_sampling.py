@@ -9,11 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Noisy, Oracle, Phrase, all_phrases, decide, random_model, rank
+from torch import Tensor
 
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization import score
-from flsim.measures.memorization.random_sampling import references
-from flsim.models.language_model import LanguageModel
+from flsim.measures.memorization.random_sampling import TIE, OutputBounds, references
+from flsim.measures.memorization.score import log_perplexity
+from flsim.models import cifg
+from flsim.models.architectures import ModelHParams
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.language_model import LanguageModel, State, Stepper
 
 PHRASES = all_phrases(4)
 BOS = (LAYOUT.bos,)
@@ -106,3 +112,146 @@ def test_references_are_words_drawn_uniformly_from_the_seed() -> None:
 def test_more_references_contain_the_fewer() -> None:
     few, many = (references(0, count, 5, Layout(1000)).tolist() for count in (100, 300))
     assert all(row in many for row in few)
+
+
+V, D = 40, 6
+
+
+def layer(seed: int, spread: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """E [V, D], b [V], and 5 outputs [5, D] that are near each other."""
+    rng = stream(seed, "test output layer")
+    weight, bias = spread * rng.normal(size=(V, D)), spread * rng.normal(size=V)
+    outputs = rng.normal(size=D) + 0.3 * rng.normal(size=(5, D))
+    return torch.tensor(weight, dtype=dtype), torch.tensor(bias, dtype=dtype), torch.tensor(outputs, dtype=dtype)
+
+
+def around(seed: int, spread: float, summed: int, dtype: torch.dtype) -> tuple[OutputBounds, Tensor, Tensor, Tensor]:
+    weight, bias, outputs = layer(seed, spread, dtype)
+    likely = (outputs @ weight.T + bias).softmax(1).mean(0)
+    return OutputBounds(weight, bias, outputs, likely, summed), weight, bias, outputs
+
+
+@settings(max_examples=60, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    spread=st.sampled_from([0.0, 0.01, 0.3, 1.0, 5.0]),
+    far=st.sampled_from([0.0, 1e-4, 0.1, 1.0, 10.0, 100.0]),
+    summed=st.sampled_from([0, 1, 4, 20, V, 2 * V]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_the_truth_lies_between(seed: int, spread: float, far: float, summed: int, dtype: torch.dtype) -> None:
+    """The truth is computed in float64 with numpy, from the same numbers."""
+    bounds, weight, bias, outputs = around(seed, spread, summed, dtype)
+    reached = outputs + far * torch.from_numpy(stream(seed, "away").normal(size=outputs.shape)).to(dtype)
+    logits = reached.double().numpy() @ weight.double().numpy().T + bias.double().numpy()
+    truth = np.logaddexp.reduce(logits, axis=1)
+    rounding = bounds.rounding(reached).numpy()
+    low, high = bounds.log_sum_exp(reached)
+    assert (low.numpy() - rounding <= truth).all()
+    assert (truth <= high.numpy() + rounding).all()
+    assert (np.abs(bounds.exact_log_sum_exp(reached).numpy() - truth) <= rounding).all()
+    center = outputs.mean(0, keepdim=True)  # where the bounds are tight
+    exact = torch.logsumexp(center.double() @ weight.double().T + bias.double(), 1)
+    for bound in bounds.log_sum_exp(center):
+        torch.testing.assert_close(bound.double(), exact, rtol=1e-5, atol=1e-5)
+    rows, words = (torch.from_numpy(ids.ravel()) for ids in np.indices(logits.shape))
+    assert (bounds.logits_at_most(reached, rows, words).numpy() >= logits.ravel() - rounding[rows]).all()
+    assert (np.abs(bounds.logits(reached, rows, words).numpy() - logits.ravel()) <= rounding[rows]).all()
+
+
+def test_reduced_precision_of_products_is_allowed_for() -> None:
+    """Where torch may round float32 factors, bounds that trust float32 would say too much."""
+    bounds, _, _, outputs = around(3, 1.0, 4, torch.float32)
+    precise = bounds.rounding(outputs)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert (bounds.rounding(outputs) > 1000 * precise).all()
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class Plain:
+    """The same model, of which only the two methods are known."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.start, self.step = model.start, model.step
+
+
+class Counting(CIFGLanguageModel):
+    """The model itself; says how many states it has stepped to, and how many at once."""
+
+    def __init__(self, vocabulary_size: int, hparams: ModelHParams) -> None:
+        super().__init__(vocabulary_size, hparams)
+        self.stepped: list[int] = []
+
+    def stepper(self) -> Stepper:
+        step = super().stepper()
+
+        def counted(state: State, rows: Tensor, tokens: Tensor) -> State:
+            self.stepped.append(len(rows))
+            return step(state, rows, tokens)
+
+        return counted
+
+
+def lively(model: CIFGLanguageModel, layout: Layout, seed: int, scale: float) -> CIFGLanguageModel:
+    """Initialized, its output scaled up, with biases of a Zipf law: costs vary as those of a trained model do."""
+    model.initialize(seed)
+    rng = stream(seed, "test biases")
+    with torch.no_grad():
+        model.projection.mul_(scale)
+        model.gate_bias.copy_(torch.from_numpy(rng.normal(size=tuple(model.gate_bias.shape))))
+        model.output_bias[layout.first_word : layout.last_word + 1] = -torch.arange(1.0, layout.words + 1).log() / 2
+    return model
+
+
+@settings(max_examples=12, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([0.0, 1.0, 5.0, 20.0]),
+    words=st.integers(1, 5),
+    prefix=st.lists(st.integers(1, 36), max_size=2),
+    summed=st.sampled_from([2, 16, 40]),
+    likely=st.sampled_from([(1, 3), (200, 201), ()]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_equals_the_plain_path(
+    seed: int,
+    scale: float,
+    words: int,
+    prefix: list[int],
+    summed: int,
+    likely: tuple[int, ...],
+    dtype: torch.dtype,
+) -> None:
+    """For references of one to five words, canaries in R and out of it; `decide` whatever it looks at first."""
+    layout = Layout(40)
+    model = lively(CIFGLanguageModel(40, ModelHParams(4, 7)), layout, seed, scale).to(dtype)
+    among = references(seed, 300, words, layout)
+    scores = log_perplexity(model, p := torch.tensor([layout.bos, *prefix]), among)
+    order = scores.argsort()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flsim.measures.memorization.random_sampling.SUMMED", summed)
+        patch.setattr("flsim.measures.memorization.random_sampling.LIKELY", likely)
+        for place in (0, 1, 150, 299):
+            canary, own = among[order[place]], scores[order[place]]
+            near = 1e3 * TIE * torch.finfo(dtype).eps * (1 + own)  # closer, and rounding could decide
+            others = among[((scores - own).abs() > near) | (among == canary).all(1)]
+            for r in (others, others[(others != canary).any(1)]):
+                found = rank(model, p, canary, r)
+                assert found == rank(Plain(model), p, canary, r)
+                assert decide(model, p, canary, r) == decide(Plain(model), p, canary, r) == (found == 1)
+
+
+def test_pieces_bound_what_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, states, model = Layout(1_000), 100, Counting(1_000, ModelHParams(12, 16))
+    lively(model, layout, seed=1, scale=5.0)
+    prefix, among = torch.tensor([layout.bos]), references(0, 1_000, 3, layout)
+    canary = among[500]
+    whole = rank(model, prefix, canary, among)
+    model.stepped = []
+    monkeypatch.setattr(score, "CPU_FLOATS", states * model.projection.shape[0])
+    monkeypatch.setattr(cifg, "CPU_GATES", 30 * model.gate_bias.numel())
+    assert rank(model, prefix, canary, among) == whole
+    assert max(model.stepped) == states

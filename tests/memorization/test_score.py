@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from memorization.table_model import VOCABULARY, TableModel
 
+from flsim.base.errors import InputError
+from flsim.data.vocabulary import Layout
 from flsim.measures.memorization import score
-from flsim.measures.memorization.score import log_perplexity
+from flsim.measures.memorization.context import context_sampling
+from flsim.measures.memorization.score import Template, cheapest, log_perplexity
 
 PHRASES = all_phrases(4)
 
@@ -77,3 +80,73 @@ def test_no_more_is_read_at_once_than_memory_is_for(
         scores = log_perplexity(model, torch.tensor([0, *prefix]), torch.tensor(phrases))
     assert scores.tolist() == [model.score((0, *prefix), tuple(phrase)) for phrase in phrases]
     assert model.largest <= rows
+
+
+def test_templates() -> None:
+    layout = Layout(8, name="fedjax")  # PAD, BOS, EOS, words 3 to 6, OOV
+    assert Template.words(layout, 2).allowed == ((3, 4, 5, 6), (3, 4, 5, 6))
+    assert Template.tokens(layout, 1).allowed == (tuple(range(8)),)
+    made = Template.from_positions([4, [6, 3, 3], 2])
+    assert made.allowed == ((4,), (3, 6), (2,))
+    assert (made.length, made.space) == (3, 2)
+    assert [ids.tolist() for ids in made.on(torch.device("cpu"))] == [[4], [3, 6], [2]]
+    assert Template.words(Layout(10_000), 4).space == 9_996**4
+
+
+@pytest.mark.parametrize("allowed", [(), ((1,), ()), ((2, 1),), ((1, 1),), ((-1, 2),)])
+def test_a_template_that_is_none_is_refused(allowed: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(InputError, match="template"):
+        Template(allowed)
+
+
+@settings(max_examples=40, derandomize=True)
+@given(
+    costs=st.integers(1, 9).flatmap(
+        lambda columns: st.lists(
+            st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0, float("inf")]), min_size=columns, max_size=columns),
+            min_size=1,
+            max_size=5,
+        )
+    ),
+    count=st.integers(1, 12),
+)
+def test_cheapest_is_the_start_of_a_stable_sort(costs: list[list[float]], count: int) -> None:
+    found, columns = cheapest(torch.tensor(costs), count)
+    expected, order = torch.tensor(costs).sort(dim=1, stable=True)
+    assert torch.equal(found, expected[:, :count])
+    assert torch.equal(columns, order[:, :count])
+
+
+Secret = tuple[tuple[int, ...], tuple[int, ...]]  # tokens, and positions of the secret
+secrets = st.integers(1, 5).flatmap(
+    lambda length: st.tuples(
+        st.lists(st.sampled_from([1, 2, 3, 4, LAYOUT.eos]), min_size=length, max_size=length).map(tuple),
+        st.sets(st.integers(0, length - 1), min_size=1, max_size=3).map(lambda chosen: tuple(sorted(chosen))),
+    )
+)
+
+
+@settings(max_examples=30, derandomize=True)
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.0, 0.1, 1.0, 5.0]), secret=secrets)
+def test_ranks_equal_enumeration_in_every_context(
+    seed: int, scale: float, secret: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    tokens, positions = secret
+    model, r = random_model(seed, scale), all_phrases(len(positions))
+    oracle, first, last = Oracle(model), positions[0], positions[-1]
+    measured = context_sampling(model, tokens, positions, torch.tensor(r), LAYOUT.bos)
+    assert set(measured) == {(before, after) for before in range(first + 1) for after in (0, len(tokens) - 1 - last)}
+    for (before, after), found in measured.items():
+        prefix, whole = (LAYOUT.bos, *tokens[first - before : first]), tokens[first : last + 1 + after]
+        others = [list(whole) for _ in r]
+        for words, other in zip(r, others, strict=True):
+            for position, word in zip(positions, words, strict=True):
+                other[position - first] = word
+        own, scores = oracle.score(prefix, whole), oracle.scores(prefix, [tuple(other) for other in others])
+        assert found.log_perplexity == pytest.approx(own, rel=1e-9, abs=1e-9)
+        assert found.references == len(r)
+        close = abs(scores - own) <= 1e-9 * (1 + own)
+        assert 1 + np.sum((scores <= own) & ~close) <= found.rank <= 1 + np.sum((scores <= own) | close)
+        same = np.array([tuple(other) == whole for other in others])
+        if not np.any(close & ~same):
+            assert found.rank == 1 + np.sum((scores <= own) | same)

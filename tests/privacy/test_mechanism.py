@@ -1,21 +1,29 @@
 """The mechanism against its laws: sensitivity, the noise's distribution, and refused settings."""
 
+import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+from helpers import Experiment, Flsim
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.special import ive
 
+import flsim as api
 from flsim.base.errors import InputError
 from flsim.models.language_model import Params
 from flsim.privacy import noise as process
-from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
+from flsim.privacy.accounting import ORDERS, SkellamDpEvent, gaussian, rdp_of, skellam
+from flsim.privacy.conventions import CONVENTIONS
+from flsim.privacy.mechanism import PrivacyHParams, largest_norm, next_clip, noisy_mean, released, rounded
+from flsim.privacy.noise import Skellam
 from flsim.training.update import UpdateSum
 
 SHAPES = {"embedding": (10_000, 96), "weight": (96, 2_010), "projection": (670, 96), "bias": (2_010,)}
@@ -143,3 +151,140 @@ def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> N
         PrivacyHParams(**settings)  # type: ignore[arg-type]
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+MODEL = api.Model(embedding=8, units=12)
+(ZERO_OUT,) = (one for one in CONVENTIONS if one.name == "min-separation-zero-out-rdp")
+
+
+def pmf(values: np.ndarray, variance: float) -> np.ndarray:
+    """Skellam (1946): e^-variance I_|k|(variance), with the modified Bessel function."""
+    return np.asarray(ive(np.abs(values), variance))
+
+
+def test_noise_has_the_probabilities_of_skellam() -> None:
+    values = np.arange(-6, 7)
+    process = Skellam(0, {"a": torch.Size([20_000])}, steps=3, bits=8)
+    noise = process.integers(0.5, 0)["a"].numpy()
+    counts = [(noise == value).sum() for value in values] + [(np.abs(noise) > 6).sum()]
+    expected = np.append(pmf(values, 1.5**2), 1 - pmf(values, 1.5**2).sum()) * 20_000
+    assert stats.chisquare(counts, expected).pvalue > 0.01
+    assert not np.array_equal(noise, process.integers(0.5, 1)["a"].numpy())
+
+
+def test_rounding_has_the_probabilities_of_independent_coins_within_the_norm() -> None:
+    """(1.2, 0.3) becomes (2, 1) with probability 0.2 x 0.3, but its norm exceeds 2, so the other three share it."""
+    update = {"a": torch.tensor([0.6], dtype=torch.float64), "b": torch.tensor([[0.15]], dtype=torch.float64)}
+    drawn = [rounded(update, 1.0, 2, 0, 0, user) for user in range(4_000)]
+    pairs = [(int(one["a"]), int(one["b"])) for one in drawn]
+    probabilities = {(1, 0): 0.8 * 0.7, (2, 0): 0.2 * 0.7, (1, 1): 0.8 * 0.3}
+    counts = [pairs.count(pair) for pair in probabilities]
+    assert sum(counts) == 4_000
+    assert stats.chisquare(counts, 4_000 * np.array([*probabilities.values()]) / 0.94).pvalue > 0.01
+
+
+def test_rounded_updates_are_integers_near_the_update_and_never_longer_than_the_clip() -> None:
+    torch.manual_seed(0)
+    direction = torch.randn(1_000, dtype=torch.float64)
+    update = {"a": 0.5 * direction / direction.norm()}  # as long as the clip
+    for steps in (40, 10_000):
+        values = rounded(update, 0.5, steps, 0, 0, 0)["a"]
+        assert torch.equal(values, values.round())
+        assert float(values.norm()) <= steps
+        shrunk = update["a"] * largest_norm(steps, 1_000) / steps
+        assert float((values * 0.5 / steps - shrunk).abs().max()) <= 0.5 / steps
+    with pytest.raises(InputError, match="steps must be above 17 for 1,000 parameters, found 15"):
+        rounded(update, 0.5, 15, 0, 0, 0)
+
+
+def renyi(order: int, variance: float, distance: int) -> float:
+    """Return the Renyi divergence of Skellam noise at a distance, summed over the integers."""
+    values = np.arange(-100, 101)
+    moved, still = (np.log(pmf(values - shift, variance)) for shift in (distance, 0))
+    return float(np.log(np.exp(order * moved + (1 - order) * still).sum())) / (order - 1)
+
+
+@pytest.mark.parametrize(("noise_multiplier", "steps"), [(4.0, 1), (2.0, 3), (4.0, 2)])
+def test_the_cost_is_at_least_the_divergence_and_tends_to_that_of_gaussian_noise(
+    noise_multiplier: float, steps: int
+) -> None:
+    """One value that moves by `steps`; the published bound exceeds the sum over the integers by less than a quarter."""
+    orders = np.array([2.0, 3.0, 5.0, 8.0])
+    exact = [renyi(int(order), (noise_multiplier * steps) ** 2, steps) for order in orders]
+    bound = skellam(orders, noise_multiplier, steps)
+    assert (bound >= exact).all()
+    assert (bound <= 1.25 * np.array(exact)).all()
+    whole = ORDERS[ORDERS % 1 == 0]
+    np.testing.assert_allclose(skellam(whole, 1.0, 10**6), gaussian(whole, 1.0), rtol=1e-9)
+
+
+def test_vectors_of_the_bound() -> None:
+    """By hand, z = 2 and 10 steps at order 3: 3 / 8 + min(11 / 6400, 3 / 8); 1 step at z = 0.5: 6 + min(11, 6)."""
+    assert skellam(np.array([3.0]), 2.0, 10)[0] == pytest.approx(3 / 8 + 11 / 6_400)
+    assert skellam(np.array([3.0, 3.5]), 0.5, 1).tolist() == [12.0, math.inf]
+
+
+def test_noise_tends_to_gaussian_noise_and_sums_to_the_update() -> None:
+    noise = Skellam(0, {"a": torch.Size([20_000])}, steps=1_000, bits=20).integers(1.0, 0)
+    decoded, wraps = released({"a": torch.full((20_000,), 5.0)}, noise, 2.0, 1_000, 40)
+    assert wraps == 0
+    assert stats.kstest(decoded["a"].numpy(), stats.norm(5 * 2 / 1_000, 2).cdf).pvalue > 0.01
+    exact, _ = released({"a": torch.tensor([-7.0, 3.0])}, {"a": torch.zeros(2).double()}, 2.0, 1_000, 40)
+    assert exact["a"].tolist() == [-0.014, 0.006]
+
+
+def test_values_beyond_the_range_wrap_and_are_counted() -> None:
+    """8 bits hold -128 to 127: 130 becomes -126, and -129 becomes 127."""
+    total = {"a": torch.tensor([127.0, 130.0, -128.0]), "b": torch.tensor([-129.0])}
+    noise = {name: torch.zeros_like(value) for name, value in total.items()}
+    decoded, wraps = released(total, noise, 1.0, 1, 8)
+    assert (decoded["a"].tolist(), decoded["b"].tolist(), wraps) == ([127.0, -126.0, -128.0], [127.0], 2)
+
+
+def test_steps_and_bits_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="bits must be at most 31, found 32"):
+        Skellam(0, {}, steps=10, bits=32)
+    with pytest.raises(InputError, match="standard deviation 2 x 64, which exceeds 8 bits"):
+        Skellam(0, {}, steps=64, bits=8).check(2.0)
+    Skellam(0, {}, steps=63, bits=8).check(2.0)
+
+
+def fedavg(sampler: str, shards: int = 1, **options: object) -> api.FedAvg:
+    privacy = api.Privacy(
+        "dp", clip=0.5, noise_multiplier=2.0, noise="skellam", noise_options={"steps": 10_000, "bits": 30}
+    )
+    return api.FedAvg(5, sampler=sampler, sampler_options=options, privacy=privacy, shards=shards)
+
+
+def test_shards_change_no_bit_and_the_ledger_composes_the_rounds_of_a_user(experiment: Experiment) -> None:
+    """With 4 groups, a user takes part in at most 2 of 6 rounds."""
+    users = api.plant(experiment.folder / "corpus", api.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
+    states = [
+        list(api.simulate(users, MODEL, fedavg("min-separation", shards, separation=4), 6))[-1] for shards in (1, 3)
+    ]
+    assert all(torch.equal(value, states[1].params[name]) for name, value in states[0].params.items())
+    expected, _ = compute_epsilon(ORDERS, 2 * rdp_of(SkellamDpEvent(2.0, 10_000), ZERO_OUT), 1e-5)
+    (spent,) = api.epsilon(states[0], delta=1e-5).values()
+    assert spent == pytest.approx(expected, rel=1e-12)
+    for sampler, options, message in (
+        ("fixed-size", {}, "does not limit how often a user takes part"),
+        ("poisson", {}, "does not limit how often a user takes part"),
+        ("cyclic-poisson", {"separation": 4}, "cohorts must have the same size"),
+        ("min-separation", {"separation": 4, "dropout": 0.1}, "cohorts must have the same size"),
+        ("min-separation", {"separation": 4, "deadline": 2.0}, "cohorts must have the same size"),
+    ):
+        with pytest.raises(InputError, match=message):
+            next(api.simulate(users, MODEL, fedavg(sampler, **options), 6))
+
+
+def test_a_run_logs_the_wraps_of_its_rounds(experiment: Experiment, flsim: Flsim) -> None:
+    settings = (
+        *("training.rounds=2", "training.sampler=round-robin", "privacy.mechanism=dp", "privacy.clip=0.5"),
+        *("privacy.noise_multiplier=2.0", "privacy.noise=skellam", "privacy.noise_options={steps=60, bits=8}"),
+    )
+    options = [part for setting in settings for part in ("--set", setting)]
+    code, _, err = flsim("run", experiment.config, "--out", experiment.folder / "run", "--in-process", *options)
+    assert code == 0, err
+    assert "exceeded the modulus; raise bits or lower steps" in " ".join(err.split())
+    lines = [json.loads(line) for line in (experiment.folder / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert all(line["wraps"] > 0 for line in lines)

@@ -1,26 +1,41 @@
 """Tables: the paper's columns and wording, from rows and rosters alone."""
 
+import json
 import math
+import re
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from helpers import Flsim
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from reported import write_run
 from shown import over_seeds, to_latex, to_markdown
 
 from flsim.base.errors import InputError
+from flsim.cli.options import print_or_write
+from flsim.measures.quantity import Quantity
+from flsim.report.gather import gather
+from flsim.report.page import render
 from flsim.results import tables
 from flsim.results.columns import RECORD_PRIVACY
 from flsim.results.differences import Pair, compare_runs, differences, planned, to_wide
+from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
+from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 from flsim.results.tables import memorization_table
-from flsim.show.differences import runs_to_markdown
+from flsim.show.differences import compare_partitions, runs_to_markdown, table_of_pairs
+from flsim.show.plots import draw_rounds
+from flsim.show.table import Column, latex, markdown
 
 MakeRun = Callable[..., Path]
 
@@ -222,3 +237,169 @@ def test_an_epsilon_of_a_record_is_never_in_a_user_s_column(make_run: MakeRun) -
     assert cells == [["Eps.", "Rec. eps."], ["18.8/153", ""], ["", "2.5"], ["", ""]]
     assert "Rec. eps.: epsilon of one record, not of a user, by poisson-rdp, delta 1e-05." in shown
     assert r"Record-level $\varepsilon$" in to_latex(table)
+
+
+WORDS = st.text(st.sampled_from("abc DEF,=_1"), max_size=60).map(str.strip)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[list[Column], list[list[Column]]]:
+    """One or two labels of up to 60 characters, and units of up to four columns with cells of their own."""
+    rows = draw(st.integers(1, 3))
+    labels = [
+        Column(f"L{index}", [draw(WORDS) or "-" for _ in range(rows)], is_number=False)
+        for index in range(draw(st.integers(1, 2)))
+    ]
+    units: list[list[Column]] = []
+    for unit in range(draw(st.integers(1, 6))):
+        units.append([])
+        extra = draw(st.booleans())
+        for column in range(draw(st.integers(1, 4))):
+            cells = [f"{unit}.{column}.{row}" for row in range(rows)]
+            units[-1].append(Column(f"U{unit}C{column}", cells, is_extra=extra and column > 0))
+    return labels, units
+
+
+@settings(max_examples=100)
+@given(layouts(), st.integers(60, 120))
+def test_all_is_shown_once_within_the_width(layout: tuple[list[Column], list[list[Column]]], width: int) -> None:
+    labels, units = layout
+    text = markdown(labels, units, width=width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    parts = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
+    cells = [[[cell.strip() for cell in line.strip("|").split("|")] for line in part] for part in parts]
+    headings = [heading for part in cells for heading in part[0]]
+    needed = [column.heading for unit in units for column in unit if not column.is_extra]
+    extra = [column.heading for unit in units for column in unit if column.is_extra]
+    assert sorted(heading for heading in headings if heading in needed) == needed
+    found = [heading for heading in headings if heading in extra]
+    assert sorted(found) in ([], extra)
+    assert sorted(found) == extra or len(parts) == 1  # left out only for one table
+    for part in cells:
+        for row, line in enumerate(part[2:]):
+            for heading, cell in zip(part[0], line, strict=True):
+                if heading.startswith("U"):
+                    assert cell == f"{heading[1]}.{heading[3]}.{row}"
+        has_numbers = part[0][0] == "Row"
+        for row, line in enumerate(part[2:]):
+            assert line[0] == (str(row + 1) if has_numbers else labels[0].cells[row])
+    if cells[0][0][0] == "Row":
+        listed = " ".join(lines[: lines.index("")])
+        for row, words in enumerate(zip(*(label.cells for label in labels), strict=True), 1):
+            assert f"{row}. {' '.join(words[0].split())}" in listed
+
+
+def test_notes_are_said_once_and_in_latex_as_comments() -> None:
+    columns = [Column("A", ["1"], note="A: a number."), Column("B", ["2"], note="A: a number."), Column("C", ["3"])]
+    labels = [Column("Setting", ["x"], is_number=False)]
+    assert markdown(labels, [columns], "More.\n").endswith("|\n\nA: a number.\nMore.\n")
+    assert "% A: a number.\n% More.\n\\begin{tabular}{lrrr}\n" in latex(labels, [columns], "More.\n")
+
+
+def test_a_table_is_whole_or_absent(tmp_path: Path) -> None:
+    """The file fails after 64 bytes, as on a full disk."""
+    table = memorization_table([read_run(write_run(tmp_path / "run"))])
+    out = tmp_path / "out"
+    out.mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            print_or_write(to_markdown(table), out / "table.md")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(out.iterdir()) == []
+    print_or_write(to_markdown(table), out / "table.md")
+    assert (out / "table.md").read_text(encoding="utf-8") == to_markdown(table)
+
+
+NOTE = "Settings were chosen by perplexity on test users alone, never by canaries (search 0123456789ab): a rate 0.4."
+
+
+@pytest.fixture
+def make_sweep(sweep_of: Callable[..., Path]) -> Callable[..., Path]:
+    """Write a sweep of one run in each partition, and what its file has about a search."""
+    rounds = {10: {"rs": [1.0] * 9, "exposure": [3.0] * 9, "references": 100.0, "perplexity": 50.0}}
+    return partial(sweep_of, {("fedavg", partition): [rounds] for partition in ("iid", "non-iid")})
+
+
+def test_how_settings_were_chosen_is_said(make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path) -> None:
+    make_sweep("sweep", tuned=NOTE)
+    runs = ["sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-non-iid-seed0"]
+    for arguments in (["compare", "sweep"], ["table", *runs]):
+        code, text, err = flsim(*arguments)
+        assert code == 0, err
+        assert " ".join(text.split()).endswith(NOTE), arguments
+        assert max(map(len, text.splitlines())) <= 80
+    assert json.loads(flsim("compare", *runs, "--json")[1])["tuned"] == [NOTE]
+    assert NOTE in " ".join(flsim("compare", "sweep", "--format", "latex")[1].replace("% ", "").split())
+    _, csv, err = flsim("compare", "sweep", "--format", "csv")
+    assert (NOTE in " ".join(err.split()), NOTE in csv) == (True, False)
+    assert NOTE in render(gather([tmp_path / "sweep"]))
+
+
+def test_sweeps_that_differ_are_named(
+    make_run: Callable[..., Path], make_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    searched, other, alone = make_sweep("searched", tuned=NOTE), make_sweep("other"), make_run(name="alone")
+    assert tuned_notes([searched, other, alone]) == [f"searched: {NOTE}", f"other: {NOT_SEARCHED}"]
+    assert tuned_notes([alone, tmp_path / "other" / "runs" / "another"]) == []
+
+
+CANARIES = [f"c{index:02d}" for index in range(9)]
+OWN = [
+    Quantity(name="nats", unit="nats", description="Nats of a canary.", format="{:.3f}"),
+    Quantity(name="seen", kind="flag", description="Whether it was seen.", heading="Seen"),
+]
+
+
+@pytest.fixture
+def partitions(make_run: MakeRun) -> dict[str, list[RunResults]]:
+    """Two seeds in both partitions: in IID each canary has one nat more, and of seed s, s more canaries are seen."""
+    found: dict[str, list[RunResults]] = {"iid": [], "non-iid": []}
+    for partition in found:
+        for seed in (0, 1):
+            name, more = f"{partition}-{seed}", partition == "iid"
+            setting = {"iid": "IID, FedAvg, b_u=4", "non-iid": "Non-IID, FedAvg, b_u=4"}[partition]
+            about = {"seed": seed, "series": partition, "partition": partition, "rounds_per_epoch": 1.0}
+            folder = make_run({10: {"references": 1.0}}, name=name, shift=100 * seed, setting=setting, **about)
+            rows = [Row(name, 10, "references", "", 10_000.0)]
+            for index, canary in enumerate(CANARIES):
+                seen = float(index < 3 + more * seed)
+                values = {"exposure": index / 2, "nats": index + more + seed / 4, "seen": seen}
+                rows += [Row(name, 10, metric, canary, value) for metric, value in values.items()]
+            write_rows(folder, 10, rows, OWN)
+            found[partition].append(read_run(folder))
+    return found
+
+
+def test_partitions_are_compared_over_seeds(partitions: dict[str, list[RunResults]]) -> None:
+    pair = Pair("row", planned(partitions["iid"]), planned(partitions["non-iid"]))
+    frame = differences([pair])
+    row = to_wide(frame).iloc[0]
+    assert (row["nats_difference"], row["over"]) == (1.0, "seeds")
+    assert (row["seen_value_a"], row["seen_value_b"]) == (3.5, 3.0)
+    assert row["seen_p"] == pytest.approx(row["seen_p_holm"])
+    assert "nats, a-b" in table_of_pairs(frame, [pair]).markdown()
+    assert "+1.000" in compare_partitions([*partitions["iid"], *partitions["non-iid"]])
+
+
+def test_words_of_a_description_are_shown_as_they_stand(make_run: MakeRun) -> None:
+    """What would be mathematics in a figure, the end of a cell in Markdown, a command in LaTeX, or markup in HTML."""
+    words = r"a|b $\nothing{$ <i>"
+    strange = replace(OWN[0], title=words, heading=words, short=words, unit=words, axis=words)
+    folder = make_run({10: {"references": 1.0}}, name="run", seed=0)
+    rows = [Row("run", 10, metric, id_, 1.0) for metric in ("exposure", "nats", "seen") for id_ in CANARIES]
+    write_rows(folder, 10, [*rows, Row("run", 10, "references", "", 100.0)], [strange, OWN[1]])
+    run = read_run(folder)
+    draw_rounds([run]).savefig(BytesIO(), format="svg")
+    table = memorization_table([run])
+    lines = to_markdown(table, width=400).splitlines()
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[:3]}) == 1
+    assert r"\nothing" not in to_latex(table).split(r"\toprule")[1]
+    page = render(gather([folder]))
+    assert "Seen" in page[page.index('id="answer"') : page.index("<nav")]
+    assert "a|b $" in page
+    assert "<i>a" not in page
+    assert "$ <i>" not in page

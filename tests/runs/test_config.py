@@ -1,20 +1,30 @@
 """Configuration: what is allowed, what is refused and how, and what stands for results."""
 
+import json
 import math
 import re
 from dataclasses import fields, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from frozen_results import unpack
+from helpers import Experiment
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flsim.base import machine
 from flsim.base.errors import InputError
+from flsim.base.settings import with_former_names, with_present_names
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.data.vocabulary import Layout
+from flsim.measures.memorization.random_sampling import references
+from flsim.models.architectures import BUILT_IN, ModelHParams, build, weights_of
+from flsim.results.store import read_run_file, read_settings
+from flsim.results.sweeps import read_sweep
 from flsim.runs.config import (
     CentralConfig,
     Config,
@@ -23,10 +33,12 @@ from flsim.runs.config import (
     ScheduledEvaluationHParams,
     TrainingHParams,
     dump,
+    files,
     load,
     parse,
 )
 from flsim.runs.config.custom_code import refuse_other_settings
+from flsim.runs.folder import Run
 
 MINIMAL = '[data]\ncorpus = "corpus"\n'
 NOISE = ("privacy.mechanism=dp", "privacy.clip=0.1", "privacy.noise_multiplier=1")
@@ -269,3 +281,99 @@ def test_a_refused_length_says_what_depends_on_it(tmp_path: Path) -> None:
         refuse_other_settings(started, longer, tmp_path / "run")
     with pytest.raises(InputError, match=re.escape("settings: seed was 0 and is now 1; resume")):
         refuse_other_settings(started, replace(longer, seed=1), tmp_path / "run")
+
+
+# Settings with the names that they had before: files that hold them are read, and digests of runs stay the same.
+#
+# `data.partition` was `data.world`. The runs in tests/frozen were trained and stored before.
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"axes": {"data.world": ["iid"]}}, {"axes": {"data.partition": ["iid"]}}),
+        ({"data": {"world": "iid", "corpus": "world"}}, {"data": {"partition": "iid", "corpus": "world"}}),
+        ({"by": ["data.world", "local.world"]}, {"by": ["data.partition", "local.world"]}),
+        ({"world": 1, "model": [{"data.world": 2}]}, {"world": 1, "model": [{"data.partition": 2}]}),
+    ],
+)
+def test_former_names_are_renamed_and_nothing_else(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert with_present_names(old) == new
+    assert with_former_names(new) == old
+
+
+def test_a_configuration_has_either_name(tmp_path: Path) -> None:
+    for number, line in enumerate(("", 'world = "iid"', 'partition = "iid"', 'world = "non-iid"')):
+        (tmp_path / f"{number}.toml").write_text(f'[data]\ncorpus = "corpus"\n{line}\n')
+    default, old, new, other = (files.load(tmp_path / f"{number}.toml") for number in range(4))
+    assert old == new
+    assert old.data.partition == "iid"
+    assert default == other
+    for override in ("data.world=iid", "data.partition=iid"):
+        assert files.load(tmp_path / "3.toml", [override]) == new
+    (tmp_path / "both.toml").write_text('[data]\ncorpus = "corpus"\nworld = "iid"\npartition = "iid"\n')
+    with pytest.raises(InputError, match=r"both\.toml: world is the old name of partition, and both are set; remove"):
+        files.load(tmp_path / "both.toml")
+
+
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
+def test_a_run_of_before_opens_with_its_digests(partition: str, tmp_path: Path) -> None:
+    folder = unpack("worlds", tmp_path)
+    path = folder / "runs" / f"fedavg-{partition}-seed0"
+    stored = json.loads((path / "run.json").read_text())
+    assert stored["world"] == json.loads((path / "planted" / "population.json").read_text())["world"] == partition
+    run = Run.open(path)
+    assert run.config.data.partition == read_run_file(path)["partition"] == partition
+    assert read_settings(path)["data.partition"] == partition
+    assert (run.config.digest, run.series) == (stored["config"], stored["series"])
+    run.load(path / "checkpoints" / "round-000060.safetensors")  # of a run with the same digest, or it would be refused
+    axes = {entry.name: entry.axes for entry in read_sweep(folder).runs}
+    assert axes[path.name] == {"data.partition": partition}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["seed=-1"], "seed must be at least 0, found -1"),
+        (
+            ["canaries.p_u=[0.5]", "canaries.p_e=[0.5, 1.0]", "canaries.count=4"],
+            "8 canaries would replace about 576 records, and the training users have 192; set a smaller canaries.count",
+        ),
+        (
+            ["canaries.p_u=[1e-9]", "canaries.p_e=[1.0]", "canaries.count=100000"],
+            "100,000 canaries, but a run can have at most",
+        ),
+        (["evaluation.references=99999999999999"], "evaluation.references = 99,999,999,999,999 needs"),
+        (["evaluation.beam_width=100000000000", "canaries.length=20"], "evaluation.beam_width = 100,000,000,000 needs"),
+        (["canaries.length=1000000000"], "canaries of 1,000,000,000 words would be cut"),
+        (["model.embedding=1000000000"], "set a smaller model.embedding or model.units"),
+        (["model.units=1000000000"], "weights needs"),
+    ],
+)
+def test_impossible_settings_are_refused(experiment: Experiment, settings: list[str], message: str) -> None:
+    """The corpus has 192 training records: (0.5 * 0.5 + 0.5 * 1.0) * 4 of them are 576."""
+    (experiment.folder / "bare.toml").write_text('[data]\ncorpus = "corpus"\n[training]\ncohort = 6\n')
+    with pytest.raises(InputError, match=f"^[^\n]*{re.escape(message)}[^\n]*$"):
+        Run.create(load(experiment.folder / "bare.toml", settings), experiment.folder / "run")
+    assert not list(experiment.folder.glob("*run*"))
+
+
+def test_references_that_do_not_fit_are_refused_before_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R is drawn and sorted: two tables of 8 bytes a word, so 1,000 references of 4 words take 64,000 bytes."""
+    monkeypatch.setattr(machine, "machine_memory", lambda: 63_999)
+    with pytest.raises(InputError, match=r"evaluation\.references = 1,000 needs"):
+        references(0, 1_000, 4, Layout(12))
+    monkeypatch.setattr(machine, "machine_memory", lambda: 64_000)
+    assert references(0, 1_000, 4, Layout(12)).shape == (1_000, 4)
+
+
+@pytest.mark.parametrize("architecture", [name for name in BUILT_IN if name != "hf"])  # whose sizes are of a base
+def test_weights_are_counted_without_memory_for_them(architecture: str) -> None:
+    hparams = ModelHParams(8, 12, architecture=architecture)
+    assert weights_of(50, hparams) == sum(value.numel() for value in build(50, hparams).trainable.values())
+    assert weights_of(50, ModelHParams(10**8, 16, architecture=architecture)) > 50 * 10**8
+
+
+def test_sizes_beyond_64_bits_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^model: a tensor is too large .*; set smaller sizes$"):
+        weights_of(50, ModelHParams(10**12, 16, architecture="transformer"))

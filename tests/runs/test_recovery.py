@@ -7,14 +7,23 @@ from pathlib import Path
 
 import pytest
 from faulty import assert_equal_runs
-from helpers import PRIVATE, Experiment, Trained
+from helpers import CENTRAL, PRIVATE, TINY, Experiment, Trained
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flsim.algorithms.checkpoint import all_in, digest_of
 from flsim.base.errors import InputError
+from flsim.canaries.in_corpus import plant_corpus
+from flsim.data.corpus import Corpus
+from flsim.defences import DeduplicationHParams, deduplicate
+from flsim.runs import recovery, roundlog
+from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.runs.recovery import recover
+from flsim.runs.recovery import DRIVEN, TRAINED, hold_lock, recover
+from flsim.runs.roundlog import FILE, append, cut, lost, read, settle
+from server.cluster.nodes import environment_of
 
 OPTIONS = ("--out", "run", "--in-process", *(part for text in PRIVATE for part in ("--set", text)))
 BODY_STEP = 101  # a prime, so that the sample of tensor bytes meets every position within a float
@@ -132,3 +141,184 @@ def test_an_odd_checkpoint_that_was_still_to_be_evaluated_is_trained_again(exper
     assert "an unusable checkpoint had not been evaluated" in " ".join(said.split())
     assert_equal_runs(run.path, whole)
     assert json.loads((run.path / "run.json").read_text())["round"] == run.rounds
+
+
+Damaged = Callable[[str, str], Path]
+LOCKS = {TRAINED, DRIVEN, "log.jsonl"}  # what a process that waits for the lock, or is refused with it, may write
+FEDERATED = (TINY, "training.rounds")
+
+
+def tree(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in LOCKS}
+
+
+@pytest.fixture
+def damaged(experiment: Experiment, copy_of_trained: Trained) -> Damaged:
+    """A run of four rounds whose newest checkpoint is damaged, so that a resume has something to put aside."""
+
+    def make(config: str, length: str) -> Path:
+        experiment.config.write_text(config)
+        run = copy_of_trained(f"{length}=4", "system.checkpoint_every=1")
+        newest = max((run / "checkpoints").iterdir())
+        newest.write_bytes(newest.read_bytes()[:-1])
+        return run
+
+    return make
+
+
+@pytest.mark.parametrize(("config", "length"), [FEDERATED, (CENTRAL, "training.steps")], ids=["federated", "central"])
+def test_a_refused_resume_changes_nothing(experiment: Experiment, damaged: Damaged, config: str, length: str) -> None:
+    run = damaged(config, length)
+    before = tree(run)
+    more = ("--set", "system.checkpoint_every=1", "--set", f"{length}=6")
+    for options, message in (
+        (("--address", "127.0.0.1:1"), "no Ray cluster answers there"),
+        (("--in-process", "--cpus", "2"), "--in-process does not use Ray"),
+        (("--in-process", "--set", "seed=5"), "seed was 0 and is now 5"),
+        (("--in-process", "--begin-from", "run"), "has already started"),
+        (("--in-process", "--set", f"{length}=3"), "4 rounds are trained already, and the settings have 3"),
+    ):
+        refused = experiment.call("run", "tiny.toml", "--out", "run", "--resume", *more, *options, check=False)
+        assert refused.returncode == 2, refused.stderr
+        assert message in refused.stderr
+        assert tree(run) == before
+
+
+def test_a_resume_of_a_live_run(experiment: Experiment, damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that holds the lock is this one. Once the lock is free, the same command records its settings."""
+    run = damaged(*FEDERATED)
+    before = tree(run)
+    again = ("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", "training.rounds=6")
+    with hold_lock(Run.open(run)), monkeypatch.context() as patch:
+        patch.setattr(recovery, "LOCK_DEADLINE", 0.3)
+        refused = experiment.call(*again, check=False)
+    assert refused.returncode == 1
+    assert "trains this run" in refused.stderr
+    assert tree(run) == before
+    experiment.call(*again)
+    assert Run.open(run).rounds == 6
+    assert [path.name for path in (run / "checkpoints").glob("*.damaged")] == ["round-000004.safetensors.damaged"]
+
+
+def test_a_custom_file_of_another_name_and_the_same_content_is_not_copied_again(experiment: Experiment) -> None:
+    source = "def plain(done, total):\n    return 1.0\n"
+    for name in ("one.py", "other.py"):
+        (experiment.folder / name).write_text(source)
+    options = ("run", "tiny.toml", "--out", "run", "--in-process", "--set")
+    experiment.call(*options, "local.schedule=one.py:plain")
+    (copy,) = (experiment.folder / "run" / "code").iterdir()
+    experiment.call(*options, "local.schedule=other.py:plain", "--resume")
+    assert [*(experiment.folder / "run" / "code").iterdir()] == [copy]
+    assert copy.name.startswith("one.")
+
+
+def test_nodes_that_join_later_know_the_run(experiment: Experiment, damaged: Damaged) -> None:
+    """A node that joins later reads config.toml as the resume has written it."""
+    run = damaged(*FEDERATED)
+    corpus = experiment.folder / "corpus"
+    before = environment_of(run, corpus)
+    experiment.call("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", "training.rounds=6")
+    assert before.run is not None
+    assert environment_of(run, corpus).run == before.run
+
+
+GARBAGE = (b"", b"{", b"\xff\xfe\x00", b"[]", b'{"round": "7"}', b'{"round": 0}', b'{"round": true}', b'{"loss": 1}')
+
+
+def write(folder: Path, lines: list[bytes]) -> None:
+    (folder / FILE).write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def numbers(folder: Path) -> list[int]:
+    """The rounds of all lines, as they are in the file."""
+    return [json.loads(line)["round"] for line in (folder / FILE).read_text().splitlines()]
+
+
+@given(
+    lines=st.lists(st.integers(1, 30) | st.sampled_from(GARBAGE), max_size=60),
+    reached=st.integers(0, 25),
+    twice=st.booleans(),
+)
+def test_every_round_is_there_once(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[int | bytes], reached: int, twice: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    write(folder, [line if isinstance(line, bytes) else json.dumps({"round": line}).encode() for line in lines])
+    missing = settle(folder, reached, by_round=True)
+    if twice:
+        assert settle(folder, reached, by_round=True) == []
+    known = {line for line in lines if isinstance(line, int) and line <= reached}
+    assert numbers(folder) == list(range(1, reached + 1))
+    assert [line["round"] for line in read(folder)] == sorted(known)
+    assert [round_ for part in lost(folder) for round_ in part] == sorted({*range(1, reached + 1)} - known)
+    assert lost(folder) == missing
+
+
+def test_of_two_lines_about_a_round_the_later_one_stays(tmp_path: Path) -> None:
+    for loss in (1.0, 2.0):
+        append(tmp_path, round=1, loss=loss)
+    settle(tmp_path, 1, by_round=True)
+    assert read(tmp_path) == [{"round": 1, "loss": 2.0}]
+
+
+def test_a_whole_log_is_left_as_it_is(tmp_path: Path) -> None:
+    for round_ in (1, 2):
+        append(tmp_path, round=round_)
+    before = (tmp_path / FILE).stat()
+    assert settle(tmp_path, 2, by_round=True) == []
+    assert (tmp_path / FILE).stat().st_ino == before.st_ino
+
+
+def test_lines_of_central_training_follow_each_other(tmp_path: Path) -> None:
+    """A line counts steps since the one before; older logs say not since when, and are taken for whole."""
+    for since, step in ((0, 10), (10, 15), (20, 30)):
+        append(tmp_path, round=step, since=since)
+    assert settle(tmp_path, 40, by_round=False) == [range(16, 21), range(31, 41)]
+    assert numbers(tmp_path) == [10, 15, 20, 30, 40]
+    assert lost(tmp_path) == [range(16, 21), range(31, 41)]
+    assert settle(tmp_path, 40, by_round=False) == []
+    write(tmp_path, [b'{"round": 10}', b'{"round": 30}'])
+    assert settle(tmp_path, 30, by_round=False) == []
+
+
+def test_what_comes_again_is_dropped(tmp_path: Path) -> None:
+    for round_ in range(1, 6):
+        append(tmp_path, round=round_)
+    cut(tmp_path, 3)
+    assert numbers(tmp_path) == [1, 2, 3]
+
+
+def test_training_losses_are_means_between_the_given_rounds() -> None:
+    """Weighted by steps: (3 * 2 + 1 * 6) / 4 = 3 up to step 4. Federated lines count one round each."""
+    steps = ((0, 3, 2.0), (3, 4, 6.0), (4, 6, None), (6, 8, 1.0), (8, 9, 5.0))
+    central: list[roundlog.Line] = [{"since": since, "round": step, "loss": loss} for since, step, loss in steps]
+    assert roundlog.mean_losses(central, [8, 4]) == {4: 3.0, 8: 1.0}
+    assert roundlog.mean_losses(central, [6, 9]) == {6: 3.0, 9: (2 * 1.0 + 5.0) / 3}
+    federated: list[roundlog.Line] = [{"round": round_, "loss": float(round_)} for round_ in (1, 2, 3, 4)]
+    assert roundlog.mean_losses(federated, [2, 4]) == {2: 1.5, 4: 3.5}
+
+
+def test_a_defence_is_in_the_name_and_in_the_series_and_a_seed_is_not(experiment: Experiment) -> None:
+    folder = experiment.folder
+    settings = load(experiment.config)
+
+    def run(name: str, corpus: Path, seed: int = 0) -> Run:
+        return Run.create(load(experiment.config, [f"data.corpus='{corpus}'", f"seed={seed}"]), folder / name)
+
+    corpus = Corpus.open(folder / "corpus")
+    planted = [plant_corpus(corpus, folder / f"planted{seed}", settings.canaries, seed) for seed in (0, 3)]
+    deduplicated = [
+        deduplicate(each, folder / f"deduplicated{seed}", DeduplicationHParams()) for seed, each in enumerate(planted)
+    ]
+    found = [each.manifest["parameters"]["steps"][-1]["planted"] for each in deduplicated]
+    assert found[0] != found[1]  # what a step found is of its seed
+    near = deduplicate(planted[0], folder / "near", DeduplicationHParams(near=0.8))
+    lazily, by_hand = run("a", corpus.path), run("b", planted[0].path)
+    first, second = (run(f"c{seed}", each.path, seed) for seed, each in enumerate(deduplicated))
+    other = run("d", near.path)
+    assert lazily.setting == by_hand.setting == settings.setting
+    assert lazily.series == by_hand.series
+    assert first.setting == second.setting == f"{settings.setting}, deduplicated"
+    assert other.setting == f"{settings.setting}, deduplicated at 0.8"
+    assert first.series == second.series
+    assert len({lazily.series, first.series, other.series}) == 3

@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import psutil
@@ -13,16 +16,28 @@ import pytest
 import torch
 from helpers import final_params
 from raynodes import without_agents
+from rich.console import Console
 from waiting import hear_ctrl_c, wait_until
 
 from flsim.algorithms.checkpoint import all_in, round_of
+from flsim.base.errors import InputError
 from flsim.results.sweeps import read_sweep
 from flsim.runs import roundlog
-from flsim.runs.config import DataHParams, FederatedConfig
+from flsim.runs.config import (
+    CentralConfig,
+    CentralSystemHParams,
+    Config,
+    DataHParams,
+    FederatedConfig,
+    SystemHParams,
+    dump,
+)
 from flsim.runs.folder import Run
+from flsim.runs.sweeps import folder as module
 from flsim.runs.sweeps.definition import Planned
-from flsim.runs.sweeps.folder import SweepFolder
-from server.sweep import twins_of
+from flsim.runs.sweeps.folder import Screen, State, SweepFolder, state_of
+from server.launch import refuse_what_does_not_fit, share
+from server.sweep import Job, JobEnd, train_all, twins_of
 
 DEADLINE = 900.0  # a busy machine takes half a minute to start a run
 SWEEP = """
@@ -230,3 +245,135 @@ set = { training = { rounds = 8, cohort = 4 }, canaries = { windows = [[0.5, 1.0
     log = folder.log(folders["out"].name).read_text()
     assert f"{folders['out'].name}: starts with the first 4 of 8 rounds of {folders['in'].name}" in log
     assert_trained_as_without_a_stop(folders["out"])
+
+
+CPU_NODE, GPU_NODE = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}
+DATA = DataHParams(Path("nowhere"))
+
+
+def federated(**system: object) -> Config:
+    return FederatedConfig(DATA, system=SystemHParams(**system))  # type: ignore[arg-type]
+
+
+def central(**system: object) -> Config:
+    return CentralConfig(DATA, system=CentralSystemHParams(**system))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "nodes", "expected"),
+    [
+        (federated(shards=3, cpus_per_client=2), [CPU_NODE], (6, 0)),
+        (federated(), [CPU_NODE], (2, 0)),  # where the settings leave the shards open, as a run finds room for two
+        (central(threads=2), [CPU_NODE], (2, 0)),
+        # Shares of training and of evaluation: two such runs fit on a GPU beside each other, five of the next.
+        (federated(shards=1, gpus_per_client=0.4, gpus_for_evaluation=0.1), [GPU_NODE], (1, 0.5)),
+        (central(device="cuda", gpus=0.15, gpus_for_evaluation=0.05), [GPU_NODE], (1, 0.2)),
+        (central(device="cuda"), [GPU_NODE], (1, 1)),  # by default all of one
+        (federated(shards=1), [GPU_NODE], (1, 1)),
+        (federated(shards=2, gpus_per_client=0.9, gpus_for_evaluation=0.1), [GPU_NODE], (2, 2)),  # Ray has no 1.9 GPUs
+    ],
+)
+def test_a_run_holds_what_its_processes_take(
+    config: Config, nodes: list[dict[str, float]], expected: tuple[int, float]
+) -> None:
+    assert share(config, nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "needs", "remedy"),
+    [
+        (federated(shards=9), "9 CPUs and 0 GPUs", "lower the settings"),
+        (
+            federated(shards=1, gpus_per_client=0.4, gpus_for_evaluation=0.1),
+            "1 CPUs and 0.5 GPUs",
+            "--set system.gpus_per_client=0",
+        ),
+        (
+            central(device="cuda", gpus=0.3, gpus_for_evaluation=0.1),
+            "1 CPUs and 0.4 GPUs",
+            "--set system.device=cpu --set system.gpus=0",
+        ),
+    ],
+)
+def test_what_no_machine_has_is_refused_and_says_what_to_set(config: Config, needs: str, remedy: str) -> None:
+    with pytest.raises(InputError, match=f"^run a needs {needs}, but no Ray node has .*{remedy}$"):
+        refuse_what_does_not_fit("a", config, [CPU_NODE])
+    for on_cpus in (federated(shards=1, gpus_per_client=0), central(device="cpu", gpus=0)):
+        refuse_what_does_not_fit("a", on_cpus, [CPU_NODE])
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_begin_says_why_and_the_next_one_is_tried(tmp_path: Path) -> None:
+    """Real processes, one after another, without a cluster of the sweep's own."""
+    jobs = []
+    for name in ("one", "two"):
+        config = FederatedConfig(DataHParams(tmp_path / f"corpus of {name}"))
+        dump(config, tmp_path / f"{name}.toml")
+        jobs.append(Job(name, config, tmp_path / f"{name}.toml", tmp_path / name, tmp_path / f"{name}.log"))
+    ended = list(train_all(jobs, whole_cluster=True))
+    assert [each.name for each in ended] == ["one", "two"]
+    for job, each in zip(jobs, ended, strict=True):
+        assert isinstance(each, JobEnd)
+        assert each.failure is not None
+        assert each.failure.startswith(f"{tmp_path / f'corpus of {job.name}'}: ")
+        assert each.failure in job.log.read_text()
+        assert not job.out.exists()
+
+
+def run_folder(folder: Path, status: str, round_: int, log: str = "") -> Path:
+    folder.mkdir(parents=True)
+    about = {"name": folder.name, "setting": "IID, SGD", "status": status, "round": round_, "rounds": 100}
+    (folder / "run.json").write_text(json.dumps(about | {"reason": None}))
+    (folder / "rounds.jsonl").write_text(log)
+    return folder
+
+
+def test_what_a_run_is_at(tmp_path: Path) -> None:
+    log = '{"round": 30, "loss": 2.5}\n{"round": 41, "loss": 2.25}\n'
+    running = run_folder(tmp_path / "a", "running", 40, log)
+    assert state_of(running, began=0) == State("runs", 0.41, "41/100, loss 2.25")
+    assert state_of(running, began=time.time() + 60) == State("waits", note="stopped at 40")  # not taken up again yet
+    assert state_of(tmp_path / "none", began=0) == State("waits")
+    assert state_of(run_folder(tmp_path / "b", "failed", 7), began=0).status == "failed"
+    cut_short = run_folder(tmp_path / "c", "running", 40, log + '{"round": 4')
+    assert state_of(cut_short, began=0) == State("runs", 0.40, "40/100")
+    assert state_of(run_folder(tmp_path / "d", "diverged", 12), began=0) == State("diverged", 1.0, "")
+
+
+def test_a_run_that_trains_on_is_not_over(tmp_path: Path) -> None:
+    """A search lets the better half of its trials train on; a sweep leaves what is finished."""
+    run, later = run_folder(tmp_path / "a", "completed", 40), time.time() + 60
+    assert state_of(run, later) == State("waits", note="stopped at 40")
+    assert state_of(run, later, is_finished=True) == State("completed", 1.0, "")
+
+
+@pytest.fixture
+def screen_output(monkeypatch: pytest.MonkeyPatch) -> StringIO:
+    said = StringIO()
+    console = Console(file=said, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr(module, "console", console)
+    return said
+
+
+def test_a_screen_of_80_columns_shows_those_that_run_first(tmp_path: Path, screen_output: StringIO) -> None:
+    folder = SweepFolder(tmp_path)
+    names = [f"fedavg-non-iid-cohort{index}-a-rather-long-name-of-a-run-seed0" for index in range(30)]
+    run_folder(folder.run(names[25]), "running", 50, '{"round": 50, "loss": 4.0}\n')
+    with Screen(folder, names, began=time.time() - 100).live() as screen:
+        screen.look()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen_output.getvalue())
+    assert max(map(len, re.split(r"[\r\n]+", text))) <= 80
+    assert "0 of 30 runs" in text
+    assert "50/100, loss 4.00" in text
+    assert "and 14 more" in text
+    assert text.index("cohort25") < text.index("cohort0-")
+
+
+def test_elsewhere_a_run_that_begins_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = SweepFolder(tmp_path)
+    run_folder(folder.run("one"), "running", 5)
+    with Screen(folder, ["one", "two"], began=0).live() as screen:
+        screen.look()
+        screen.look()
+        screen.ended("two", "disk full", remaining=1)
+    assert capsys.readouterr().err.splitlines() == ["one: started", "two: failed: disk full (1 run remaining)"]

@@ -1,4 +1,4 @@
-"""Extraction as tables and a figure: rates by kind of string, strings by the number of their users, means over seeds."""
+"""Extraction as tables and a figure: rates by kind of string, strings by their users, and means over seeds."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Readers of JSON: lines with one object ``{"user": ..., "text": ...}`` per line, in UTF-8, with plain text (not HTML)."""
+"""Readers of JSON: one object ``{"user": ..., "text": ...}`` per line, in UTF-8, with plain text (not HTML)."""
 
 import json
 import re
