@@ -15,7 +15,7 @@ time loses unfinished runs only:
 - `ten-times`: four settings with ten times the users (see `docs/result-ten-times.md`), seeds 0 to 9.
 - `dp-small`: `dp-small.toml` with seeds 0 to 4: FedAvg, clip, and clip with noise multiplier 1.
 - `SWEEP:TIER:FIRST-LAST` or `SWEEP:TIER:FIRST-LAST:GRID`, such as `secret-sharer-once:small:101-400`: all runs of a
-  tier, or of one grid of it, with these seeds.
+  tier, or of one grid of it, with these seeds; with `--half`, at half of their learning rates.
 
 Directions that were stated before the first run. Each is tested over seeds, with a two-sided t test of paired
 differences at 5%, and Holm's correction over the four sizes of Table 1:
@@ -40,6 +40,11 @@ differences at 5%, and Holm's correction over the four sizes of Table 1:
    with the clip than without it. It is higher for IID than for non-IID data, with and without the clip.
 9. `four-settings`: FedAvg has a higher mean exposure at the end with IID than with non-IID data, at the chosen learning
    rates and at half of them. SGD is tested without a direction.
+10. `table3:smoke:0-4 --half`: as at the chosen learning rates, mean exposure at the end is higher with IID than with
+   non-IID data for SGD, Momentum, FedAvg, and FedAvg with Adam. It is higher with Adam than with SGD for both
+   partitions, and higher with Momentum than with SGD for IID data.
+11. `table4:smoke:0-4 --half`: as at the chosen learning rates, mean exposure after ten epochs is higher with cohorts of
+   4 than of 40 users, and with batches of 32 than of 256 records.
 
 The same command with the same `--out` continues what is not finished.
 
@@ -241,6 +246,7 @@ class Pool:
         machine: folders and device of training.
         out: folder of outcomes and archives.
         matching: regular expression of names of runs of a sweep that are trained.
+        at_half: whether runs of a sweep are trained at half of their learning rates.
         outcomes: the outcomes so far.
     """
 
@@ -248,6 +254,7 @@ class Pool:
     machine: Machine
     out: Path
     matching: str = ""
+    at_half: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
 
     def start(self, jobs: Iterable[Job]) -> list[Future[Outcome]]:
@@ -393,7 +400,7 @@ def plain(pool: Pool, name: str) -> Iterator[Future[Outcome]]:
     yield from pool.start(
         Job(
             f"{stem}-{entry.name}",
-            entry.config,
+            _at_rate(entry.config, _rate(entry.config) / 2) if pool.at_half else entry.config,
             {**entry.axes, "seed": entry.seed},
             also=("space",) if stem in ("table3", "table4") else (),  # for RS among as many references as in the paper
         )
@@ -429,6 +436,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=7 * 86_400, help="time for everything (default: a week)")
     parser.add_argument("--quick", action="store_true", help="tiny corpora and models, which only try the script")
     parser.add_argument("--matching", default="", help="regular expression: of SWEEP:..., only runs of such names")
+    parser.add_argument("--half", action="store_true", help="of SWEEP:..., at half of the learning rates")
     arguments = parser.parse_args()
     runs = (arguments.runs or arguments.out).resolve()
     until = time.time() + arguments.seconds
@@ -436,7 +444,7 @@ def main() -> None:
     for folder in (arguments.out, runs / "search", machine.corpora):
         folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as executor:
-        pool = Pool(executor, machine, arguments.out, arguments.matching)
+        pool = Pool(executor, machine, arguments.out, arguments.matching, arguments.half)
         if (arguments.out / "outcomes.json").exists():
             stored = json.loads((arguments.out / "outcomes.json").read_text(encoding="utf-8"))["outcomes"]
             pool.outcomes = [Outcome(**outcome) for outcome in stored]
