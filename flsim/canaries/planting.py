@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError
 from flsim.base.files import naming
+from flsim.base.progress import say
 from flsim.base.rng import stream
 from flsim.canaries.from_file import encoded, refuse_special
 from flsim.canaries.secrets import templates
@@ -157,6 +158,17 @@ class Planting:
     # replaced records: the planned records, without records that another canary got or that were later dropped
     # from the corpus
     insertions: Ints
+
+    def say_absent(self) -> None:
+        """Print a warning if at least half of the canaries to plant have no copy."""
+        to_plant = np.array([canary.is_planted for canary in self.canaries], bool)
+        absent, count = int((self.insertions[to_plant] == 0).sum()), int(to_plant.sum())
+        if absent and 2 * absent >= count:
+            say(
+                f"{absent:,} of {count:,} canaries have no copy in the training records; raise canaries.p_u and "
+                "canaries.p_e, or set canaries.insertions",
+                failure="canaries without copies",
+            )
 
     def select(self, kept: Flags, user_offsets: Ints) -> "Planting":
         """Return the planting in the remaining records, by `kept` [records]: only actual counts are recomputed."""

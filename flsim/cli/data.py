@@ -84,8 +84,8 @@ def import_(
         words_per_record: Number of words after which a record is cut, e.g. 40. With a tokenizer, the number of tokens;
             longer texts become several records.
         vocabulary_from: File of words with counts whose most frequent words are the vocabulary, e.g. so.wordcount.
-        words_per_user: Number of words of each user. Authors with fewer words are dropped, and authors with more words
-            become several users.
+        words_per_user: Number of words of each user, without punctuation. Authors with fewer words are dropped, and
+            authors with more words become several users.
         heldout: Share of authors kept out of training as non-members for attacks, 0 to 1.
         test: Share of authors kept out of training to measure accuracy and perplexity, 0 to 1.
         seed: Seed that determines which authors are kept out.

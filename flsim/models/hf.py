@@ -321,12 +321,20 @@ def _is_shapes_only() -> bool:
     return torch.empty(0).device.type == "meta"
 
 
+def _has_matrix(layer: nn.Module) -> bool:
+    weight = getattr(layer, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(layer, nn.Embedding)
+
+
 def _inject(network: nn.Module, lora: LoraHParams) -> None:
     """Add the adapters to a network whose other parameters are frozen, in place."""
     try:
         _imported("peft").inject_adapter_in_model(_lora_config(lora), network)
     except ValueError as error:
-        raise InputError(f"model.lora.targets {list(lora.targets)}: match no layer of the base; name others") from error
+        layers = sorted({name.rpartition(".")[2] for name, layer in network.named_modules() if _has_matrix(layer)})
+        raise InputError(
+            f"model.lora.targets {list(lora.targets)}: match no layer of the base; name some of {', '.join(layers)}"
+        ) from error
     for name, value in network.named_parameters():
         if is_adapter(name):
             value.data = value.data.float()

@@ -202,7 +202,7 @@ def by_perplexity(gathered: Gathered) -> list[Block]:
     images = [(label, _utility_panel(paths, f"line-{place}")) for place, (label, paths) in enumerate(rows) if paths]
     caption = (
         "Mean exposure against perplexity on test text, from one evaluation to the next; both axes are means "
-        "over seeds. Training goes from right to left. If a curve is below another curve, its models memorize "
+        "over seeds. Better models are to the left. If a curve is below another curve, its models memorize "
         "less at an equal perplexity."
     )
     figure = Figure(caption, images, legend_of([setting for _, paths in rows for setting in paths]))

@@ -168,7 +168,7 @@ def without_copies(runs: Sequence[RunResults], needed: Collection[RunResults] = 
     for run in runs:
         if run not in remaining:
             name = first_of[run.identity, run.rounds].name
-            say(f"run {run.name}: is a copy of {name}, which replaces it in the output")
+            say(f"run {run.name}: has the settings, seed and rounds of {name}, and is shown once, as {name}")
     return remaining
 
 

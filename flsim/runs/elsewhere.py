@@ -51,7 +51,7 @@ from flsim.evaluation.loading import (
 )
 from flsim.models.language_model import TrainableModel
 from flsim.results.rows import Row, identity_of, write_rows
-from flsim.results.store import FILE, MEASUREMENTS, is_run, read_run_file
+from flsim.results.store import FILE, MEASUREMENTS, is_run, read_run_file, read_settings
 
 MODELS = "models"
 LISTED = "listed"  # the source of canaries whose law is unknown
@@ -134,10 +134,12 @@ class Measurements:
             return
         if not (self.path / MEASUREMENTS).is_file():
             raise InputError(f"{self.path}: exists, and has no measurements of a model; name another folder")
+        name = read_settings(self.path).get("training.name", self.label)
+        if name != self.label:
+            raise InputError(f"{self.path}: has measurements of {name}, not of {self.label}; add --name {name!r}")
         if read_run_file(self.path)["identity"] != self.identity:
             raise InputError(
-                f"{self.path}: has measurements with another name, of other canaries or with other settings; name "
-                f"another folder"
+                f"{self.path}: has measurements of other canaries or with other settings; name another folder"
             )
         refuse_unwritable(self.path, "rows")
 

@@ -92,6 +92,7 @@ class Run:
             if not len(corpus.test_users):
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed, train, settings.rounds_over(train))
+            planting.say_absent()
             refuse_failing(settings.model, planting.canaries, corpus.test_users, settings.evaluation, settings.seed)
             dump(with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):

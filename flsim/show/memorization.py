@@ -370,7 +370,9 @@ P_U = Field(
 P_E = Field("p_e", "p_e", "{:.6g}%", 100)
 PLANNED = Field("Planned", "planned_insertions", "{:,}", note="Planned: records that were drawn for the canary.")
 COUNTS = (
-    Field("Users", "sharers", "{:,}", note="Users: users that have the canary."),
+    Field(
+        "Users", "sharers", "{:,}", note="Users: users that have the canary, with IID data before records are shuffled."
+    ),
     Field("Copies", "insertions", "{:,}", note="Copies: records that are the canary."),
 )
 PLANTED = Field("Planted", "window", note="Planted: the rounds in which the copies exist.")

@@ -286,7 +286,7 @@ UTILITY_BARS = {
     False: "Bars: 95% intervals of mean exposure over the canaries of a run.",
     True: "Means over seeds (geometric for perplexity), and 95% intervals over seeds of exposure (t).",
 }
-UTILITY_NOTE = "Training goes from right to left. A lower line shows less memorization at equal utility."
+UTILITY_NOTE = "Better models are to the left. A lower line shows less memorization at equal utility."
 
 
 def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:

@@ -316,7 +316,7 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
     sizes = NewLines(run.path / micro_cohorts.FILE)
     sizes.take()  # epsilons of earlier processes are known
     with progress(run.name, run.rounds, start=state.round) as advance:
-        began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
+        began, spent, spent_by = time.monotonic(), run.epsilons(state) if state.round else {}, f"by round {state.round}"
         try:
             for round_ in training.rounds(state, run.rounds, send):
                 state, counts = round_.state, round_.total.counts
@@ -349,7 +349,8 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                     evaluations.saved(run.save(state))
                 evaluations.poll()
                 loss = f"loss {counts.loss / counts.tokens:.3f}" if counts.tokens else "empty cohort"
-                advance(state.round, f"{loss}, {ledger.note(spent)} {spent_by}" if spent else loss)
+                # The last epsilon is the one whose assumptions hold.
+                advance(state.round, f"{loss}, epsilon {[*spent.values()][-1]:.3g} {spent_by}" if spent else loss)
         except Interrupted:
             if state.round and not run.is_saved_at(state.round):  # so that the last round is not trained again
                 run.save(state)

@@ -335,7 +335,9 @@ def test_a_folder_takes_more_rounds_and_nothing_else(copied: Run, flsim: Flsim, 
     assert sorted(rows(tmp_path / "theirs")["round"].unique()) == [int(p.stem[6:]) for p in (first, last)]
     before = {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}
     code, _, err = measured(copied, flsim, tmp_path, "--state", first, "--prefix", "2")
-    assert (code, "has measurements with another name, of other canaries or with other settings" in err) == (2, True)
+    assert (code, "has measurements of other canaries or with other settings" in err) == (2, True)
+    code, _, err = measured(copied, flsim, tmp_path, "--state", first, "--name", "other")
+    assert (code, "not of other; add --name" in err) == (2, True)
     code, _, err = measured(copied, flsim, tmp_path, "--state", first, "--out", tmp_path / "weights")
     assert (code, "exists, and has no measurements of a model; name another folder" in err) == (2, True)
     assert before == {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}

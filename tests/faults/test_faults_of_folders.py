@@ -88,7 +88,7 @@ def test_copies_of_a_run_are_one_row_of_a_table(
     whole = shutil.copytree(undisturbed, experiment.folder / "whole")
     interrupted("behind")
     done = experiment.call("table", "behind", "whole")
-    assert "run behind: is a copy of whole, which replaces it in the output" in done.stderr
+    assert "run behind: has the settings, seed and rounds of whole, and is shown once, as whole" in done.stderr
     assert done.stdout == experiment.call("table", "whole").stdout
     _change_rows(whole, lambda rows: rows.assign(value=rows["value"].where(rows["metric"] != "accuracy", 0.5)))
     done = experiment.call("table", "behind", "whole", check=False)

@@ -215,7 +215,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "targets": (
         lambda base: edited(base.parent / "tiny.toml", "rank = 4", 'rank = 4\ntargets = ["q_proj"]'),
-        "model.lora.targets ['q_proj']: match no layer of the base; name others",
+        "model.lora.targets ['q_proj']: match no layer of the base; name some of c_attn, c_fc, c_proj",
     ),
     "context": (
         lambda base: saved_base(base, vocab_size=330, n_positions=15),

@@ -416,7 +416,10 @@ class Steps:
         users = sum(result["users"] for result in results[len(again) :])
         if self.hparams.words_per_user is not None and users < FEW_USERS:
             length = f"{self.hparams.words_per_user:,} {self.hparams.counted}"
-            say(f"only {users:,} users of {length}; a smaller --words-per-user gives more users")
+            say(
+                f"only {users:,} users of {length}"
+                + ("; a smaller --words-per-user gives more users" * (self.hparams.words_per_user > 1))
+            )
         return [self.pieces.folder / name for name in tasks], words
 
     def _refuse_too_few(self, sources: list[Source], authors: Counter[str], longest: tuple[int, str]) -> None:
