@@ -10,6 +10,7 @@ from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
 from flsim.base.extensions import custom_code_errors, is_custom, short_name
 from flsim.base.files import new_folder
+from flsim.base.machine import refuse_missing_device
 from flsim.evaluation.loading import model_of_factory
 from flsim.models.hf import HuggingFaceModel
 from flsim.models.hparams import ModelHParams
@@ -43,6 +44,7 @@ def load_model(model: Path | str, device: str = "cpu") -> Any:
         >>> model = flsim.load_model("my_model.py:factory")                    # doctest: +SKIP
         >>> flsim.evaluate(model, users, references=20_000)                    # doctest: +SKIP
     """
+    refuse_missing_device(device, "device")
     if not str(model).endswith(checkpoint.SUFFIX):
         return model_of_factory(str(model))
     path = Path(model)
@@ -65,6 +67,11 @@ def export_network(run: Path, out: Path, round_: int | None = None, merge: bool 
         raise InputError(f"{path}: no such checkpoint; name another --round, or leave it out for the newest one")
     if opened.config.model.architecture != "hf":
         raise InputError(f'{run}: is of architecture "{opened.config.model.architecture}"; only "hf" is exported')
+    if (bits := opened.config.evaluation.weight_bits) is not None:
+        raise InputError(
+            f"{run}: was measured with weights of {bits} bits, and its checkpoints have all bits; export the "
+            "run that it is made from"
+        )
     _, model = measuring.load_model(opened, path, "cpu")
     lora, tokens = opened.config.model.lora, opened.corpus.token_map
     with new_folder(out) as folder:

@@ -18,8 +18,9 @@ from flsim.base.files import new_folder, refuse_unwritable
 from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
 from flsim.evaluation.evaluate import evaluate, own_quantities, write_on
+from flsim.measures.quantity import Quantity
 from flsim.models.language_model import TrainableModel
-from flsim.results.rows import DIVERGED, Row, write_rows
+from flsim.results.rows import DIVERGED, Row, read_rows_of, write_rows
 from flsim.results.store import read_run
 from flsim.runs.config import Config, dump
 from flsim.runs.config.custom_code import announce
@@ -60,11 +61,23 @@ def evaluate_checkpoint(
             measured[f"{prefix}delta"] = opened.delta
             rows += [Row(opened.identity, state.round, metric, "", value) for metric, value in measured.items()]
         opened.verify()  # measurements on other data must not be stored
-        write_rows(opened.path, state.round, rows, own_quantities(hparams.also))
+        kept, own = _not_measured_again(opened, state.round, rows)
+        write_rows(opened.path, state.round, [*rows, *kept], [*own_quantities(hparams.also), *own])
     except Diverged:
         write_rows(opened.path, state.round, [Row(opened.identity, state.round, DIVERGED, "", 1.0)])
         raise
     return rows
+
+
+def _not_measured_again(run: Run, round: int, rows: Sequence[Row]) -> tuple[list[Row], list[Quantity]]:
+    """Return the stored rows of a round whose metrics are not among `rows`, and the quantities of custom measures."""
+    path, measured = run.path / "rows" / f"round-{round:06d}.parquet", {row.metric for row in rows}
+    try:
+        stored, own = read_rows_of(path, run.identity, [canary.id for canary in run.canaries])
+    except (OSError, InputError):  # there are none, or they are damaged or of another run, and are replaced
+        return [], []
+    stored = stored[~stored["metric"].isin({*measured, DIVERGED})]
+    return [Row(**row) for row in stored.to_dict("records")], [one for name, one in own.items() if name not in measured]
 
 
 def evaluate_where_writable(
@@ -158,6 +171,8 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
     evaluated = [name for name in names if (source / "checkpoints" / name).is_file()]
     if not evaluated:
         raise InputError(f"{source}: the run has no evaluated checkpoint; wait for the first evaluation")
+    run.verify()  # a message about damaged files then names the source, not the hidden new folder
+    _ = run.canaries
     announce_evaluation(settings)
     with new_folder(out) as folder:
         dump(with_copies(settings, folder), folder / "config.toml")

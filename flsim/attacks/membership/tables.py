@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.attacks.membership.stored import LEVELS, column
-from flsim.attacks.result import Result, over_seeds, text_of
+from flsim.attacks.result import Result, over_seeds, refuse_unlike, text_of
 from flsim.base.statistics import paired_t_p
 from flsim.results.seeds import named_apart
 from flsim.runs.folder import Run
@@ -101,6 +101,7 @@ def means_over_seeds(attacked: Mapping[Path, Result]) -> pd.DataFrame:
         [one.frame.assign(**names[path], seed=Run.open(path).config.seed) for path, one in attacked.items()],
         ignore_index=True,
     )
+    refuse_unlike(rows, ["unit", "attack", "series", "setting"])
     return with_differences(rows.assign(tpr=rows[column("tpr", LEVEL)]))
 
 
