@@ -17,7 +17,7 @@ from flsim.attacks.membership.inference import infer_membership
 from flsim.attacks.membership.shadows import infer_by_shadows
 from flsim.attacks.membership.users import infer_users
 from flsim.attacks.reveal.reveal import Revealed, reveal
-from flsim.base.errors import Diverged, InputError, RunFailed, as_list
+from flsim.base.errors import Diverged, InputError, RunFailed, as_list, not_negative
 from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams as ImportSettings
@@ -86,6 +86,7 @@ def make_corpus(out: Path | str, seed: int = 0, **options: Any) -> Corpus:
     Examples:
         >>> corpus = flsim.make_corpus("corpora/demo", seed=1, users=400, vocabulary_size=600)     # doctest: +SKIP
     """
+    not_negative(seed=seed)
     return make_synthetic(Path(out), SyntheticHParams(**options), seed)
 
 

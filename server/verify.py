@@ -36,8 +36,13 @@ def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verifica
     if round_ is None and logged:
         round_ = max(logged)
     if round_ is None or round_ not in logged:
-        known = f"it logged {min(logged):,} to {max(logged):,}" if logged else "it has logged none with a digest"
-        raise InputError(f"{run.path}: cannot verify round {round_ or 1}; {known}")
+        what = "this run" if round_ is None else f"round {round_:,}"
+        near = sorted(sorted(logged, key=lambda known: abs(known - (round_ or 0)))[:4])
+        known = ", ".join(f"{one:,}" for one in near)
+        if logged and len(logged) == max(logged) - min(logged) + 1:
+            known = f"{min(logged):,} to {max(logged):,}"
+        known = f"it logged {known}" if logged else "it has logged none with a digest"
+        raise InputError(f"{run.path}: cannot verify {what}; {known}")
     run.verify()
     state = _state_before(run, round_)
     start, differs, digest = state.round, None, ""

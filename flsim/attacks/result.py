@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
 from flsim.show.table import Table, json_rows, note
 
@@ -35,6 +36,22 @@ def over_seeds(frame: pd.DataFrame, by: Sequence[str], value: Mapping[str, str])
             row |= dict(zip((name, f"{ends}low", f"{ends}high"), mean_interval(group[name]), strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def refuse_unlike(frame: pd.DataFrame, by: Sequence[str]) -> None:
+    """Raise InputError if two runs of a group have one seed, as copies do, or their models differ in their rounds."""
+    for _, group in frame.groupby(list(by), sort=False, dropna=False):
+        setting, rounds, is_again = group["setting"].iloc[0], group["round"], group["seed"].duplicated()
+        if is_again.any():
+            seed = group.loc[is_again, "seed"].iloc[0]
+            raise InputError(
+                f"{setting}: two runs have seed {seed}, and means over seeds need one; exclude one of them"
+            )
+        if rounds.min() < 0.99 * rounds.max():  # corpora of different seeds can differ a little
+            raise InputError(
+                f"{setting}: models after rounds {rounds.min():,} and {rounds.max():,} cannot be averaged; name "
+                "--round, or exclude runs that are not completed"
+            )
 
 
 def mean_interval(values: "pd.Series[float]") -> tuple[float, float, float]:

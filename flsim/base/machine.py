@@ -52,10 +52,12 @@ def refuse_missing_device(device: str, name: str = "device") -> None:
 
     try:
         if torch.device(device).type not in DEVICES:
-            raise InputError(f"{name} {shlex.quote(device)}: flsim supports {' and '.join(DEVICES)}; use one of them")
+            raise InputError(
+                f"{name} {shlex.quote(str(device))}: flsim supports {' and '.join(DEVICES)}; use one of them"
+            )
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(f"{name} {shlex.quote(device)}: torch finds no such device; use cpu") from error
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        raise InputError(f"{name} {shlex.quote(str(device))}: torch finds no such device; use cpu") from error
 
 
 def refuse_beyond_memory(needed: float, what: str, remedy: str, gpu: float | None = None) -> None:

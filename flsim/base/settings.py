@@ -143,7 +143,8 @@ def input_error(error: Any, kind: type, source: str = "") -> InputError:
     context, loc, value = first.get("ctx", {}), list(first["loc"]), text_of(first["input"])
     if loc and isinstance(loc[0], int):
         loc[0] = fields(kind)[loc[0]].name
-    place = ".".join(part for part in loc if isinstance(part, str))
+    # parts with brackets are pydantic's names of the types of a union, not keys
+    place = ".".join(part for part in loc if isinstance(part, str) and "[" not in part)
     if first["type"] == "missing":
         place = ", ".join(".".join(map(str, one["loc"])) for one in errors if one["type"] == "missing")
     # errors of `__post_init__` name their fields

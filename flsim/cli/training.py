@@ -98,7 +98,7 @@ def sweep(
     at = definition.tier_of(sweep_definition, tier, str(file))
     # The path is absolute, because processes of a running cluster have another working directory.
     sweep_folder = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
-    path = located(corpus) if corpus else folder.corpus_of(at, file, sweep_folder.path)
+    path = folder.corpus_of(at, file, sweep_folder.path) if corpus is None else located(corpus)
     planned = definition.planned_runs(sweep_definition, at, path, str(file), seeds, only or (), set_ or ())
     tuned = definition.tuned_of(sweep_definition, at, str(file))
     if tuned and path != sweep_folder.path / folder.CORPUS:
@@ -113,8 +113,9 @@ def sweep(
             tuned.refuse_corpus(opened.digest, path)
         command = shlex.join(["flsim", *sys.argv[1:]])
         shared = folder.shared_settings(sweep_definition, at, set_ or (), opened.digest, tuned)
-        sweep_folder.write(file, sweep_definition, tier, planned, command, tuned, shared)
         train = opened.split("train")
+        sweep_folder.refuse_shorter(planned, train)
+        sweep_folder.write(file, sweep_definition, tier, planned, command, tuned, shared)
         failed = train_sweep(sweep_folder, planned, train, address, at_once, at.whole_cluster)
     if any((sweep_folder.run(planned_run.name) / "run.json").exists() for planned_run in planned):
         table([sweep_folder.path], against="paper" if published_of([sweep_folder.path]) else None)

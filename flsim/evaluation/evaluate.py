@@ -25,6 +25,7 @@ from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.measures.built_in import ALSO, ALWAYS, QUANTITIES, WITH_OTHER_MODELS
 from flsim.measures.measure import Measure, ModelProbe, Probe, continuations
+from flsim.measures.memorization.importance_sampling import refuse_too_many_samples
 from flsim.measures.memorization.random_sampling import RandomSampler, references, refuse_too_many
 from flsim.measures.memorization.search import beam_search
 from flsim.measures.prediction import Predict, predict_with
@@ -79,6 +80,8 @@ class EvaluationHParams:
         # The last step holds phrases without and with their last word, and a score and three indices of each.
         needed = 8 * width * (length - 1 + length + 4)
         refuse_beyond_memory(needed, f"evaluation.beam_width = {self.beam_width:,}", "set a smaller beam_width")
+        if self.also:  # some measures draw sequences
+            refuse_too_many_samples(self.samples, length)
 
 
 def evaluate(

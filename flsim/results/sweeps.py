@@ -273,11 +273,9 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: not a sweep folder (it has no {FILE}); create one with `flsim sweep`") from error
     except ValidationError as error:
-        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or repeat `flsim sweep`") from error
+        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or exclude this sweep") from error
     except ValueError as error:
-        raise InputError(
-            f"{path / FILE}: the file is damaged (not JSON); restore it, or repeat `flsim sweep`"
-        ) from error
+        raise InputError(f"{path / FILE}: the file is damaged (not JSON); restore it, or exclude this sweep") from error
     return described
 
 

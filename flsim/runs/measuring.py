@@ -5,7 +5,7 @@ A run can be measured with weights of few bits as a new run: one training then g
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,10 +19,11 @@ from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
 from flsim.evaluation.evaluate import evaluate, own_quantities, write_on
 from flsim.evaluation.loading import model_of_factory
+from flsim.measures.quantity import Quantity
 from flsim.models.architectures import ModelHParams
 from flsim.models.hf import HuggingFaceModel
 from flsim.models.language_model import TrainableModel
-from flsim.results.rows import DIVERGED, Row, write_rows
+from flsim.results.rows import DIVERGED, Row, read_rows_of, write_rows
 from flsim.results.store import read_run
 from flsim.runs.config import Config, dump, load
 from flsim.runs.config.custom_code import announce
@@ -64,11 +65,24 @@ def evaluate_checkpoint(
             measured[f"{prefix}delta"] = opened.delta
             rows += [Row(opened.identity, state.round, metric, "", value) for metric, value in measured.items()]
         opened.verify()  # measurements on other data must not be stored
-        write_rows(opened.path, state.round, rows, own_quantities(hparams.also))
+        kept, own = _not_measured_again(opened, state.round, rows)
+        write_rows(opened.path, state.round, [*rows, *kept], [*own_quantities(hparams.also), *own])
     except Diverged:
         write_rows(opened.path, state.round, [Row(opened.identity, state.round, DIVERGED, "", 1.0)])
         raise
     return rows
+
+
+def _not_measured_again(run: Run, round: int, rows: Sequence[Row]) -> tuple[list[Row], list[Quantity]]:
+    """Return the stored rows of a round whose metrics are not among `rows`, and the quantities of custom measures."""
+    path, measured = run.path / "rows" / f"round-{round:06d}.parquet", {row.metric for row in rows}
+    try:
+        stored, own = read_rows_of(path, run.identity, [canary.id for canary in run.canaries])
+    except (OSError, InputError):  # there are none, or they are damaged or of another run, and are replaced
+        return [], []
+    stored = stored.loc[~stored["metric"].isin({*measured, DIVERGED}), [field.name for field in fields(Row)]]
+    kept = [Row(*values) for values in stored.itertuples(index=False)]
+    return kept, [one for name, one in own.items() if name not in measured]
 
 
 def evaluate_where_writable(
@@ -162,6 +176,8 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
     evaluated = [name for name in names if (source / "checkpoints" / name).is_file()]
     if not evaluated:
         raise InputError(f"{source}: the run has no evaluated checkpoint; wait for the first evaluation")
+    run.verify()  # a message about damaged files then names the source, not the hidden new folder
+    _ = run.canaries
     announce_evaluation(settings)
     with new_folder(out) as folder:
         dump(with_copies(settings, folder), folder / "config.toml")
@@ -204,6 +220,7 @@ def load_model(model: Path | str, device: str = "cpu") -> Any:
         >>> model = flsim.load_model("my_model.py:factory")                    # doctest: +SKIP
         >>> flsim.evaluate(model, users, references=20_000)                    # doctest: +SKIP
     """
+    refuse_missing_device(device, "device")
     if not str(model).endswith(checkpoint.SUFFIX):
         return model_of_factory(str(model))
     path = Path(model)
@@ -226,6 +243,11 @@ def export_network(run: Path, out: Path, round_: int | None = None, merge: bool 
         raise InputError(f"{path}: no such checkpoint; name another --round, or leave it out for the newest one")
     if opened.config.model.architecture != "hf":
         raise InputError(f'{run}: is of architecture "{opened.config.model.architecture}"; only "hf" is exported')
+    if (bits := opened.config.evaluation.weight_bits) is not None:
+        raise InputError(
+            f"{run}: was measured with weights of {bits} bits, and its checkpoints have all bits; export the "
+            "run that it is made from"
+        )
     _, model = restored_model(opened, path, "cpu")
     lora, tokens = opened.config.model.lora, opened.corpus.token_map
     with new_folder(out) as folder:

@@ -26,6 +26,7 @@ import pandas as pd
 
 from flsim.base.errors import InputError
 from flsim.base.files import NewLines, naming
+from flsim.base.logs import log
 from flsim.base.progress import say
 from flsim.base.settings import flat
 from flsim.measures.built_in import QUANTITIES
@@ -128,7 +129,7 @@ class WeightsAndBiases:
 
         folder = path.resolve() / "wandb"
         folder.mkdir(exist_ok=True)
-        name = (folder / "run_id").read_text().strip() if (folder / "run_id").exists() else None
+        name = ((folder / "run_id").read_text().strip() or None) if (folder / "run_id").exists() else None
         server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
         keys = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
         has_login = bool(keys or requests.utils.get_netrc_auth(server))
@@ -237,6 +238,7 @@ def _track(kind: Kind, path: Path, settings: Settings, ended: Event) -> None:
     except Exception as error:
         reason = " ".join(str(error).split()) or repr(error)
         say(f"{path.name}: tracking by {kind} failed, and the run continues without it: {reason}")
+        log.warning("tracking failed", extra={"tracker": kind, "reason": reason})
 
 
 class News:

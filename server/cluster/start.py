@@ -354,7 +354,7 @@ def _watch(processes: list[psutil.Process], over: threading.Event) -> None:
                 cause = causes.named_in(*folder.glob(f"{name}.*")) if folder else None
                 reason = f"Ray's {name} on this machine has ended" + (f": {cause}" if cause else "")
                 log.error("failed", extra={"reason": reason})
-                say(f"flsim: {reason}; `flsim run --resume` continues from the newest checkpoint")
+                say(f"flsim: {reason}; repeat the command, `flsim run` with --resume, to continue")
             finally:  # without memory, the message can fail, but the process must still end
                 if not over.wait(GRACE):
                     os._exit(1)

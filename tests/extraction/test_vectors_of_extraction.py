@@ -25,6 +25,8 @@ from flsim.attacks.extraction.extract import (
     one_word_continuations,
 )
 from flsim.attacks.extraction.strings import Scheme, Strings
+from flsim.attacks.result import refuse_unlike
+from flsim.base.errors import InputError
 from flsim.base.statistics import difference_interval
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
@@ -130,9 +132,21 @@ def test_strings_of_few_users_stand_beside_controls_of_one_less() -> None:
 def test_means_over_seeds_are_in_the_order_of_the_settings() -> None:
     about = {"series": "s", "kind": "record", "prefix": 1, "attack": "greedy", "n": np.nan, "p": np.nan}
     values = {"rate": 0.3, "control_rate": 0.1, "excess": 0.2}
-    named = pd.DataFrame([{"setting": setting} | about | values for setting in ("b", "c", "a", "b")])
+    runs = [{"setting": setting, "seed": seed, "round": 10} for setting, seed in zip("bcab", (0, 0, 0, 1), strict=True)]
+    named = pd.DataFrame([run | about | values for run in runs])
     found = extract.Extraction(frame=named, strings=named, eidetic=named, scheme=Scheme()).over_seeds
     assert found[["setting", "seeds"]].to_numpy().tolist() == [["b", 2], ["c", 1], ["a", 1]]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [("seed", 0, "b: two runs have seed 0"), ("round", 4, "b: models after rounds 4 and 10 cannot be averaged")],
+)
+def test_copies_and_models_of_other_lengths_are_not_averaged(column: str, value: int, message: str) -> None:
+    frame = pd.DataFrame({"setting": "b", "seed": [0, 1], "round": 10, "rate": 0.3})
+    frame.loc[1, column] = value
+    with pytest.raises(InputError, match=message):
+        refuse_unlike(frame, ["setting"])
 
 
 @pytest.mark.parametrize("sizes", [(1, 3), (3, 1)])

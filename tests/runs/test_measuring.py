@@ -41,6 +41,8 @@ def test_more_is_measured_where_asked_and_the_rest_is_as_ever(experiment: Experi
     added = {row.metric for row in more} - {row.metric for row in plain}
     assert {"space_exposure", "extrapolated_exposure", "path_nodes", "generation_hits"} < added
     assert set(read_run(run.path).rows["metric"]) == {row.metric for row in more}
+    evaluate_checkpoint(run.path, path, utility_only=True)
+    assert set(read_run(run.path).rows["metric"]) == {row.metric for row in more}
 
 
 def test_calibrated_ranks_are_those_of_differences_of_scores(experiment: Experiment) -> None:

@@ -108,6 +108,8 @@ def test_what_runs_differ_in_is_no_setting_of_all(tmp_path: Path) -> None:
     for override, message in (
         ("seed=3", "use --seeds"),
         ("training.rounds=7", "grids.a varies it; choose other grids"),
+        ("training={cohort=4}", "grids.a varies training.rounds; choose other grids"),
+        ('data={partition="iid"}', "use --corpus for data.corpus"),
     ):
         with pytest.raises(InputError, match=message):
             planned(tmp_path, MINIMAL, overrides=[override])

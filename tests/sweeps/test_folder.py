@@ -83,6 +83,16 @@ def test_where_a_sweep_cannot_be_is_one_line_and_nothing_is_written(tmp_path: Pa
         assert_refused(tmp_path, ["sweep", "small.toml", *arguments], message)
 
 
+def test_a_shorter_sweep_is_refused_before_anything_is_written(folder: SweepFolder) -> None:
+    (planned,) = add(folder, "flsim sweep", only=["sgd"], overrides=["training.steps=10"])[:1]
+    run = folder.run(planned.name)
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"round": 11}))
+    train = open_corpus(load(folder.path.parent / "small.toml").tiers["smoke"], folder.path / "corpus", folder.path)
+    with pytest.raises(InputError, match="11 rounds are trained already, and this command has 10; a run can only"):
+        folder.refuse_shorter([planned], train.split("train"))
+
+
 def test_a_heading_names_the_grids_that_were_trained(folder: SweepFolder) -> None:
     assert read_sweep(folder.path).heading == "t (sgd only)"
     add(folder, "flsim sweep")

@@ -25,7 +25,7 @@ from flsim.attacks.extraction.strings import (
 )
 from flsim.attacks.membership.attacked import ElsewhereHParams, attacked_model
 from flsim.attacks.membership.inference import sides_of
-from flsim.attacks.result import Result, over_seeds
+from flsim.attacks.result import Result, over_seeds, refuse_unlike
 from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError, as_list
 from flsim.base.extensions import restrict_custom_code
@@ -230,12 +230,21 @@ class Extraction(Result):
     def over_seeds(self) -> pd.DataFrame:
         """Return rates and excess as means over the seeds of each setting; see `flsim.attacks.result.over_seeds`."""
         value = {"rate": "", "control_rate": "control_", "excess": "excess_"}
-        return over_seeds(self.frame, ("setting", "series", *KEY), value)
+        by = ("setting", "series", *KEY)
+        refuse_unlike(self.frame, by)
+        return over_seeds(self.frame, by, value)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the scheme and the rows of all tables; unknown values, and infinite numbers, are None."""
-        tables = {name: json_rows(getattr(self, name)) for name in ("rates", "eidetic", "strings", "over_seeds")}
-        return {"scheme": asdict(self.scheme)} | tables
+        """Return the scheme and the rows of all tables; unknown values, and infinite numbers, are None.
+
+        There are no rows over seeds if runs of a setting cannot be averaged.
+        """
+        tables = {name: json_rows(getattr(self, name)) for name in ("rates", "eidetic", "strings")}
+        try:
+            means = json_rows(self.over_seeds)
+        except InputError:
+            means = []
+        return {"scheme": asdict(self.scheme)} | tables | {"over_seeds": means}
 
 
 def extract(

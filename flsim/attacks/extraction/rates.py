@@ -61,7 +61,7 @@ def _attacks(strings: pd.DataFrame, edits: int | None = None) -> Iterator[tuple[
     yield ONE_WORD, np.nan, np.nan, strings["is_elicited"].to_numpy(bool)
     yield NEAR, np.nan, np.nan, strings["is_near"].to_numpy(bool)
     if edits is not None:
-        most = np.minimum(edits, strings["words"] - strings["prefix"] - 1)
+        most = (strings["words"] - strings["prefix"] - 1).clip(upper=min(edits, 2**31))
         yield f"edit distance {edits}", np.nan, np.nan, (strings["edit_distance"] <= most).to_numpy(bool)
         yield f"BLEU {BLEU}", np.nan, np.nan, (strings["bleu"] > BLEU).to_numpy(bool)
 

@@ -142,10 +142,16 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
     owners = np.concatenate([sides[0].owners, len(sides[0].names) + sides[1].owners])
     words = np.diff(both.offsets)
     tokens = np.bincount(owners, words + corpus.layout.ends_with_eos(words))
-    phi, is_in = [], []
+    phi, is_in, rounds = [], [], dict[int, Path]()
     with threads_of_torch(1):
         for run in tracked("scoring shadow models", runs):
             state, model = attacked_model(run, round_, device)
+            rounds[state.round] = run.path
+            if min(rounds) < 0.99 * max(rounds):
+                raise InputError(
+                    f"{rounds[min(rounds)]} and {rounds[max(rounds)]}: models after rounds {min(rounds):,} and "
+                    f"{max(rounds):,} cannot be shadow models of each other; name --round, or exclude unfinished runs"
+                )
             sums = log_probabilities(model, both, corpus.layout).sum(1)
             phi.append(np.bincount(owners, sums) / tokens)
             read = members_of(run, state.round)

@@ -15,7 +15,7 @@ from flsim.attacks.audit.audit import audit_subject, to_json
 from flsim.attacks.audit.claim import in_words
 from flsim.attacks.audit.subject import Subject, subject_of
 from flsim.attacks.membership.attacked import LEVELS, column, newest_rows
-from flsim.attacks.result import Result, over_seeds, text_of
+from flsim.attacks.result import Result, over_seeds, refuse_unlike, text_of
 from flsim.base.errors import InputError
 from flsim.base.statistics import paired_t_p
 from flsim.results.seeds import named_apart
@@ -112,6 +112,7 @@ def means_over_seeds(attacked: Mapping[Path, Result]) -> pd.DataFrame:
         [one.frame.assign(**names[path], seed=Run.open(path).config.seed) for path, one in attacked.items()],
         ignore_index=True,
     )
+    refuse_unlike(rows, ["unit", "attack", "series", "setting"])
     return with_differences(rows.assign(tpr=rows[column("tpr", LEVEL)]))
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flsim.base.arrays import Floats
+from flsim.base.machine import refuse_beyond_memory
 from flsim.base.rng import stream
 from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
 from flsim.measures.memorization.random_sampling import TIE
@@ -71,6 +72,11 @@ class Draws:
         return exp(-self.log_space - float(_logsumexp(rarest, b=self.shares)))
 
 
+def refuse_too_many_samples(count: int, length: int) -> None:
+    """Raise InputError if sequences of this many words, with their uniform numbers, exceed this machine's memory."""
+    refuse_beyond_memory(8 * count * (2 * length + 2), f"evaluation.samples = {count:,}", "set fewer samples")
+
+
 def draw(
     model: LanguageModel,
     prefix: Tensor,
@@ -80,6 +86,7 @@ def draw(
     rng: np.random.Generator,
 ) -> Draws:
     """Draw about `samples` sequences from proposals in these shares, at least two from each, or raise Diverged."""
+    refuse_too_many_samples(samples, template.length)
     counts = tuple(max(2, round(share * samples)) for share in shares.values())
     powers, device = tuple(shares), prefix.device
     proposal = torch.repeat_interleave(torch.arange(len(powers)), torch.tensor(counts)).to(device)

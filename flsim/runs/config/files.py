@@ -43,7 +43,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 
 def from_working_directory(key: str, value: Any) -> Any:
     """Return the value of an override with absolute paths, of the corpus and of custom files."""
-    if key == "data" and isinstance(value, dict):
+    if key in {"data", "model"} and isinstance(value, dict):
         return {name: from_working_directory(f"{key}.{name}", part) for name, part in value.items()}
     if key == "data.corpus" and isinstance(value, str):
         return str(located(value))

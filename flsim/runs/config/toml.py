@@ -87,6 +87,22 @@ def places_of(kind: type, name: str, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{item}"
 
 
+def replaced_by(override: str) -> str:
+    """Return the present name of the setting or section that an override such as ``section.key=value`` sets."""
+    values: Any = {}
+    override_value(values, override)
+    names = list[str]()
+    for _ in override.partition("=")[0].split("."):
+        ((name, values),) = values.items()
+        names.append(name)
+    return ".".join(names)
+
+
+def replaces(override: str, setting: str) -> bool:
+    """Return whether an override sets a setting, or the section of the setting."""
+    return f"{setting}.".startswith(f"{replaced_by(override)}.")
+
+
 def override_value(values: dict[str, Any], override: str, change: Callable[[str, Any], Any] = unchanged) -> None:
     """Set a value from a text such as ``section.key=value``, in place, after `change`; InputError if it is wrong."""
     key, equals, text = override.partition("=")

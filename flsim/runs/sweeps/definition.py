@@ -17,7 +17,7 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.files import digest
-from flsim.base.settings import settings, with_former_names
+from flsim.base.settings import Natural, settings, with_former_names
 from flsim.data.corpus import Split
 from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
@@ -75,7 +75,7 @@ class TierCorpus:
 class Tier:
     corpus: TierCorpus  # the training corpus
     about: str = ""  # description of the scale of users, cohorts and canaries
-    seeds: tuple[int, ...] = (0,)  # seeds of the runs
+    seeds: tuple[Natural, ...] = (0,)  # seeds of the runs
     set: Values = field(default_factory=dict)  # settings of all runs
     grids: dict[str, TierGrid] = field(default_factory=dict)  # changes of grids, by name
     # whether each run uses all machines; otherwise, as many runs as possible train at the same time
@@ -123,6 +123,12 @@ def load(path: Path) -> Definition:
     for grid in definition.grids:
         if "seed" in grid.axes:
             raise InputError(f"{path}: grids.{grid.name}: seed cannot be an axis; use seeds of a tier, or --seeds")
+        of_data = grid.axes.get("data", ())
+        if "data.corpus" in grid.axes or any(isinstance(value, Mapping) and "corpus" in value for value in of_data):
+            raise InputError(
+                f"{path}: grids.{grid.name}: data.corpus cannot be an axis, because runs of a sweep have one corpus; "
+                "use a tier, or another --out with --corpus, for each corpus"
+            )
     for name, tier in definition.tiers.items():
         unknown = [grid for grid in tier.grids if grid not in names]
         if unknown:
@@ -267,11 +273,15 @@ def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: s
     """Raise InputError for an override of a setting in which runs differ: names and published rows would be wrong."""
     for override in overrides:
         key = override.partition("=")[0].strip()
-        option = {"seed": "--seeds", "data.corpus": "--corpus"}.get(key)
-        if option:
-            raise InputError(f"--set {key}: in a sweep, use {option} for this setting")
-        if key in axes:
-            raise InputError(f"--set {key}: {where} varies it; choose other grids with --only, or edit the file")
+        for setting, option in (("seed", "--seeds"), ("data.corpus", "--corpus")):
+            if toml.replaces(override, setting):
+                raise InputError(f"--set {key}: in a sweep, use {option} for {setting}, and --set for other settings")
+        for axis in axes:
+            if toml.replaces(override, axis):
+                what = "it" if axis == key else axis
+                raise InputError(
+                    f"--set {key}: {where} varies {what}; choose other grids with --only, or edit the file"
+                )
 
 
 def _refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Sequence[int], source: str) -> None:

@@ -83,6 +83,20 @@ class SweepFolder:
             return "waits"
         return "waits" if is_longer else status
 
+    def refuse_shorter(self, planned: Sequence[Planned], train: Split) -> None:
+        """Raise InputError, before anything is written, for a run that has trained more rounds than it now should."""
+        for run in planned:
+            try:
+                trained = int(from_json((self.run(run.name) / "run.json").read_text(encoding="utf-8"))["round"])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # not started; `flsim run` refuses a damaged file
+            rounds = run.config.rounds_over(run.config.trained_on(train))
+            if trained > rounds:
+                raise InputError(
+                    f"{self.run(run.name)}: {trained:,} rounds are trained already, and this command has {rounds:,}; a "
+                    f"run can only become longer; set at least {trained:,} rounds, or name another --out"
+                )
+
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
         """Lock the folder in the block; InputError if it is locked, has other files, or cannot be written."""

@@ -26,7 +26,7 @@ from flsim.runs.config import toml
 
 Point = dict[str, float]
 Values = dict[str, Any]  # settings of a sweep as nested tables
-FEWEST = 8  # smallest number of trials
+FEWEST, MOST = 8, 1_000  # smallest and largest number of trials
 DIGITS = 4  # significant digits of a searched value, so that names and tables are short
 DIGEST_DIGITS = 12  # digits of a digest in messages
 
@@ -139,7 +139,7 @@ class Rule:
 
     # "grid" takes all products of evenly spaced values, "random" draws values
     method: Literal["grid", "random"] = "grid"
-    trials: Annotated[Whole, bounds(ge=FEWEST)] = 8  # number of trials before the range is extended; at least 8
+    trials: Annotated[Whole, bounds(ge=FEWEST, le=MOST)] = 8  # number of trials before the range is extended
     # ascending shares of the length of training after which the better half of the trials continues; the last share is
     # 1
     halving: tuple[float, ...] = (0.25, 0.5, 1.0)
@@ -267,7 +267,8 @@ class TuningOutcome:
         for group in self.groups:
             if group.grid == grid and all(axes.get(axis) == value for axis, value in group.axes.items()):
                 for override in overrides:
-                    if (key := override.partition("=")[0].strip()) in group.values:
+                    key = override.partition("=")[0].strip()
+                    if any(toml.replaces(override, chosen) for chosen in group.values):
                         raise InputError(
                             f"--set {key}: the search in {self.source} chose this setting; remove `tuned` from "
                             "the tier to set it"

@@ -13,13 +13,14 @@ logs/           the output of each run
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from flsim.base.errors import InputError
 from flsim.base.files import digest, from_json, make_folder, new_file, write_json
+from flsim.base.rng import stream
 from flsim.base.settings import DIFFERENT, Natural, settings, with_former_names
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
@@ -157,6 +158,20 @@ class Search:
     def typical(self) -> list[Planned]:
         return [run for grid, ranges in self.at.grids.items() for run in self.planned(grid, middle(ranges))]
 
+    def _in_the_middle(self, grid: str, ranges: Mapping[str, Range]) -> list[Planned]:
+        """Return the runs of the middle of the ranges; an InputError also names the range and its file."""
+        values = middle(ranges)
+        try:
+            return self.planned(grid, values)
+        except InputError as error:
+            if str(self.source) in str(error):
+                raise
+            tried = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+            raise InputError(
+                f"{self.source}: tiers.{self.tier_name}.grids.{grid}: the middle of the ranges, {tried}, is "
+                f"impossible: {error}"
+            ) from error
+
     def groups(self) -> list[Group]:
         """Return the groups in the table's order; InputError if the file does not fit, or budgets are unequal."""
         names = [grid.name for grid in self.definition.grids]
@@ -168,7 +183,7 @@ class Search:
         groups, sizes, axes = dict[str, Group](), dict[str, int](), set[str]()
         for grid in names:
             ranges = self.at.grids[grid]
-            for run in self.planned(grid, middle(ranges)):
+            for run in self._in_the_middle(grid, ranges):
                 axes |= set(run.axes)
                 if len(self.tuning.halving) > 1 and run.config.lasting(1).digest != run.config.lasting(2).digest:
                     raise InputError(
@@ -179,6 +194,10 @@ class Search:
                 name = "-".join([grid, *(slug(axis, value) for axis, value in shared.items())])
                 groups.setdefault(name, Group(name, grid, shared, ranges))
                 sizes[name] = sizes.get(name, 0) + 1
+            try:
+                self.tuning.first_points(ranges, stream(self.tuning.seeds[0], "tuning", grid))
+            except InputError as error:
+                raise InputError(f"{self.source}: tiers.{self.tier_name}.grids.{grid}: {error}") from error
         for axis in {*self.tuning.by, *self.at.at} - axes:
             raise InputError(
                 f"{self.source}: {axis} is not an axis of {self.sweep}, or `at` excludes all runs of a grid"
