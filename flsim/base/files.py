@@ -1,4 +1,4 @@
-"""Atomic files and folders: each is written next to its final path, and then renamed. Reading of Parquet files."""
+"""Atomic files and folders: each is written next to its final path, and then renamed."""
 
 import errno
 import fcntl
@@ -9,16 +9,12 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from glob import escape
 from pathlib import Path, PurePath
 from typing import IO, Any
-
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from flsim.base.errors import InputError
 from flsim.base.progress import say
@@ -393,42 +389,3 @@ def _values(text: bytes) -> Iterator[Any]:
     for line in text.split(b"\n"):
         with suppress(ValueError):
             yield from_json(line)
-
-
-# Reading of untrusted Parquet files: only the expected columns, with the expected types.
-
-
-MOST_ROWS = 10**7  # repeated rows need no space in a file, but need memory
-
-
-def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the columns of `schema` with their types; the pandas metadata of the file is ignored.
-
-    If a field is not nullable, no cell or item can be missing; `optional` columns may be absent. InputError otherwise,
-    or if the file is damaged.
-    """
-    try:
-        with pq.ParquetFile(path) as file:
-            names = set(file.schema_arrow.names)
-            missing = [name for name in schema.names if name not in names and name not in optional]
-            if missing:
-                raise InputError(f"{path}: has no column {missing[0]}; remove or restore it")
-            if file.metadata.num_rows > MOST_ROWS:
-                raise InputError(f"{path}: has {file.metadata.num_rows:,} rows, more than a run can have; remove it")
-            present = pa.schema([field for field in schema if field.name in names])
-            table = (
-                file.read(columns=present.names)
-                .select(present.names)
-                .cast(pa.schema([field.with_nullable(True) for field in present]))
-            )
-        table.validate(full=True)  # also checks that text is UTF-8
-        for field in present:
-            chunks = table[field.name].chunks
-            lists = (chunk.flatten() for chunk in chunks if pa.types.is_list(chunk.type))
-            if not field.nullable and any(chunk.null_count for chunk in (*chunks, *lists)):
-                raise InputError(f"{path}: cells of column {field.name} are missing; remove or restore it")
-        return pd.DataFrame(table.to_pandas(ignore_metadata=True))
-    except InputError:
-        raise
-    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, MemoryError) as error:
-        raise InputError(f"{path}: not a readable Parquet file; remove or restore it") from error

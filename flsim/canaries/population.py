@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError, in_one_line
-from flsim.base.files import file_digest, from_json, inside, naming, read_parquet, refuse_missing_folder, write_json
+from flsim.base.files import file_digest, from_json, inside, naming, refuse_missing_folder, write_json
+from flsim.base.parquet import read_parquet
 from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay, Planting, flat_file
 from flsim.canaries.secrets import Secrets

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flsim.base.errors import Diverged, InputError
-from flsim.base.files import from_json, new_file, read_parquet
+from flsim.base.files import from_json, new_file
+from flsim.base.parquet import read_parquet
 from flsim.canaries.population import is_drawn, read_roster
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, select_for

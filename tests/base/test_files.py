@@ -303,7 +303,7 @@ ROOT = Path(__file__).parents[2]
 def digest_in(folder: Path) -> str:
     """Of the code in a folder, as a process that imports it says."""
     done = subprocess.run(
-        [sys.executable, "-c", "from flsim.base import versions; print(versions.__file__, versions.code_digest())"],
+        [sys.executable, "-c", "from flsim.base import machine; print(machine.__file__, machine.code_digest())"],
         cwd=folder,
         capture_output=True,
         text=True,

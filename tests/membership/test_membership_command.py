@@ -34,13 +34,13 @@ def rarest(candidates):
 ADDING = """
 import sys
 from pathlib import Path
-from flsim.attacks.membership import stored
+from flsim.attacks.membership import attacked
 run, identity = Path(sys.argv[1]), sys.argv[2]
-rows = stored.newest_rows(run, identity).head(1)
+rows = attacked.newest_rows(run, identity).head(1)
 print(flush=True)
 sys.stdin.readline()
 for number in range(20):
-    stored.write_rows(run, 4, rows.assign(attack=f"b-{number}"))
+    attacked.write_rows(run, 4, rows.assign(attack=f"b-{number}"))
 """
 
 

@@ -20,8 +20,9 @@ from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.targets import Targets, targets_of, unigram_of
 from flsim.attacks.result import Result
 from flsim.base.errors import InputError
-from flsim.base.files import held, new_file, read_parquet, refuse_unwritable
+from flsim.base.files import held, new_file, refuse_unwritable
 from flsim.base.machine import refuse_missing_device
+from flsim.base.parquet import read_parquet
 from flsim.base.settings import Count, settings
 from flsim.data.records import Records
 from flsim.models.language_model import TrainableModel
