@@ -170,13 +170,14 @@ def _listed(values: "pd.Series[Any]") -> str:
 # Comparison of tables with the papers, row by row, in size and in direction.
 #
 #     METRIC_size     whether the published share of canaries is in our 95% interval: "same"; otherwise ours is "lower"
-# or                     "higher"     METRIC_pairs    share of the pairs of this row with another row, among those whose
-# published difference exceeds                     chance, whose difference has the published sign     METRIC_twin
-# whether IID minus Non-IID has the published sign: yes, no, or tie if our values are equal; blank
-# if the published difference does not exceed chance
+#                     or "higher"
+#     METRIC_pairs    share of the pairs of this row with another row, among those whose published difference exceeds
+#                     chance, whose difference has the published sign
+#     METRIC_twin     whether IID minus Non-IID has the published sign: yes, no, or tie if our values are equal; blank
+#                     if the published difference does not exceed chance
 #
 # *Size* is compared only if both shares answer the same question: with the same number of references, known words and
-# words of a canary (`flsim.results.published`). Otherwise METRIC_size is blank. Only shares of Thakkar et al. (2020)
+# words of a canary (see above). Otherwise METRIC_size is blank. Only shares of Thakkar et al. (2020)
 # are compared in size, because they count canaries in the same way. The secrets, spaces and models of Carlini et al.
 # (2019) are different, so bits and shares of extracted secrets are compared only in direction.
 #

@@ -129,8 +129,8 @@ def flattened(tensors: Params) -> Tensor:
 # is at most alpha with probability at most alpha if the record is not in the sum.
 #
 # - Records: one random sample, without replacement, has the references and the records that are not in the sum: those
-# of   users outside the cohort, except texts that also occur in the cohort. - Canaries of random words: references are
-# other random words, exact for a canary that no round has used so far.
+#   of users outside the cohort, except texts that also occur in the cohort.
+# - Canaries of random words: references are other random words, exact for a canary that no round has used so far.
 
 
 Group = tuple[int, int]  # number of users of a sum, and number of the sum
