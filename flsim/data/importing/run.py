@@ -124,28 +124,18 @@ def import_corpus(
         cutting = Cutting(Tokenizer(tokenizer) if tokenizer else None, prompt_column)
         hparams = _sized(hparams, cutting.tokenizer)
     cuts = cutting.described if cutting else {}
-    with scratch(out) as place:
-        pieces = place.plan(
-            {
-                "version": [
-                    VERSION,
-                    SCHEMA,
-                    tasks.PIECE,
-                    tasks.BUCKET,
-                    tasks.COUNTED,
-                    posts.PART_BYTES,
-                    posts.PART_RECORDS,
-                ],
-                "sources": [source.identity for source in opened],
-                "parameters": hparams.described,
-                "format": format and ([format.name, dict(format.about)] if format.about else format.name),
-                "columns": columns,
-                "delimiter": delimiter,
-                "lines_per_author": lines_per_author,
-                "vocabulary_from": vocabulary and vocabulary.parameter,
-                **cuts,
-            }
-        )
+    plan = {
+        "version": [VERSION, SCHEMA, tasks.PIECE, tasks.BUCKET, tasks.COUNTED, posts.PART_BYTES, posts.PART_RECORDS],
+        "sources": [source.identity for source in opened],
+        "parameters": hparams.described,
+        "format": format and ([format.name, dict(format.about)] if format.about else format.name),
+        "columns": columns,
+        "delimiter": delimiter,
+        "lines_per_author": lines_per_author,
+        "vocabulary_from": vocabulary and vocabulary.parameter,
+        **cuts,
+    }
+    with scratch(out, plan) as pieces:
         size = sum(of.data.stat().st_size * (UNPACKED if is_compressed(of.data) else 1) for of in opened)
         default = min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1
         with Pool(workers or default) as pool:

@@ -42,7 +42,7 @@ from flsim.data.importing.scratch import (
     read_lines,
     write_lines,
 )
-from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
+from flsim.data.importing.sources import Source, blaming_changes, check, hashed, names_of, refuse_twice
 from flsim.data.inspect import REASONS
 from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
@@ -397,23 +397,17 @@ class Steps:
         authors: Counter[str] = Counter()
         longest = (0, "")
         words = 0
-        again = checks(sources)
-        results = self.pieces.run(
-            self.pool,
-            "balancing",
-            {**again, **tasks},
-            "authors",
-            lambda result: result.get("read", {}).get("users", 0),
-            dict.fromkeys(again, 0) | dict.fromkeys(tasks, 1),
-        )
-        for result in results[len(again) :]:
+        checks = {f"check-{index}": Task(str(of.path), check, (of,)) for index, of in enumerate(sources)}
+        self.pieces.run(self.pool, "checking sources", checks)
+        results = self.pieces.run(self.pool, "balancing", tasks, "authors", lambda result: result["read"]["users"])
+        for result in results:
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
             authors.update(result["authors"])
             longest = max(longest, tuple(result["longest"]))
             words += result["words"]
         self._refuse_too_few(sources, authors, longest)
-        users = sum(result["users"] for result in results[len(again) :])
+        users = sum(result["users"] for result in results)
         if self.hparams.words_per_user is not None and users < FEW_USERS:
             length = f"{self.hparams.words_per_user:,} {self.hparams.counted}"
             say(f"only {users:,} users of {length}; a smaller --words-per-user gives more users")
