@@ -164,8 +164,7 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     """Balance the authors of a range of hashes, and write their users, see `users_of`, and the words to .words.
 
     Returns ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors`` with enough words by
-    split; ``longest``, words and name of the longest dropped author; ``users``, the number of balanced users; and
-    ``words``, the number of different words.
+    split; ``longest``, words and name of the longest dropped author; and ``words``, the number of different words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(sum(text.count(b"\t") + 1 for text in author.texts) for author in authors)])
@@ -215,7 +214,6 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "dropped": dropped,
         "authors": chosen.authors,
         "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
-        "users": sum(len(chosen.names[split]) for split in SPLITS),
         "words": different,
     }
 

@@ -6,9 +6,9 @@
 3. For each range of words, counts are summed. The most frequent words of all ranges are the vocabulary.
 4. The users of all splits are written, one range at a time, with the vocabulary's token ids.
 
-The result of each piece of steps 1, 2 and 3 stays in a scratch folder until the corpus is complete. The corpus is a
-function of the sources and the parameters only, byte for byte. Users are in the order of their authors' hashes, so the
-order of sources only matters for authors who are in several of them.
+The result of each piece of steps 1 and 2, and of step 3 with a tokenizer, stays in a scratch folder until the corpus is
+complete. The corpus is a function of the sources and the parameters only, byte for byte. Users are in the order of
+their authors' hashes, so the order of sources only matters for authors who are in several of them.
 """
 
 from collections.abc import Iterable
@@ -125,7 +125,7 @@ def import_corpus(
         hparams = _sized(hparams, cutting.tokenizer)
     cuts = cutting.described if cutting else {}
     plan = {
-        "version": [VERSION, SCHEMA, tasks.PIECE, tasks.BUCKET, tasks.COUNTED, posts.PART_BYTES, posts.PART_RECORDS],
+        "version": [VERSION, SCHEMA, tasks.PIECE, tasks.BUCKET, posts.PART_BYTES, posts.PART_RECORDS],
         "sources": [source.identity for source in opened],
         "parameters": hparams.described,
         "format": format and ([format.name, dict(format.about)] if format.about else format.name),

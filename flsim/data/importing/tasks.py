@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +34,6 @@ from flsim.data.importing.gather import (
 from flsim.data.importing.scratch import (
     MADE,
     Pieces,
-    Range,
     cuts,
     hash_of,
     lines_of,
@@ -155,39 +154,31 @@ def refuse_equal_names(sources: Sequence[Source], formats: Sequence[Format]) -> 
         first[key] = source.path
 
 
-# Step 3 of an import: the words of buckets become the vocabulary. A range of hashes keeps at most as many words as the
-# vocabulary has, so memory does not grow with the number of different words.
-
-Counts = list[tuple[str, int]]
+# Step 3 of an import: the words of buckets become the vocabulary.
 
 
-def count_words(_report: Report, ranges: list[Range], most: int) -> Counts:
-    """Return the most frequent words of train users in lines of ``word<TAB>count``, with their counts."""
-    counts: defaultdict[bytes, int] = defaultdict(int)
-    for line in read_lines(ranges):
-        word, _, count = line.partition(b"\t")
-        counts[word] += int(count)
-    return most_frequent(((word.decode(), count) for word, count in counts.items() if count), most)
+def count_words(files: Sequence[Path], words: int, most: int) -> dict[str, int]:
+    """Return the most frequent words of train users in files of ``word<TAB>count``; ties are in alphabetical order.
 
-
-def most_frequent(counts: Iterable[tuple[str, int]], most: int) -> Counts:
-    """Return the most frequent words; ties are in alphabetical order."""
-    ranked = sorted(counts, key=lambda item: (-item[1], item[0]))
-    return [(word, count) for word, count in ranked if word != OOV_WORD][:most]
-
-
-def merge(counted: Iterable[Counts], most: int) -> dict[str, int]:
-    merged: Counts = []
-    for counts in counted:
-        merged = most_frequent([*merged, *map(tuple, counts)], most)  # type: ignore[list-item]
-    return dict(merged)
+    Words are counted in ranges of hashes, so memory does not grow with `words`, the sum of the numbers of lines.
+    """
+    ranges = 1 + words // COUNTED
+    bounds = cuts(files, ranges)
+    ranked: list[tuple[str, int]] = []
+    for index in tracked("counting words", range(ranges)):
+        counts: defaultdict[bytes, int] = defaultdict(int)
+        for line in read_lines(ranges_of(files, bounds, index)):
+            word, _, count = line.partition(b"\t")
+            counts[word] += int(count)
+        ranked += ((word.decode(), count) for word, count in counts.items() if count and word != OOV_WORD.encode())
+        ranked = sorted(ranked, key=lambda item: (-item[1], item[0]))[:most]
+    return dict(ranked)
 
 
 PIECE = 2**24  # characters of sentences in a file of step 1
 BUCKET = 2**23  # bytes of sentences for a task of step 2
-COUNTED = 2**20  # words of buckets for a task of step 3
+COUNTED = 2**20  # words of buckets in a range of step 3
 SILENCE = 300.0  # seconds without progress after which a fragile reader is killed
-FEW_USERS = 100  # the cohort of the paper's smallest scale; with fewer users, shorter users are suggested
 
 
 @dataclass(frozen=True)
@@ -297,24 +288,16 @@ class Steps:
 
     def with_lines(self, formats: list[Format], sources: list[Source]) -> list[Format]:
         """Return the formats with the requested lines per author; InputError for an option without a source for it."""
-        if self.delimiter is not None and all(format.name != CSV.name for format in formats):
-            raise InputError(
-                f"{names_of(sources)}: --delimiter is for CSV, and this is {formats[0].name}; "
-                "remove --delimiter, or set --format csv"
-            )
-        if self.text is None:
-            return formats
-        if all(format.name != self.text.name for format in formats):
-            raise InputError(
-                f"{names_of(sources)}: --lines-per-author is for plain text, and this is {formats[0].name}; "
-                "remove --lines-per-author, or set --format text"
-            )
-        return [self.text if format.name == self.text.name else format for format in formats]
-
-    @property
-    def without_ascii(self) -> str:
-        """Return the end of an error about text without words: its likely reason, if any."""
-        return "; --ascii removes all characters outside ASCII" if self.hparams.ascii else ""
+        for option, value, name in (
+            ("--delimiter", self.delimiter, CSV.name),
+            ("--lines-per-author", self.text, TEXT.name),
+        ):
+            if value is not None and all(format.name != name for format in formats):
+                raise InputError(
+                    f"{names_of(sources)}: {option} is for {name}, and this is {formats[0].name}; remove {option}, or "
+                    f"set --format {name}"
+                )
+        return [self.text if self.text and format.name == TEXT.name else format for format in formats]
 
     @property
     def layout(self) -> Layout:
@@ -333,9 +316,7 @@ class Steps:
                     f"{count:,} {REASONS[name]}" for name, count in self.dropped.items() if count and name in REASONS
                 ]
                 why = f" ({', '.join(drops)})" if drops else ""
-                raise InputError(
-                    f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts{why}{self.without_ascii}"
-                )
+                raise InputError(f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts{why}")
         return sources, files, warnings
 
     def _read(
@@ -407,18 +388,13 @@ class Steps:
             longest = max(longest, tuple(result["longest"]))
             words += result["words"]
         self._refuse_too_few(sources, authors, longest)
-        users = sum(result["users"] for result in results)
-        if self.hparams.words_per_user is not None and users < FEW_USERS:
-            length = f"{self.hparams.words_per_user:,} {self.hparams.counted}"
-            say(f"only {users:,} users of {length}; a smaller --words-per-user gives more users")
         return [self.pieces.folder / name for name in tasks], words
 
     def _refuse_too_few(self, sources: list[Source], authors: Counter[str], longest: tuple[int, str]) -> None:
         if not authors:
             words, name = longest
             if not words:
-                why = f"no user has words, only punctuation{self.without_ascii}"
-                raise InputError(f"{names_of(sources)}: {why}")
+                raise InputError(f"{names_of(sources)}: no user has words, only punctuation")
             asked = self.hparams.words_per_user or 1
             raise InputError(
                 f"{names_of(sources)}: no user has {asked:,} {self.hparams.counted}; the longest, "
@@ -439,17 +415,7 @@ class Steps:
             except InputError as error:
                 raise InputError(f"{names_of(sources)}: {error}") from error
         files = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
-        count = 1 + words // COUNTED
-        bounds = cuts(files, count)
-        tasks = {
-            f"words-{index}": Task(
-                f"words, range {index + 1} of {count}",
-                count_words,
-                (ranges_of(files, bounds, index), self.layout.words),
-            )
-            for index in range(count)
-        }
-        counted = merge(self.pieces.run(self.pool, "counting words", tasks), self.layout.words)
+        counted = count_words(files, words, self.layout.words)
         if self.fit_vocabulary and 0 < len(counted) < self.layout.words:
             say(words_short(len(counted), self.hparams))
             self.hparams = replace(self.hparams, vocabulary_size=len(counted) + SPECIAL_TOKENS)

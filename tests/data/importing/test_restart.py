@@ -42,7 +42,7 @@ FURTHER = 5  # pieces it may have more than are waited for: what is killed is at
 
 
 class Imports:
-    """An import that takes about thirty pieces, as often as is wanted."""
+    """An import that takes 23 pieces, as often as is wanted."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,10 +122,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_five_kills_change_nothing(imports: Imports, expected: dict[str, bytes]) -> None:
-    """Each after a random number of further pieces, of about thirty in all; the last ones are too soon written."""
+    """Each after a random number of further pieces, of 23 in all; the last ones are too soon written."""
     rng = stream(0, "test", "kills")
     for number in range(5):
-        kill(imports.started(min(imports.pieces() + int(rng.integers(8)), 20)))
+        kill(imports.started(min(imports.pieces() + int(rng.integers(8)), 14)))
         assert not imports.out.exists(), number
     assert "continuing an interrupted import" in imports.run()
     assert folder_bytes(imports.out) == expected
