@@ -223,7 +223,7 @@ def test_columns_are_named(tmp_path: Path) -> None:
         read(path, FORMAT)
     with pytest.raises(InputError, match=r"column 'n' must be a string or an integer, found 0\.5"):
         read(path, FORMAT, columns=("n", "body"))
-    with pytest.raises(InputError, match="column 'n' has double, not strings or lists of strings"):
+    with pytest.raises(InputError, match=r"column 'n' must be a string or a list of strings, found 0\.5"):
         read(path, FORMAT, columns=("author", "n"))
 
 
