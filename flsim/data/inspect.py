@@ -180,28 +180,6 @@ WIDTH = 80
 _LABEL = 13  # columns
 _FEW = 3  # names
 Facts = list[tuple[str, str]]
-REASONS = {  # of others, the name of the reason is shown
-    "posts_of_community_user": "by the Community user, which is not a person",
-    "posts_of_dropped_authors": "by authors in --drop-authors",
-    "posts_of_other_types": "not a question or an answer",
-    "posts_not_utf8": "with half a surrogate pair, which is not UTF-8",
-    "posts_too_long": "too long for a text that a person wrote",
-    "posts_without_owner": "whose author is not known",
-    "posts_without_user": "whose author is not known",
-    "posts_without_words": "without words: only formulas, code or pictures",
-    "records_duplicated": "that repeat an earlier record",
-    "records_near_duplicated": "that are similar to an earlier record",
-    "records_sanitized": "that look like secrets: likely in the model of one half only",
-    "records_with_long_prompts": "whose prompts leave no room for an answer",
-    "rows_with_forbidden_characters": "kept, without the characters that XML forbids",
-    "remainder_records": "after an author's last complete balanced user",
-    "remainder_words": "after an author's last complete balanced user",
-    "tokens_truncated": "of answers after the end of a record",
-    "users_too_large": "with too much text for one author",
-    "users_too_short": "too short for a balanced user",
-    "words_truncated": "after the cut of longer records",
-}
-
 NOTES = {
     "characters": "characters: each word here is a character of the text",
     "tokens": "tokens: each word here is a token of the tokenizer, except that dropped words are words of the text",
@@ -278,7 +256,7 @@ def _drops(summary: dict[str, Any]) -> str:
         if count:
             unit = unit_of(reason) or ""
             things = "authors" if unit == "users" else unit  # they were not cut into users
-            why = REASONS.get(reason, reason.removeprefix(f"{unit}_").replace("_", " "))
+            why = reason.removeprefix(f"{unit}_").replace("_", " ")  # for example, too short
             lines.append(f"{count:>14,} {things:<8}{_percent(summary['dropped_shares'][reason]):>6}  {why}")
     return "\n".join([f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines]) if lines else ""
 

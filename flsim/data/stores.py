@@ -15,7 +15,6 @@ corpus is fetched completely, because rounds read users at random. A folder of t
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +35,6 @@ OPTIONS = {
     "file": (),
 }
 BLOCK = 8 << 20  # bytes per request
-STREAMS = 8  # number of parallel requests
 TIMEOUT, ATTEMPTS = 5, 3  # seconds without a response; flsim waits at most 20 s for a silent store
 SILENT = ("NETWORK_CONNECTION", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Could not connect", "etry policy exhausted")
 REFUSED = ("ACCESS_DENIED", "HTTP status 401", "HTTP status 403", "PERMISSION_DENIED", "UNAUTHENTICATED", "credentials")
@@ -230,12 +228,11 @@ def _fetch(uri: str, store: "FileSystem", prefix: str, text: bytes, folder: Path
 
 
 def _blocks(store: "FileSystem", source: str, size: int, what: str) -> Iterator[bytes]:
-    """Yield up to `size` bytes of a file, in order, read with parallel requests."""
-    with _reading(what), store.open_input_file(source) as file, ThreadPoolExecutor(STREAMS) as pool:
-        end = min(size, file.size())
-        for first in range(0, end, BLOCK * STREAMS):
-            offsets = range(first, min(first + BLOCK * STREAMS, end), BLOCK)
-            yield from pool.map(lambda offset: file.read_at(min(BLOCK, end - offset), offset), offsets)
+    """Yield up to `size` bytes of a file, in order."""
+    with _reading(what), store.open_input_stream(source) as file:
+        while block := file.read(min(BLOCK, size)):
+            size -= len(block)
+            yield block
 
 
 @contextmanager

@@ -42,7 +42,6 @@ from flsim.data.importing.scratch import (
     write_lines,
 )
 from flsim.data.importing.sources import Source, blaming_changes, check, hashed, names_of, refuse_twice
-from flsim.data.inspect import REASONS
 from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 
@@ -312,9 +311,7 @@ class Steps:
         with blaming_changes(sources):
             files, warnings = self._read(sources, formats, columns)
             if not files:
-                drops = [
-                    f"{count:,} {REASONS[name]}" for name, count in self.dropped.items() if count and name in REASONS
-                ]
+                drops = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in self.dropped.items() if count]
                 why = f" ({', '.join(drops)})" if drops else ""
                 raise InputError(f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts{why}")
         return sources, files, warnings

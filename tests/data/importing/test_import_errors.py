@@ -154,7 +154,7 @@ def test_sources_can_be_text_and_come_from_an_iterator(sources: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"user": null, "text": "a"}', r"in 1 posts \(1 whose author is not known\)"),
+        ("a.jsonl", b'{"user": null, "text": "a"}', r"in 1 posts \(1 posts without user\)"),
         ("a.jsonl", b'{"user": "a', r"Unterminated string starting at column 10"),
     ],
 )
