@@ -16,7 +16,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,40 +106,28 @@ class Pieces:
     out: Path
     folder: Path
 
-    def run(
-        self,
-        pool: Pool,
-        title: str,
-        tasks: dict[str, Task],
-        unit: str = "",
-        work: Callable[[Any], float] | None = None,
-        sizes: dict[str, int] | None = None,
-        reporting: bool = False,
-    ) -> list[Any]:
-        """Run the tasks that are not finished; `work` counts units of a result, and `sizes` of tasks are relative."""
+    def run(self, pool: Pool, title: str, tasks: dict[str, Task], sizes: dict[str, int] | None = None) -> list[Any]:
+        """Run the tasks that are not finished, and return all results; tasks with `sizes` in bytes report bytes."""
         files = {name: self.folder / f"{name}.json" for name in tasks}
         results = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
         missing = [name for name in tasks if name not in results]
         whole = sizes or dict.fromkeys(tasks, 1)
         reached: float = sum(whole[name] for name in results)
-        worked = 0.0
-        with progress(title, sum(whole.values()), reached, unit) as advance:
+        with progress(title, sum(whole.values()), reached, "bytes" if sizes else "") as advance:
 
             def report(amount: float) -> None:
                 nonlocal reached
                 reached += amount
-                advance(reached, work=worked if work else None)
+                advance(reached)
 
             def done(index: int, result: Any) -> None:
-                nonlocal worked
                 name = missing[index]
                 write_json(files[name], result)
                 results[name] = result
-                worked += work(result) if work else 0
-                if not reporting:
-                    report(whole[name])
+                if not sizes:
+                    report(1)
 
-            pool.run([tasks[name] for name in missing], done, report if reporting else ignore)
+            pool.run([tasks[name] for name in missing], done, report if sizes else ignore)
         return [results[name] for name in tasks]
 
     def begin(self, plan: dict[str, Any]) -> None:

@@ -218,7 +218,7 @@ def _digests(
     title: str, tasks: dict[str, Task], sources: dict[str, Source], pieces: Pieces, pool: Pool
 ) -> dict[str, Any]:
     sizes = {name: source.data.stat().st_size for name, source in sources.items()}
-    return dict(zip(tasks, pieces.run(pool, title, tasks, "bytes", sizes=sizes, reporting=True), strict=True))
+    return dict(zip(tasks, pieces.run(pool, title, tasks, sizes), strict=True))
 
 
 def check(report: Report, source: Source) -> None:

@@ -349,9 +349,7 @@ class Steps:
                     ),
                     _silence(source_format),
                 )
-        results = self.pieces.run(
-            self.pool, "reading", tasks, "sentences", lambda result: result["read"].get("records", 0)
-        )
+        results = self.pieces.run(self.pool, "reading", tasks)
         files = []
         absent = set(self.hparams.drop_authors).difference(*(result["dropped_authors"] for result in results))
         warnings = [f"--drop-authors: no post of {name!r}" for name in sorted(absent)]
@@ -377,7 +375,7 @@ class Steps:
         words = 0
         checks = {f"check-{index}": Task(str(of.path), check, (of,)) for index, of in enumerate(sources)}
         self.pieces.run(self.pool, "checking sources", checks)
-        results = self.pieces.run(self.pool, "balancing", tasks, "authors", lambda result: result["read"]["users"])
+        results = self.pieces.run(self.pool, "balancing", tasks)
         for result in results:
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
