@@ -103,15 +103,12 @@ def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def tables(connection: sqlite3.Connection) -> set[str]:
-    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-    return {name.decode("utf-8", "replace") for (name,) in rows}
-
-
 def _require_columns(connection: sqlite3.Connection, source: Path) -> None:
     """Raise InputError if the table of examples is missing, or with the name of its first missing column."""
-    if "examples" not in (present := tables(connection)):
-        raise InputError(f"{source}: no table 'examples'; its tables: {', '.join(sorted(present)) or 'none'}")
+    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    tables = {name.decode("utf-8", "replace") for (name,) in rows}
+    if "examples" not in tables:
+        raise InputError(f"{source}: no table 'examples'; its tables: {', '.join(sorted(tables)) or 'none'}")
     names = [name.decode() for (name,) in connection.execute("SELECT name FROM pragma_table_info('examples')")]
     for column in COLUMNS:
         if column not in names:

@@ -15,7 +15,7 @@ from flsim.base.errors import InputError
 from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
-from flsim.data.formats.known import FORMATS, format_of, is_fragile
+from flsim.data.formats.known import format_of
 from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name
 from flsim.data.formats.rows import CSV
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
@@ -53,10 +53,6 @@ from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 ALIVE = 100  # posts between two progress reports
 # these units are counted among the posts
 REASONS_OF_READ_ROWS = ("posts_without_words", "rows_with_forbidden_characters")
-
-
-def detect(_report: Report, data: Path, source: Path) -> str:
-    return format_of(data, source).name
 
 
 def parts_of(
@@ -227,7 +223,9 @@ class Steps:
         columns: tuple[str, str],
         supplied: SuppliedVocabulary | None,
     ) -> Path:
-        formats = self.with_lines([format] * len(sources) if format else self.detect(sources), sources)
+        with blaming_changes(sources):
+            formats = [format or format_of(source.data, source.path) for source in sources]
+        formats = self.with_lines(formats, sources)
         for source, source_format in zip(sources, formats, strict=True):
             if format is None:
                 say(f"{source.path}: {source_format.name}")
@@ -270,16 +268,6 @@ class Steps:
                 warnings=warnings,
             )
         return made
-
-    def detect(self, sources: list[Source]) -> list[Format]:
-        names: dict[int, str] = {}
-        tasks = [
-            Task(str(source.path), detect, (source.data, source.path), SILENCE if is_fragile(source.data) else None)
-            for source in sources
-        ]
-        with blaming_changes(sources):
-            self.pool.run(tasks, names.__setitem__)
-        return [FORMATS[names[index]] for index in range(len(sources))]
 
     @property
     def prompt_column(self) -> str | None:
