@@ -5,7 +5,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import lru_cache
 from itertools import groupby
 from math import prod
 from operator import itemgetter
@@ -222,13 +221,7 @@ def hdf5(data: Path, source: Path) -> Iterator[Any]:
 
 
 def _clients(data: Path, source: Path) -> tuple[str | bytes, ...]:
-    """Return the names of clients in the file's order, listed once per process: there are hundreds of thousands."""
-    status = data.stat()
-    return _listed(data, source, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def _listed(data: Path, source: Path, _size: int, _changed: int) -> tuple[str | bytes, ...]:
+    """Return the names of clients in the file's order."""
     with hdf5(data, source) as file:
         if GROUP not in file:
             raise InputError(f"{source}: no group {GROUP}; its groups: {', '.join(map(str, file)) or 'none'}")

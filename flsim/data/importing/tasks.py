@@ -74,11 +74,10 @@ def read_part(
     """Read a part of a source, and write its sentences by author, by tokens as passages, to `stem`.0, .1, and so on.
 
     A file has `piece` characters of sentences, which only its last post may exceed. Returns ``files``, their number;
-    ``read`` and ``dropped``, counts by unit or reason; ``dropped_authors``, those of `drop_authors` who have posts.
+    ``read`` and ``dropped``, counts by unit or reason.
     """
     authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
     dropped: Counter[str] = Counter()
-    named: set[str] = set()
     posts = records = words = files = pending = 0
     for post in format.read(part, dropped):
         if not post.user.strip():
@@ -86,7 +85,6 @@ def read_part(
             continue
         if post.user in drop_authors:
             dropped["posts_of_dropped_authors"] += 1
-            named.add(post.user)
             continue
         posts += 1
         if posts % ALIVE == 0:
@@ -112,7 +110,7 @@ def read_part(
     read = Counter(posts=posts, records=records, words=words)
     for reason, count in dropped.items():
         read[reason.split("_")[0]] += count * (reason not in REASONS_OF_READ_ROWS)
-    return {"files": files, "read": read, "dropped": dropped, "dropped_authors": sorted(named)}
+    return {"files": files, "read": read, "dropped": dropped}
 
 
 def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By) -> int:
@@ -235,10 +233,8 @@ class Steps:
                     f"{source_format.name}; remove it"
                 )
         refuse_equal_names(sources, formats)
-        sources, files, warnings = self.read_parts(sources, formats, columns)
+        sources, files = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
-        for line in warnings:
-            say(line)
         vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
         with suppress(FileNotFoundError):  # an earlier call was killed while it wrote the corpus from these pieces
@@ -265,7 +261,6 @@ class Steps:
                     "vocabulary_from": supplied and supplied.parameter,
                     **(self.cutting.described if self.cutting else {}),
                 },
-                warnings=warnings,
             )
         return made
 
@@ -292,21 +287,19 @@ class Steps:
 
     def read_parts(
         self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
-    ) -> tuple[list[Source], list[Path], list[str]]:
-        """Run step 1, and return the sources with their digests, the files of sentences in order, and warnings."""
+    ) -> tuple[list[Source], list[Path]]:
+        """Run step 1, and return the sources with their digests, and the files of sentences in order."""
         sources = hashed(sources, self.pieces, self.pool)
         refuse_twice(sources)
         with blaming_changes(sources):
-            files, warnings = self._read(sources, formats, columns)
+            files = self._read(sources, formats, columns)
             if not files:
                 drops = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in self.dropped.items() if count]
                 why = f" ({', '.join(drops)})" if drops else ""
                 raise InputError(f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts{why}")
-        return sources, files, warnings
+        return sources, files
 
-    def _read(
-        self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
-    ) -> tuple[list[Path], list[str]]:
+    def _read(self, sources: list[Source], formats: list[Format], columns: tuple[str, str]) -> list[Path]:
         described: dict[int, list[Part]] = {}
         whole = self.cutting is not None, self.prompt_column
         reading = Reading(self.hparams.ascii, self.delimiter, *whole)
@@ -339,13 +332,11 @@ class Steps:
                 )
         results = self.pieces.run(self.pool, "reading", tasks)
         files = []
-        absent = set(self.hparams.drop_authors).difference(*(result["dropped_authors"] for result in results))
-        warnings = [f"--drop-authors: no post of {name!r}" for name in sorted(absent)]
         for name, result in zip(tasks, results, strict=True):
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
             files += [self.pieces.folder / f"{name}.{number}" for number in range(result["files"])]
-        return files, warnings
+        return files
 
     def balance(self, sources: list[Source], files: list[Path]) -> tuple[list[Path], int]:
         """Run step 2, and hash sources again; return the buckets in order and the sum of their numbers of words."""
