@@ -285,10 +285,11 @@ def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]], kind: Rows) -> No
     texts = ("prompt", "completion") if kind == "instructions" else ("text",)
     fields = [("user", pa.string()), ("record", pa.int64()), ("canary", pa.string())]
     table = pa.Table.from_pylist(list(rows), pa.schema([*fields, *((name, pa.string()) for name in texts)]))
-    writers: dict[str, Callable[[pa.Table, Path], object]] = {"parquet": pq.write_table, "csv": pa_csv.write_csv}
     with naming(path):
-        if kind in writers:
-            writers[kind](table, path)
+        if kind == "parquet":
+            pq.write_table(table, path)
+        elif kind == "csv":
+            pa_csv.write_csv(table, path)
         else:
             path.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
 

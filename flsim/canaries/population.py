@@ -4,7 +4,7 @@ A population on disk is a small folder in addition to the corpus:
 
     roster.parquet     a row per canary (see below)
     overlay.i64/.u16   replaced records, counted in the population's own order, and their canaries
-    twin.u32           IID only: the corpus' records in their new order (twin.i64 if there are more than 2^32)
+    twin.u32           IID only: the corpus' records in their new order (twin.i64 if there are 2^32 or more)
     twin_users.i64     IID only: start of each synthetic user in that order, and the end of the last one
     kept.u32           only of a run that excludes records (`flsim.data.withheld`): the others, as positions in the
                        corpus, which everything above counts (kept.i64 if there are 2^32 or more in the corpus)
@@ -168,8 +168,6 @@ def read_roster(path: Path) -> pd.DataFrame:
 
 # The IID partition (twin): synthetic users of the same sizes with the same records in random order.
 
-ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # suffixes of files by the type of values
-
 
 @dataclass(frozen=True)
 class Twin:
@@ -203,7 +201,7 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
         ended = np.flatnonzero((start <= real) & (real < start + len(words)))
         until[ended] = words[real[ended] - start]
 
-    order = np.arange(split.records, dtype=order_dtype(split.records))
+    order = np.arange(split.records, dtype=position_type(split.records))
     stream(seed, "iid-twin").shuffle(order)
     synthetic = np.zeros(len(real), np.int64)
     for start, words in _words_so_far(lengths[piece] for _, piece in windows(order)):
@@ -220,11 +218,6 @@ def _words_so_far(pieces: Iterable[NDArray[Any]]) -> Iterator[tuple[int, NDArray
         so_far[1:] += np.cumsum(piece, dtype=np.int64)
         yield start, so_far
         start, words = start + len(piece), int(so_far[-1])
-
-
-def order_dtype(records: int) -> str:
-    """Return the smallest type, by its name in files, for this number of records."""
-    return "<u4" if records <= 2**32 else "<i8"
 
 
 def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
@@ -380,11 +373,11 @@ def write_population(
     if isinstance(train, PartialSplit):
         counts["kept"] = train.records
         with naming(folder):
-            train.positions.tofile(folder / _kept_file(train.whole))
+            train.positions.tofile(folder / _file_of("kept", train.whole.records))
     if partition == "iid":
         twin, overlay = make_twin(train, planting, seed)
         with naming(folder):
-            twin.order.tofile(folder / ORDER_FILES[twin.order.dtype.str])
+            twin.order.tofile(folder / _file_of("twin", train.records))
             twin.user_offsets.astype("<i8").tofile(folder / "twin_users.i64")
     overlay.write(folder)
     description = {"partition": partition, "corpus": corpus.digest, **counts}
@@ -424,8 +417,9 @@ def _about(folder: Path) -> dict[str, Any]:
         return dict(from_json((folder / ABOUT).read_text(encoding="utf-8")))
 
 
-def _kept_file(whole: Split) -> str:
-    return {"<u4": "kept.u32", "<i8": "kept.i64"}[position_type(whole.records)]
+def _file_of(name: str, records: int) -> str:
+    """Return the name of a file of positions among so many records."""
+    return f"{name}.{'u32' if position_type(records) == '<u4' else 'i64'}"
 
 
 def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Canary, ...]]:
@@ -439,8 +433,8 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
             )
         split = corpus.split("train")
         if "kept" in description:
-            type_ = position_type(split.records)
-            positions = flat_file(folder / _kept_file(split), type_, description["kept"])
+            path = folder / _file_of("kept", split.records)
+            positions = flat_file(path, position_type(split.records), description["kept"])
             if not len(positions) or positions[-1] >= split.records:
                 raise ValueError("kept records do not exist")
             split = PartialSplit.select(split, positions)
@@ -448,8 +442,8 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
         overlay = Overlay.read(folder, description["insertions"], split.records, canaries)
         twin = None
         if description["world" if "world" in description else "partition"] == "iid":  # older runs use another key
-            dtype = order_dtype(split.records)
-            order = flat_file(folder / ORDER_FILES[dtype], dtype, split.records)
+            path = folder / _file_of("twin", split.records)
+            order = flat_file(path, position_type(split.records), split.records)
             twin = Twin(order, flat_file(folder / "twin_users.i64", "<i8", len(split) + 1))
             ends = np.concatenate([[0], twin.user_offsets, [split.records]])
             if (np.diff(ends) < 0).any() or ends[1] or ends[-2] != split.records:

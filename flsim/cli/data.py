@@ -101,7 +101,6 @@ def import_(
         drop_authors: Authors whose posts are dropped, e.g. nan,AutoModerator.
         workers: Number of processes, e.g. 4.
     """
-    from flsim.base.errors import InputError
     from flsim.data.importing.gather import ImportHParams
     from flsim.data.importing.run import import_corpus
     from flsim.data.inspect import inspect

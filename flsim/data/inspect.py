@@ -2,10 +2,11 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.base.arrays import Ints
@@ -172,163 +173,115 @@ def _share(part: int, whole: int | None) -> float | None:
     return part / whole if whole else None
 
 
-# The summary of a corpus as plain text for a terminal of 80 columns.
+# The summary of a corpus as plain text for a terminal of 80 columns: tables, and lines of a label and a fact.
 
 
 WIDTH = 80
 _LABEL = 13  # columns
 _FEW = 3  # names
-REASONS = {  # of others, the name of the reason is shown
-    "posts_of_community_user": "by the Community user, which is not a person",
-    "posts_of_dropped_authors": "by authors in --drop-authors",
-    "posts_of_other_types": "not a question or an answer",
-    "posts_not_utf8": "with half a surrogate pair, which is not UTF-8",
-    "posts_too_long": "too long for a text that a person wrote",
-    "posts_without_owner": "whose author is not known",
-    "posts_without_user": "whose author is not known",
-    "posts_without_words": "without words: only formulas, code or pictures",
-    "records_duplicated": "that repeat an earlier record",
-    "records_near_duplicated": "that are similar to an earlier record",
-    "records_sanitized": "that look like secrets: likely in the model of one half only",
-    "records_with_long_prompts": "whose prompts leave no room for an answer",
-    "remainder_records": "after an author's last complete balanced user",
-    "remainder_words": "after an author's last complete balanced user",
-    "tokens_truncated": "of answers after the end of a record",
-    "users_too_large": "with too much text for one author",
-    "users_too_short": "too short for a balanced user",
-    "words_truncated": "after the cut of longer records",
-}
-
+Facts = list[tuple[str, str]]
 NOTES = {
     "characters": "characters: each word here is a character of the text",
     "tokens": "tokens: each word here is a token of the tokenizer, except that dropped words are words of the text",
 }
-WITHOUT_ASCII = "without words: only formulas, code or pictures, or only text that --ascii removed"
-CHANGED = "rows_with_forbidden_characters"  # counted with dropped things, although the rows stay in the corpus
 
 
 def describe(summary: dict[str, Any]) -> str:
     parts = [
         _splits(summary),
-        _lengths(summary),
-        _words(summary),
+        *_lengths(summary),
+        _text_of(_words(summary)),
         _drops(summary),
-        _membership_lines(summary),
-        _origin(summary),
+        _text_of(_members(summary)),
+        _text_of(_origin(summary)),
     ]
-    lines = "\n\n".join("\n".join(part) for part in parts if part).split("\n")
-    return "\n".join("".join(sign if sign.isprintable() else "?" for sign in line) for line in lines)
+    text = "\n\n".join(filter(None, parts))
+    printable = "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in text)
+    indent = " " * _LABEL
+    lines = (textwrap.wrap(line, WIDTH, subsequent_indent=indent) or [""] for line in printable.split("\n"))
+    return "\n".join(line for wrapped in lines for line in wrapped)
 
 
-def _splits(summary: dict[str, Any]) -> list[str]:
-    lines = [f"{'split':<{_LABEL}}{'authors':>11}{'users':>11}{'records':>15}{'words':>17}{'OOV':>9}"]
-    for name, split in summary["splits"].items():
-        authors = summary["membership"][f"{name}_authors"]
-        counts = f"{authors:>11,}{split['users']:>11,}{split['records']:>15,}{split['words']:>17,}"
-        lines.append(f"{name:<{_LABEL}}{counts}{_percent(split['oov_share']):>9}".rstrip())
-    return lines
+def _text_of(facts: Facts) -> str:
+    return "\n".join(f"{label:<{_LABEL}}{' '.join(fact.split())}" for label, fact in facts)
 
 
-def _lengths(summary: dict[str, Any]) -> list[str]:
-    """Return quantiles of lengths in train, which is balanced, and of complete test authors if the corpus has them."""
-    lines = list[str]()
-    for split_name in ["train", *(name for name in WHOLE.values() if name == summary["utility"])]:
-        split = summary["splits"][split_name]
-        if not split["words_per_user"]:
-            continue
-        names = list(split["words_per_user"])
-        lines.append(f"{split_name:<20}" + "".join(f"{name:>12}" for name in names))
-        for length in LENGTHS:
+def _splits(summary: dict[str, Any]) -> str:
+    counts = pd.DataFrame(summary["splits"]).loc[["users", "records", "words"]].T
+    members = summary["membership"]
+    counts.insert(0, "authors", [members[f"{name}_authors"] for name in counts.index])
+    counts.insert(1, "in train", [len(members.get(f"{name}_also_train", ())) for name in counts.index])
+    shares = [_percent(split["oov_share"]) for split in summary["splits"].values()]
+    return counts.map("{:,}".format).assign(OOV=shares).rename_axis(columns="split").to_string()
+
+
+def _lengths(summary: dict[str, Any]) -> Iterator[str]:
+    """Yield quantiles of lengths in train, which is balanced, and of complete test authors if the corpus has them."""
+    for name in ("train", *({summary["utility"]} & {*WHOLE.values()})):
+        if summary["splits"][name]["words_per_user"]:
+            lengths = {length.replace("_", " "): summary["splits"][name][length] for length in LENGTHS}
             # A split may have users without records: quantiles of records are then missing.
-            title, numbers = length.replace("_", " "), [split[length].get(name, 0) for name in names]
-            lines.append(f"{title:<20}" + "".join(f"{number:>12,}" for number in numbers))
-    return [*lines, "OOV: share of words out of vocabulary. Punctuation counts as words."] if lines else []
+            quantiles_of = pd.DataFrame(lengths).reindex([*QUANTILES]).fillna(0).astype(int).T
+            yield quantiles_of.map("{:,}".format).rename_axis(columns=name).to_string()
 
 
-def _words(summary: dict[str, Any]) -> list[str]:
+def _words(summary: dict[str, Any]) -> Facts:
     train = summary["splits"]["train"]
     words = summary["vocabulary"] - SPECIAL_TOKENS
-    tokens = f"{summary['vocabulary']:,} token ids in layout {summary['layout']}"
-    note = NOTES.get(summary["by"])
-    lines = _entry("tokens", f"{tokens}; records of at most {summary['record_words']} words")
-    lines += _entry("by", note) if note else []
     whole = f" ({words - summary['pieces']:,} complete words)" if summary["pieces"] else ""
-    lines += _entry("vocabulary", f"{words:,} words{whole}, of which {train['words_occurring']:,} occur in train")
+    tokens = f"{summary['vocabulary']:,} token ids in layout {summary['layout']}"
+    facts = [
+        ("OOV", "share of words out of vocabulary; punctuation counts as words"),
+        ("tokens", f"{tokens}; records of at most {summary['record_words']} words"),
+        ("vocabulary", f"{words:,} words{whole}, of which {train['words_occurring']:,} occur in train"),
+    ]
+    if summary["by"] in NOTES:
+        facts.append(("by", NOTES[summary["by"]]))
     if train["prompt_words"] is not None:
         share = _percent(train["prompt_words"] / train["words"])
-        lines += _entry("prompts", f"{share} of train's words are of prompts, which models are not trained to write")
-    covered = [(name, share) for name, share in train["coverage"].items() if share is not None]
-    if covered:
-        tops = [f"{'all' if name == 'all' else f'top {int(name):,}'} {share:.1%}" for name, share in covered]
-        lines += _entry("coverage", f"of train's words: {', '.join(tops)}")
-        words = (word["word"] for word in train["most_frequent"])
-        visible = (w.translate({ord(" "): "␣", ord("\n"): "⏎"}) if w.isspace() else w.strip() for w in words)
-        lines += _entry("frequent", " ".join(visible))
-    return lines
+        facts.append(("prompts", f"{share} of train's words are of prompts, which models are not trained to write"))
+    if train["words"]:
+        tops = [(f"top {int(top):,}" if top.isdecimal() else top, share) for top, share in train["coverage"].items()]
+        facts.append(("coverage", f"of train's words: {', '.join(f'{top} {_percent(share)}' for top, share in tops)}"))
+        frequent = (word["word"] for word in train["most_frequent"])
+        visible = (w.translate({ord(" "): "␣", ord("\n"): "⏎"}) if w.isspace() else w.strip() for w in frequent)
+        facts.append(("frequent", " ".join(visible)))
+    return facts
 
 
-def _drops(summary: dict[str, Any]) -> list[str]:
+def _drops(summary: dict[str, Any]) -> str:
     """Return a line for each reason to drop, by unit, the largest count first, with shares of all that was read."""
     lines = []
-    dropped = sorted(summary["dropped"].items(), key=lambda item: (unit_of(item[0]) or "", -item[1]))
-    is_ascii = summary["parameters"].get("ascii", False)
-    reasons = REASONS | ({"posts_without_words": WITHOUT_ASCII} if is_ascii else {})
-    for reason, count in dropped:
-        if count and reason != CHANGED:
+    for reason, count in sorted(summary["dropped"].items(), key=lambda item: (unit_of(item[0]) or "", -item[1])):
+        if count:
             unit = unit_of(reason) or ""
-            says = reasons.get(reason, reason.removeprefix(f"{unit}_").replace("_", " "))
             things = "authors" if unit == "users" else unit  # they were not cut into users
-            begin = f"{count:>14,} {things:<8}{_percent(summary['dropped_shares'][reason]):>6}  "
-            lines += textwrap.wrap(says, WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
-    changed = summary["dropped"].get(CHANGED, 0)
-    changed_rows = _entry("kept", f"{changed:,} rows, without the characters that XML forbids") if changed else []
-    return [*([f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines] if lines else []), *changed_rows]
+            why = reason.removeprefix(f"{unit}_").replace("_", " ")  # for example, too short
+            lines.append(f"{count:>14,} {things:<8}{_percent(summary['dropped_shares'][reason]):>6}  {why}")
+    return "\n".join([f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines]) if lines else ""
 
 
-def _membership_lines(summary: dict[str, Any]) -> list[str]:
-    """Return the lines on authors of held-out and test users, complete test authors, and the largest authors."""
-    lines, membership = [], summary["membership"]
-    for split, label, warning in (
-        ("heldout", "held-out", "none held out: user-level attacks have no safe non-members"),
-        ("test", "test", ""),
-    ):
-        inside, outside = len(membership[f"{split}_also_train"]), membership[f"{split}_only"]
-        names, is_heldout = _names(membership[f"{split}_also_train"]), split == "heldout"
-        text = f"{inside:,} of {inside + outside:,} {label} authors are train authors too ({names})"
-        if inside and is_heldout:
-            lines += _entry("WARNING", f"{text}: they are members, and attacks must not use them as non-members")
-        elif inside:
-            lines += _entry("test", f"{text}, so members")
-        elif outside and is_heldout:
-            safe = "held-out users are the safe non-members for user-level attacks"
-            lines += _entry("non-members", f"no held-out author is in train: {safe}")
-        elif outside:
-            lines += _entry("test", "no test author is in train")
-        elif warning:
-            lines += _entry("non-members", warning)
-    if summary["utility"] in WHOLE.values():
-        whole, balanced = (membership[f"{name}_authors"] for name in (summary["utility"], "test"))
-        text = f"measured on {whole:,} complete test authors, of whom {balanced:,} also have balanced users"
-        lines += _entry("utility", f"{text}; dropped things are counted for balanced users")
+def _members(summary: dict[str, Any]) -> Facts:
+    """Return warnings about non-members, the split that utility is measured on, and the largest authors."""
+    facts, membership = Facts(), summary["membership"]
+    if shared := membership["heldout_also_train"]:
+        text = f"{len(shared):,} held-out authors are train authors too ({_names(shared)}): they are members"
+        facts.append(("WARNING", f"{text}, and attacks must not use them as non-members"))
+    elif not membership["heldout_authors"]:
+        facts.append(("WARNING", "no author is held out, so attacks on users have no safe non-members"))
+    facts.append(("utility", f"measured on split {summary['utility']}; dropped things are counted for balanced users"))
     shares = [f"{_names([author['author']])} {author['share']:.1%}" for author in summary["authors"][:_FEW]]
-    return lines + (_entry("largest", f"authors by their share of all words: {', '.join(shares)}") if shares else [])
+    return [*facts, ("largest", f"authors by their share of all words: {', '.join(shares)}")]
 
 
-def _origin(summary: dict[str, Any]) -> list[str]:
-    lines = []
-    for source in summary["sources"]:
-        format = [source["format"]] if "format" in source else []
-        lines += _entry("source", ", ".join([source["name"], *format, f"{source['bytes']:,} bytes"]))
-    for note in summary["notes"]:
-        lines += _entry("note", note)
-    for warning in (*summary["warnings"], *summary["author_warnings"]):
-        lines += _entry("WARNING", warning)
-    return [*lines, f"{'digest':<{_LABEL}}{summary['digest']}"]
-
-
-def _entry(label: str, text: str) -> list[str]:
-    begin, then = f"{label:<{_LABEL}}", " " * _LABEL
-    return textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=then, break_on_hyphens=False)
+def _origin(summary: dict[str, Any]) -> Facts:
+    sources = [(source["name"], source.get("format", ""), source["bytes"]) for source in summary["sources"]]
+    return [
+        *(("source", ", ".join(filter(None, (name, format, f"{size:,} bytes")))) for name, format, size in sources),
+        *(("note", note) for note in summary["notes"]),
+        *(("WARNING", warning) for warning in (*summary["warnings"], *summary["author_warnings"])),
+        ("digest", summary["digest"]),
+    ]
 
 
 def _names(names: Sequence[str]) -> str:

@@ -118,9 +118,8 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
 
     try:
         manifest = from_json(text)
-        schema, files = manifest["schema"], dict(manifest["files"])
-        sealed = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in files.items()}
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        schema = manifest["schema"]
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{source}: not a corpus; make one with `flsim data import`") from error
     if schema != SCHEMA:
         raise InputError(
@@ -132,6 +131,7 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
         first = error.errors(include_input=False, include_url=False)[0]
         wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again") from error
+    sealed = {name: (file["bytes"], file["sha256"]) for name, file in manifest["files"].items()}
     tokens, size = str(manifest["layout"].get("tokens", UNNAMED)), manifest["layout"]["vocabulary_size"]
     if tokens != token_type_of(size):
         raise InputError(

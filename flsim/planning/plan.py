@@ -11,10 +11,10 @@ import numpy as np
 from flsim.attacks.audit.audit import ceiling, ceiling_of_coins
 from flsim.base.errors import InputError
 from flsim.base.progress import say
-from flsim.canaries.population import order_dtype
 from flsim.canaries.spec import configurations, expected_copies
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
+from flsim.data.withheld import position_type
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.measures.built_in import MEMORIZED
 from flsim.models.architectures import weights_of
@@ -105,7 +105,7 @@ def run_disk(config: Config, train: Split) -> Disk:
     canaries = len(configurations(config.canaries)) + config.canaries.controls
     planted = ROSTER + ROSTER_CANARY * canaries + round(10 * expected_copies(config.canaries, records))
     if config.data.partition == "iid":
-        planted += np.dtype(order_dtype(records)).itemsize * records + 8 * (users + 1)
+        planted += np.dtype(position_type(records)).itemsize * records + 8 * (users + 1)
     lines = rounds if config.has_a_line_per_round else evaluations + rounds // config.system.checkpoint_every
     rest = REST + lines * LINE + evaluations * (EVALUATION + ROWS_CANARY * canaries)
     if config.slots_kept_by_users:

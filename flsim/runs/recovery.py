@@ -74,7 +74,7 @@ def _settle_log(run: Run, retrain_lost: bool) -> None:
     if lost and retrain_lost:
         _go_back(run, lost[0].start - 1, "the log has lost the next round", ())
         newest = checkpoint.latest(run.path / "checkpoints")
-        roundlog.cut(run.path, checkpoint.round_of(newest) if newest else 0)
+        roundlog.copy(run.path, run.path, checkpoint.round_of(newest) if newest else 0)
 
 
 def _go_back(run: Run, round_: int, why: str, refused: Collection[Path]) -> None:

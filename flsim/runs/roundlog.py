@@ -99,13 +99,8 @@ def settle(run_folder: Path, reached: int, by_round: bool) -> list[range]:
     return missing
 
 
-def cut(run_folder: Path, round_: int) -> None:
-    """Drop the lines of later rounds, which will be trained again."""
-    _replace(run_folder, [line for line in _lines(run_folder) if line["round"] <= round_])
-
-
 def copy(run_folder: Path, to: Path, reached: int) -> None:
-    """Write the lines of the rounds up to `reached`, including lost rounds, as the log of another run folder."""
+    """Write the lines of the rounds up to `reached`, including lost rounds, as the log of this or another folder."""
     _replace(to, [line for line in _lines(run_folder) if line["round"] <= reached])
 
 

@@ -13,7 +13,6 @@ RUN/wandb/          run_id; a folder per session. Offline unless WANDB_MODE or a
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -59,7 +58,7 @@ class TensorBoard:
 
         # purge_step: TensorBoard ignores older files of earlier sessions, which remain next to the new file.
         self._writer = SummaryWriter(str(path / "tensorboard"), purge_step=0, flush_secs=10)
-        lines = [f"| `{name}` | {text} |" for name, text in _texts(settings).items()]
+        lines = [f"| `{name}` | {value} |" for name, value in settings.items()]
         self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *lines]), 0)
 
     def log(self, values: Mapping[str, float], round_: int) -> None:
@@ -99,13 +98,10 @@ class MLflow:
         self._id = known.info.run_id
         client.update_run(self._id, status="RUNNING")
         self._last = dict(known.data.metrics)
-        texts = _texts(settings)
-        new = [Param(name, text) for name, text in texts.items() if name not in known.data.params]
+        # a parameter cannot change, so those of a resumed run are those of its start
+        new = [Param(name, str(value)) for name, value in settings.items() if name not in known.data.params]
         for first in range(0, len(new), 100):  # largest number per request
             client.log_batch(self._id, params=new[first : first + 100])
-        for name, before in known.data.params.items():
-            if texts.get(name, before) != before:  # a parameter cannot change
-                client.set_tag(self._id, f"resumed with {name}", texts[name])
 
     def log(self, values: Mapping[str, float], round_: int) -> None:
         from mlflow.entities import Metric
@@ -131,11 +127,8 @@ class WeightsAndBiases:
         folder.mkdir(exist_ok=True)
         name = ((folder / "run_id").read_text().strip() or None) if (folder / "run_id").exists() else None
         server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-        keys = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
-        has_login = bool(keys or requests.utils.get_netrc_auth(server))
+        has_login = bool(os.environ.get("WANDB_API_KEY") or requests.utils.get_netrc_auth(server))
         mode: Any = os.environ.get("WANDB_MODE") or (None if has_login else "offline")
-        if mode == "online" and not has_login:  # otherwise it would ask during the run
-            raise RuntimeError("WANDB_MODE is online, but there is no login; use `wandb login`")
         earlier_sessions = list(folder.glob("offline-run-*"))
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -149,6 +142,7 @@ class WeightsAndBiases:
             allow_val_change=True,
             settings=wandb.Settings(
                 silent=True,
+                login_timeout=PATIENCE,  # nobody may be there to answer
                 console="off",
                 disable_git=True,
                 disable_code=True,
@@ -200,7 +194,6 @@ def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[
         kind: Thread(target=_track, args=(kind, path, settings, ended), name=f"tracking by {kind}", daemon=True)
         for kind in kinds
     }
-    hook, threading.excepthook = threading.excepthook, _without_tensorboards(threading.excepthook)
     for thread in threads.values():
         thread.start()
     try:
@@ -212,17 +205,6 @@ def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 say(f"{path.name}: tracking by {kind} did not finish within {PATIENCE:g} s and was stopped")
-        threading.excepthook = hook
-
-
-def _without_tensorboards(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., None]:
-    """Return the hook without the errors of TensorBoard's threads, which the next call of its writer raises again."""
-
-    def called(about: threading.ExceptHookArgs) -> None:
-        if not type(about.thread).__module__.startswith("tensorboard."):
-            hook(about)
-
-    return called
 
 
 def _track(kind: Kind, path: Path, settings: Settings, ended: Event) -> None:
@@ -285,7 +267,3 @@ def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, 
 def _round_tag(values: Mapping[str, float]) -> str:
     """Return the tag of the round of these values: "train/round" or "eval/round"."""
     return f"{next(iter(values)).partition('/')[0]}/round"
-
-
-def _texts(settings: Settings) -> dict[str, str]:
-    return {name: str(value) for name, value in settings.items()}

@@ -27,7 +27,6 @@ from flsim.canaries.population import (
     Population,
     make_twin,
     open_population,
-    order_dtype,
     read_canaries,
     read_roster,
     verify_population,
@@ -38,6 +37,7 @@ from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus, CorpusWriter, Split
 from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.data.withheld import position_type
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 
@@ -108,7 +108,7 @@ def test_both_partitions_are_what_lists_of_lists_hold(
 
 
 def test_orders_of_more_records_than_uint32_counts_are_wider() -> None:
-    assert [order_dtype(records) for records in (2**32, 2**32 + 1)] == ["<u4", "<i8"]
+    assert [position_type(records) for records in (2**32 - 1, 2**32)] == ["<u4", "<i8"]
 
 
 @settings(max_examples=50)

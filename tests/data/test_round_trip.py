@@ -52,7 +52,7 @@ def test_what_is_written_is_read(tmp_path: Path, format: str, data: st.DataObjec
         name = name.format(split=split.replace("heldout", "held_out"))
     if format == "stackexchange":
         rows = [*rows, ("1", "train", "end")]
-    path = tmp_path / str(next(NUMBERS)) / name  # listings of HDF5 files are kept, by path and time
+    path = tmp_path / str(next(NUMBERS)) / name
     path.parent.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writers, "ROW_GROUP", group)

@@ -22,7 +22,7 @@ from flsim.runs import recovery, roundlog
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.recovery import DRIVEN, TRAINED, hold_lock, recover
-from flsim.runs.roundlog import FILE, append, cut, lost, read, settle
+from flsim.runs.roundlog import FILE, append, copy, lost, read, settle
 from server.cluster.nodes import environment_of
 
 OPTIONS = ("--out", "run", "--in-process", *(part for text in PRIVATE for part in ("--set", text)))
@@ -284,7 +284,7 @@ def test_lines_of_central_training_follow_each_other(tmp_path: Path) -> None:
 def test_what_comes_again_is_dropped(tmp_path: Path) -> None:
     for round_ in range(1, 6):
         append(tmp_path, round=round_)
-    cut(tmp_path, 3)
+    copy(tmp_path, tmp_path, 3)
     assert numbers(tmp_path) == [1, 2, 3]
 
 

@@ -33,13 +33,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 
 
 @pytest.fixture(autouse=True)
-def no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("MLFLOW_", "WANDB_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setenv("NETRC", str(tmp_path / "nobody"))
 
 
 @pytest.fixture
@@ -141,7 +140,6 @@ def test_a_killed_run_that_goes_on_longer_is_told_once(make: Callable[..., Run])
     client = MlflowClient(tracking_uri=f"sqlite:///{broken.path / 'mlflow' / 'mlflow.db'}")
     about = client.get_run((broken.path / "mlflow" / "run_id").read_text()).data
     assert about.params["training.rounds"] == "8"  # a parameter of MLflow's cannot change
-    assert about.tags["resumed with training.rounds"] == "12"
 
 
 def test_steps_of_central_training_are_told_as_they_are_saved(experiment: Experiment) -> None:
@@ -180,28 +178,6 @@ def test_trackers_that_fail_at_the_start(
     assert json.loads((run.path / "run.json").read_text())["status"] == "completed"
 
 
-def test_tensorboard_without_its_folder(
-    make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It writes in another thread, whose errors Python would print in full. Training continues, with one message."""
-    run = make("run", ("tensorboard",))
-    folder = run.path / "tensorboard"
-
-    def after(round_: int) -> None:
-        if round_ == 2:
-            wait_until(lambda: bool(list(folder.glob("events.*"))))
-            folder.rename(tmp_path / "away")
-            folder.touch()
-
-    simulate(run, after=after)
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    (line,) = [line for line in said.splitlines() if "tensorboard" in line]
-    assert line.startswith("run: tracking by tensorboard failed, and the run continues without it: [Errno ")
-    assert str(folder) in line
-    assert read_run(run.path).status == "completed"
-
-
 @pytest.mark.parametrize("kind", ALL)
 def test_a_missing_package_is_said_at_first(
     make: Callable[..., Run], kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -223,7 +199,7 @@ def test_news_are_each_round_once_also_where_it_is_trained_again(make: Callable[
     with (run.path / "rounds.jsonl").open("a") as log:
         log.write('{"round": 4, "lo')
     assert [round_ for _, round_ in news.take()] == [1, 2, 3]
-    roundlog.cut(run.path, 1)
+    roundlog.copy(run.path, run.path, 1)
     for round_ in (2, 3, 4):
         run.log_round(**line_of(round_))
     assert [(values["train/loss"], round_) for values, round_ in news.take()] == [(0.25, 4)]

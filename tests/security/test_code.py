@@ -24,7 +24,7 @@ from flsim.algorithms.checkpoint import load
 from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.algorithms.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 from flsim.base.errors import InputError
-from flsim.base.files import read_parquet
+from flsim.base.parquet import read_parquet
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams, users_of
 from flsim.data.importing.run import import_corpus

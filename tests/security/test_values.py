@@ -15,7 +15,8 @@ from reported import roster, write_run
 from selectolax.lexbor import LexborHTMLParser
 
 from flsim.base.errors import InputError
-from flsim.base.files import MOST_ROWS, file_digest, read_parquet
+from flsim.base.files import file_digest
+from flsim.base.parquet import MOST_ROWS, read_parquet
 from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus

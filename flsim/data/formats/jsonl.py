@@ -133,11 +133,7 @@ def _value_at(value: dict[str, Any], key: str) -> Any:
 
 def _keys_of(value: dict[str, Any]) -> str:
     first, others = ", ".join(map(_abbreviated, list(value)[:SHOWN_KEYS])) or "none", len(value) - SHOWN_KEYS
-    keys = f"its keys are {first}" + (f" and {others:,} others" if others > 0 else "")
-    is_by_user = value and all(
-        isinstance(texts, list) and all(isinstance(one, str) for one in texts) for texts in value.values()
-    )
-    return keys + '; if they are users, write {"user_data": {USER: {"x": [TEXT, ...]}}} as LEAF does' * bool(is_by_user)
+    return f"its keys are {first}" + (f" and {others:,} others" if others > 0 else "")
 
 
 def _abbreviated(value: Any) -> str:

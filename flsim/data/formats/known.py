@@ -186,11 +186,9 @@ def format_of(data: Path, source: Path) -> Format:
     if head.startswith(_COMPRESSED):
         raise InputError(f"{source}: the file is compressed; decompress it first")
     if head.startswith(tff.SQLITE_MAGIC):
-        with tff.database(data, source) as connection:
-            return _with_examples(TFF_SQLITE, source, "SQLite with the tables", sorted(tff.tables(connection)))
+        return TFF_SQLITE
     if head.startswith(tff.HDF5_MAGIC):
-        with tff.hdf5(data, source) as opened:
-            return _with_examples(TFF_HDF5, source, "HDF5 with the groups", [str(name) for name in opened])
+        return TFF_HDF5
     if head.startswith(rows.MAGIC):
         return PARQUET
     head = head.removeprefix(_BYTE_ORDER_MARK)
@@ -204,15 +202,3 @@ def format_of(data: Path, source: Path) -> Format:
     if suffix not in _SUFFIXES:
         raise InputError(f"{source}: begins with {head[:16]!r}, which is not a known format; {KNOWN}")
     return _SUFFIXES[suffix]
-
-
-def is_fragile(data: Path) -> bool:
-    """Return whether inspecting a file can crash or hang its process: see `Format.fragile`."""
-    with data.open("rb") as file:
-        return file.read(len(tff.HDF5_MAGIC)) == tff.HDF5_MAGIC
-
-
-def _with_examples(format: Format, source: Path, what: str, names: list[str]) -> Format:
-    if "examples" in names:
-        return format
-    raise InputError(f"{source}: {what} {', '.join(names) or '(none)'}; {KNOWN}")

@@ -36,7 +36,8 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         rows = csv.reader(file, delimiter=_delimiter(part), strict=True)
         try:
             header = next(rows, [])
-            places = [_place(header, column, option, part) for column, option in zip(part.named, OPTIONS, strict=False)]
+            named = zip(part.named, OPTIONS, strict=False)
+            places = [_place(header, column, option, part, _delimiter(part)) for column, option in named]
             for row in rows:
                 if not row:
                     continue
@@ -65,14 +66,16 @@ def _delimiter(part: Part) -> str:
     return part.reading.delimiter or default
 
 
-def _place(header: list[str], column: str, option: str, part: Part) -> int:
-    if header.count(column) != 1:
-        names, delimiter = ", ".join(header)[:200] or "none", _delimiter(part)
+def _place(columns: list[str], column: str, option: str, part: Part, delimiter: str = "") -> int:
+    """Return the place of the only column with this name; raise InputError for none, or for several."""
+    if columns.count(column) != 1:
+        names = ", ".join(columns)[:200] or "none"
+        separated, other = (f", separated by {delimiter!r},", ", or set --delimiter") if delimiter else ("", "")
         raise InputError(
-            f"{part.source}: no column {column!r}; its columns, separated by {delimiter!r}, are {names}; name "
-            f"the right column with {option}, or set --delimiter"
+            f"{part.source}: no column {column!r}; its columns{separated} are {names}; name the right column with "
+            f"{option}{other}"
         )
-    return header.index(column)
+    return columns.index(column)
 
 
 CSV = Format("csv", whole_file, read_csv)
@@ -88,7 +91,7 @@ BATCH = 256  # rows in memory at a time
 
 @contextmanager
 def _open(data: Path, source: Path) -> Iterator[Any]:
-    kinds = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
+    kinds = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
     with (
         reading(source, "cannot be read as Parquet", kinds),
         pq.ParquetFile(data, memory_map=False, pre_buffer=False, buffer_size=2**16) as file,
@@ -99,7 +102,6 @@ def _open(data: Path, source: Path) -> Iterator[Any]:
 def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     """Return the parts of a file: ranges of row groups."""
     with _open(data, source) as file:
-        _check_columns(file.schema_arrow, source, columns)
         bounds, rows, size = [0], 0, 0
         for group in range(file.metadata.num_row_groups):
             metadata = file.metadata.row_group(group)
@@ -110,42 +112,11 @@ def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Pa
     return posts.parts_between(bounds, data, source, columns)
 
 
-def _check_columns(schema: Any, source: Path, columns: tuple[str, ...]) -> None:
-    for column, option, expected, ok in zip(
-        columns,
-        OPTIONS,
-        ("strings or integers", "strings or lists of strings", "strings"),
-        (
-            (_is_text, pa.types.is_integer, pa.types.is_floating, pa.types.is_null),
-            (_is_text, _is_texts, pa.types.is_null),
-            (_is_text, pa.types.is_null),
-        ),
-        strict=False,
-    ):
-        if schema.names.count(column) != 1:
-            names = ", ".join(schema.names) or "none"
-            raise InputError(
-                f"{source}: no column {column!r}; its columns are {names}; name the right column with {option}"
-            )
-        kind = schema.field(column).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not any(test(kind) for test in ok):
-            raise InputError(f"{source}: column {column!r} has {kind}, not {expected}")
-
-
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _is_texts(kind: Any) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(is_list and (_is_text(kind.value_type) or pa.types.is_null(kind.value_type)))
-
-
 def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield one post per text; `flsim.data.formats.posts.posts_of` states which ones are dropped."""
     with _open(part.path, part.source) as file:
-        _check_columns(file.schema_arrow, part.source, part.named)
+        for column, option in zip(part.named, OPTIONS, strict=False):
+            _place(file.schema_arrow.names, column, option, part)
         groups = range(part.first, part.last)
         for batch in file.iter_batches(BATCH, row_groups=groups, columns=list(part.named), use_threads=False):
             for row in zip(*(batch.column(name).to_pylist() for name in part.named), strict=True):

@@ -5,7 +5,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import lru_cache
 from itertools import groupby
 from math import prod
 from operator import itemgetter
@@ -103,15 +102,12 @@ def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def tables(connection: sqlite3.Connection) -> set[str]:
-    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-    return {name.decode("utf-8", "replace") for (name,) in rows}
-
-
 def _require_columns(connection: sqlite3.Connection, source: Path) -> None:
     """Raise InputError if the table of examples is missing, or with the name of its first missing column."""
-    if "examples" not in (present := tables(connection)):
-        raise InputError(f"{source}: no table 'examples'; its tables: {', '.join(sorted(present)) or 'none'}")
+    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    tables = {name.decode("utf-8", "replace") for (name,) in rows}
+    if "examples" not in tables:
+        raise InputError(f"{source}: no table 'examples'; its tables: {', '.join(sorted(tables)) or 'none'}")
     names = [name.decode() for (name,) in connection.execute("SELECT name FROM pragma_table_info('examples')")]
     for column in COLUMNS:
         if column not in names:
@@ -225,13 +221,7 @@ def hdf5(data: Path, source: Path) -> Iterator[Any]:
 
 
 def _clients(data: Path, source: Path) -> tuple[str | bytes, ...]:
-    """Return the names of clients in the file's order, listed once per process: there are hundreds of thousands."""
-    status = data.stat()
-    return _listed(data, source, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def _listed(data: Path, source: Path, _size: int, _changed: int) -> tuple[str | bytes, ...]:
+    """Return the names of clients in the file's order."""
     with hdf5(data, source) as file:
         if GROUP not in file:
             raise InputError(f"{source}: no group {GROUP}; its groups: {', '.join(map(str, file)) or 'none'}")

@@ -21,7 +21,7 @@ from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError
 from flsim.base.files import new_file
 from flsim.base.pool import Pool, Report, Task
-from flsim.base.progress import say, tracked
+from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.settings import Count, Fraction, Natural, settings
 from flsim.data.corpus import CorpusWriter
@@ -164,8 +164,7 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     """Balance the authors of a range of hashes, and write their users, see `users_of`, and the words to .words.
 
     Returns ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors`` with enough words by
-    split; ``longest``, words and name of the longest dropped author; ``users``, the number of balanced users; and
-    ``words``, the number of different words.
+    split; ``longest``, words and name of the longest dropped author; and ``words``, the number of different words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(sum(text.count(b"\t") + 1 for text in author.texts) for author in authors)])
@@ -215,7 +214,6 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "dropped": dropped,
         "authors": chosen.authors,
         "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
-        "users": sum(len(chosen.names[split]) for split in SPLITS),
         "words": different,
     }
 
@@ -358,12 +356,6 @@ def users_of(path: Path) -> dict[str, Users]:
 
 
 Integers = NDArray[np.integer[Any]]
-LOST = {
-    "records_with_long_prompts": "{:,} records dropped: their prompts leave no room for an answer in {} tokens; set a "
-    "larger --words-per-record",
-    "tokens_truncated": "{:,} tokens of answers cut off: a prompt and its answer are one record of {} tokens; set a "
-    "larger --words-per-record",
-}
 
 
 @dataclass(frozen=True)
@@ -398,7 +390,7 @@ def train_on(_report: Report, buckets: Sequence[Path], size: int, folder: Path) 
 
 
 def encode_bucket(_report: Report, words: Path, tokenizer: Path, record_words: int, path: Path) -> dict[str, Any]:
-    """Write the records of a bucket's passages, and return ``records``, their number.
+    """Write the records of a bucket's passages.
 
     A text of more than `record_words` tokens becomes several records. A prompt and its answer are one record, and
     tokens after the longest record are cut off. A prompt that leaves no room for an answer has no record.
@@ -432,7 +424,7 @@ def encode_bucket(_report: Report, words: Path, tokenizer: Path, record_words: i
     }
     with new_file(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-    return {"records": len(tokens)}
+    return {}
 
 
 class Encoded:
@@ -496,7 +488,7 @@ def encode(
         )
         for bucket, path in zip(buckets, words, strict=True)
     }
-    pieces.run(pool, "encoding", tasks, "records", lambda result: result["records"])
+    pieces.run(pool, "encoding", tasks)
     counts = np.sum([Encoded(_encoded(bucket)).counts for bucket in buckets], axis=0)
     if not counts.any():
         raise InputError(
@@ -520,9 +512,6 @@ def write_users(writer: CorpusWriter, tokens: TokenMap, buckets: list[Path], dro
             writer.splits[split].extend(users.names, ids, record_words, user_records, prompts)
             if split in SPLITS:
                 dropped.update({without: empty, "tokens_truncated": lost})
-    for reason, line in LOST.items():
-        if dropped[reason]:
-            say(line.format(dropped[reason], layout.record_words))
     return unknown
 
 

@@ -6,9 +6,9 @@
 3. For each range of words, counts are summed. The most frequent words of all ranges are the vocabulary.
 4. The users of all splits are written, one range at a time, with the vocabulary's token ids.
 
-The result of each piece of steps 1, 2 and 3 stays in a scratch folder until the corpus is complete. The corpus is a
-function of the sources and the parameters only, byte for byte. Users are in the order of their authors' hashes, so the
-order of sources only matters for authors who are in several of them.
+The result of each piece of steps 1 and 2, and of step 3 with a tokenizer, stays in a scratch folder until the corpus is
+complete. The corpus is a function of the sources and the parameters only, byte for byte. Users are in the order of
+their authors' hashes, so the order of sources only matters for authors who are in several of them.
 """
 
 from collections.abc import Iterable
@@ -124,28 +124,18 @@ def import_corpus(
         cutting = Cutting(Tokenizer(tokenizer) if tokenizer else None, prompt_column)
         hparams = _sized(hparams, cutting.tokenizer)
     cuts = cutting.described if cutting else {}
-    with scratch(out) as place:
-        pieces = place.plan(
-            {
-                "version": [
-                    VERSION,
-                    SCHEMA,
-                    tasks.PIECE,
-                    tasks.BUCKET,
-                    tasks.COUNTED,
-                    posts.PART_BYTES,
-                    posts.PART_RECORDS,
-                ],
-                "sources": [source.identity for source in opened],
-                "parameters": hparams.described,
-                "format": format and ([format.name, dict(format.about)] if format.about else format.name),
-                "columns": columns,
-                "delimiter": delimiter,
-                "lines_per_author": lines_per_author,
-                "vocabulary_from": vocabulary and vocabulary.parameter,
-                **cuts,
-            }
-        )
+    plan = {
+        "version": [VERSION, SCHEMA, tasks.PIECE, tasks.BUCKET, posts.PART_BYTES, posts.PART_RECORDS],
+        "sources": [source.identity for source in opened],
+        "parameters": hparams.described,
+        "format": format and ([format.name, dict(format.about)] if format.about else format.name),
+        "columns": columns,
+        "delimiter": delimiter,
+        "lines_per_author": lines_per_author,
+        "vocabulary_from": vocabulary and vocabulary.parameter,
+        **cuts,
+    }
+    with scratch(out, plan) as pieces:
         size = sum(of.data.stat().st_size * (UNPACKED if is_compressed(of.data) else 1) for of in opened)
         default = min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1
         with Pool(workers or default) as pool:

@@ -1,12 +1,12 @@
 """A scratch folder next to the output, with the finished pieces of a long job, so that it can continue after a kill.
 
-The folder is locked while a job runs, and the lock ends with the process. It contains one folder for each plan, which
-is everything that the pieces depend on. No process writes outside the folder of its plan, so a worker can safely
-outlive its parent for a moment.
+The folder is locked while a job runs, and the lock ends with the process. It contains the folder of a plan, which is
+everything that the pieces depend on. No process writes outside the folder of its plan, so a worker can safely outlive
+its parent for a moment.
 
 Pieces can be hours of work, so only three kinds are removed: those of a completed import, those of an import whose
-input is invalid, and the rest of an earlier removal. Pieces of another plan remain, because sources or parameters can
-be mistyped, and a message names their folder.
+input is invalid, and the rest of an earlier removal. If there are pieces of another plan, an import is refused, because
+sources or parameters can be mistyped; the error names their folder.
 
 After a loss of power, the contents are consistent: the data of a piece is durable before its result, and the corpus
 before its pieces are removed.
@@ -16,9 +16,9 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,128 +100,103 @@ class ResumableError(InputError):
 
 
 @dataclass(frozen=True)
-class Scratch:
-    """The locked folder of one output, which exists until the output is complete, and its plans of this call."""
-
-    out: Path
-    folder: Path
-    own: list[Path] = field(default_factory=list)
-
-    def plan(self, plan: dict[str, Any]) -> "Pieces":
-        """Return the pieces of a plan, with those that an interrupted import finished; other plans' pieces remain."""
-        text = json.dumps(plan, sort_keys=True)
-        pieces = Pieces(self.out, self.folder / digest(text)[:16])
-        self.own.append(pieces.folder)
-        if pieces.folder.exists():
-            for partial in pieces.folder.glob(".*.partial-*"):
-                partial.unlink(missing_ok=True)
-            finished = len(list(pieces.folder.glob("*.json"))) - 1
-            if finished > 0:
-                say(f"{self.out}: continuing an interrupted import; {finished:,} pieces are finished")
-            return pieces
-        if others := list(_needed(self.folder)):
-            say(
-                f"{self.out}: starting a new import; the interrupted import had other sources or options. Its "
-                f"temporary files remain in {others[0]}; remove that folder if you do not want to continue it"
-            )
-        make_folder(pieces.folder)
-        write_json(pieces.folder / "plan.json", plan)
-        return pieces
-
-    def remove(self) -> None:
-        """Remove pieces of this call and pieces that no import needs, then the lock, which excludes other processes."""
-        needed = {*_needed(self.folder)} - {*self.own}
-        for path in self.folder.iterdir():
-            if path.is_dir() and path not in needed:
-                _remove(path)
-        if needed:
-            say(
-                f"{self.folder}: the folder has pieces of another interrupted import; remove the folder if you "
-                "do not want to continue it"
-            )
-            return
-        (self.folder / "lock").unlink()
-        with suppress(OSError):  # the lock of the next import is in the folder
-            self.folder.rmdir()
-
-
-@dataclass(frozen=True)
 class Pieces:
     """The finished pieces of a plan, in a folder; a task is finished when its result exists."""
 
     out: Path
     folder: Path
 
-    def run(
-        self,
-        pool: Pool,
-        title: str,
-        tasks: dict[str, Task],
-        unit: str = "",
-        work: Callable[[Any], float] | None = None,
-        sizes: dict[str, int] | None = None,
-        reporting: bool = False,
-    ) -> list[Any]:
-        """Run the tasks that are not finished; `work` counts units of a result, and `sizes` of tasks are relative."""
+    def run(self, pool: Pool, title: str, tasks: dict[str, Task], sizes: dict[str, int] | None = None) -> list[Any]:
+        """Run the tasks that are not finished, and return all results; tasks with `sizes` in bytes report bytes."""
         files = {name: self.folder / f"{name}.json" for name in tasks}
         results = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
         missing = [name for name in tasks if name not in results]
         whole = sizes or dict.fromkeys(tasks, 1)
         reached: float = sum(whole[name] for name in results)
-        worked = 0.0
-        with progress(title, sum(whole.values()), reached, unit) as advance:
+        with progress(title, sum(whole.values()), reached, "bytes" if sizes else "") as advance:
 
             def report(amount: float) -> None:
                 nonlocal reached
                 reached += amount
-                advance(reached, work=worked if work else None)
+                advance(reached)
 
             def done(index: int, result: Any) -> None:
-                nonlocal worked
                 name = missing[index]
                 write_json(files[name], result)
                 results[name] = result
-                worked += work(result) if work else 0
-                if not reporting:
-                    report(whole[name])
+                if not sizes:
+                    report(1)
 
-            pool.run([tasks[name] for name in missing], done, report if reporting else ignore)
+            pool.run([tasks[name] for name in missing], done, report if sizes else ignore)
         return [results[name] for name in tasks]
 
-    def finish(self, made: Path) -> None:
-        """Move a complete folder to the place of the output, durably and atomically; ResumableError if it exists."""
-        sync_folder(made)
+    def begin(self, plan: dict[str, Any]) -> None:
+        """Create the folder, or keep the pieces in it; ResumableError for pieces of another plan, or an output."""
+        others = [path for path in self.folder.parent.iterdir() if path.is_dir() and path != self.folder]
+        for path in others:
+            if not path.name.startswith(REMOVED):
+                raise ResumableError(
+                    f"{self.out}: an interrupted import had other sources or options; repeat its command, or remove "
+                    f"{path} to start a new import"
+                )
+            shutil.rmtree(path, ignore_errors=True)
+        if not self.folder.exists():
+            refuse_existing(self.out)
+            make_folder(self.folder)
+            write_json(self.folder / "plan.json", plan)
+            return
+        self.refuse_existing_output()
+        for partial in self.folder.glob(".*.partial-*"):
+            partial.unlink(missing_ok=True)
+        if (finished := len(list(self.folder.glob("*.json"))) - 1) > 0:
+            say(f"{self.out}: continuing an interrupted import; {finished:,} pieces are finished")
+
+    def refuse_existing_output(self) -> None:
         try:
             refuse_existing(self.out)
         except InputError as error:
             raise ResumableError(f"{self.out}: already exists; remove it or rename it") from error
-        (self.folder / "finished").touch()
+
+    def finish(self, made: Path) -> None:
+        """Move a complete folder to the place of the output, durably and atomically; ResumableError if it exists."""
+        sync_folder(made)
+        self.refuse_existing_output()
         made.rename(self.out)
         sync(self.out.parent)  # before pieces are removed, because a name is durable only after its folder is synced
-        sync(self.folder)
+
+    def remove(self) -> None:
+        """Remove the pieces, renamed first, so that no interrupted removal leaves a part; then the lock."""
+        if self.folder.exists():
+            removed = self.folder.rename(self.folder.with_name(REMOVED + self.folder.name))
+            sync(removed.parent)
+            shutil.rmtree(removed, ignore_errors=True)
+        (self.folder.parent / "lock").unlink()
+        with suppress(OSError):  # the lock of the next import is in the folder
+            self.folder.parent.rmdir()
 
 
 @contextmanager
-def scratch(out: Path) -> Iterator[Scratch]:
-    """Yield the locked scratch folder of an output, removed after success or invalid input, not after other errors."""
-    if not out.name:  # the current folder or the root, which exist
+def scratch(out: Path, plan: dict[str, Any]) -> Iterator[Pieces]:
+    """Yield the pieces of an import, locked, which are removed after success or invalid input, not after other errors.
+
+    `plan` is everything that the pieces depend on.
+    """
+    folder = out.with_name(f".{out.name}.importing") if out.name else out  # the current folder or the root exist
+    if not out.name or not folder.exists():
         refuse_existing(out)
-    folder = out.with_name(f".{out.name}.importing")
-    if not folder.exists() or any(_needed(folder)):
-        refuse_existing(out)
+    pieces = Pieces(out, folder / digest(json.dumps(plan, sort_keys=True))[:16])
     with ExitStack() as stack:
         _enter(stack, out, folder)
-        place = Scratch(out, folder)
         try:
-            refuse_existing(out)
-            yield place
+            pieces.begin(plan)
+            yield pieces
         except WorkerDied:
             raise
         except ResumableError:
             say(f"{folder}: finished pieces remain in this folder; fix the cause, and {CONTINUES}")
             raise
         except InputError:
-            place.remove()
+            pieces.remove()
             raise
         except KeyboardInterrupt:
             say(f"{folder}: interrupted; {CONTINUES}")
@@ -231,22 +206,7 @@ def scratch(out: Path) -> Iterator[Scratch]:
                 raise
             raise RunFailed(f"{folder}: {error.strerror}; free space on this disk, then {CONTINUES}") from error
         else:
-            place.remove()
-
-
-def _remove(pieces: Path) -> None:
-    """Remove a folder of pieces, renamed first, so that an interrupted removal leaves no folder with only a part."""
-    removed = pieces if pieces.name.startswith(REMOVED) else pieces.rename(pieces.with_name(REMOVED + pieces.name))
-    sync(removed.parent)
-    shutil.rmtree(removed, ignore_errors=True)
-
-
-def _needed(folder: Path) -> Iterator[Path]:
-    """Yield folders with pieces of unfinished imports, without remains of finished imports."""
-    for path in folder.iterdir():
-        finished = (path / "finished").exists() and not (path / MADE).exists()
-        if path.is_dir() and not path.name.startswith(REMOVED) and not finished:
-            yield path
+            pieces.remove()
 
 
 def _enter(stack: ExitStack, out: Path, folder: Path) -> None:

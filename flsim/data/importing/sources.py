@@ -26,9 +26,6 @@ from flsim.base.files import HashedFile, new_file
 from flsim.base.pool import Pool, Report, Task, ignore
 from flsim.data.importing.scratch import Pieces, ResumableError
 
-# Decompression of files, so that sources can be read in parts.
-
-
 # Unpacking of the only text file in a 7-Zip archive, the format of Stack Exchange dumps in the Internet Archive.
 
 try:
@@ -158,7 +155,6 @@ class Source:
     data: Path  # the file to read: the same file, or one in the scratch folder
     identity: dict[str, Any]  # by which a changed file is recognized
     digest: dict[str, Any] | None = None  # bytes and sha256 of the user's file; None until known
-    changed_at: int = 0  # when its content, name or permissions last changed before the import began, in ns
 
     @property
     def file(self) -> Path:
@@ -168,14 +164,6 @@ class Source:
     def refuse_if_changed(self) -> None:
         """Raise InputError if the file's size or time changed since the import began."""
         if _identity(self.path) != self.identity:
-            raise changed(self.path)
-
-    def refuse_if_written(self) -> None:
-        """Raise InputError if the file was written since the import began, even if its time was reset."""
-        self.refuse_if_changed()
-        if self.file.stat().st_ctime_ns == self.changed_at:
-            return
-        if self.digest is None or hash_file(ignore, self.file) != self.digest:  # otherwise only its permissions changed
             raise changed(self.path)
 
 
@@ -188,10 +176,7 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
     if not paths:
         raise InputError("no sources: name at least one file to import")
     identities = [_identity(path) for path in paths]
-    return [
-        Source(path, Path(identity["path"]), identity, changed_at=path.stat().st_ctime_ns)
-        for path, identity in zip(paths, identities, strict=True)
-    ]
+    return [Source(path, Path(identity["path"]), identity) for path, identity in zip(paths, identities, strict=True)]
 
 
 def _identity(path: Path) -> dict[str, Any]:
@@ -233,23 +218,13 @@ def _digests(
     title: str, tasks: dict[str, Task], sources: dict[str, Source], pieces: Pieces, pool: Pool
 ) -> dict[str, Any]:
     sizes = {name: source.data.stat().st_size for name, source in sources.items()}
-    return dict(zip(tasks, pieces.run(pool, title, tasks, "bytes", sizes=sizes, reporting=True), strict=True))
+    return dict(zip(tasks, pieces.run(pool, title, tasks, sizes), strict=True))
 
 
-def checks(sources: Sequence[Source]) -> dict[str, Task]:
-    """Return tasks, by names of pieces, that fail if the content of a source differs from what was read."""
-    return {
-        f"check-{index}": Task(str(source.path), refuse_other_content, (source,))
-        for index, source in enumerate(sources)
-    }
-
-
-def refuse_other_content(report: Report, source: Source) -> dict[str, Any]:
-    """Return the digest of a source that was read; raise InputError if it has changed."""
-    digest = hash_file(report, source.file)
-    if digest != source.digest:
+def check(report: Report, source: Source) -> None:
+    """Compare a source with its digest, if it is known; raise InputError if the content has changed."""
+    if source.digest is not None and hash_file(report, source.file) != source.digest:
         raise changed(source.path)
-    return digest
 
 
 @contextmanager
@@ -259,7 +234,8 @@ def blaming_changes(sources: Sequence[Source]) -> Iterator[None]:
         yield
     except InputError:
         for source in sources:
-            source.refuse_if_written()
+            source.refuse_if_changed()
+            check(ignore, source)
         raise
 
 

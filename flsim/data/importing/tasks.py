@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from flsim.base.errors import InputError
 from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
-from flsim.data.formats.known import FORMATS, format_of, is_fragile
+from flsim.data.formats.known import format_of
 from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name
 from flsim.data.formats.rows import CSV
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
@@ -34,7 +34,6 @@ from flsim.data.importing.gather import (
 from flsim.data.importing.scratch import (
     MADE,
     Pieces,
-    Range,
     cuts,
     hash_of,
     lines_of,
@@ -42,8 +41,7 @@ from flsim.data.importing.scratch import (
     read_lines,
     write_lines,
 )
-from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
-from flsim.data.inspect import REASONS
+from flsim.data.importing.sources import Source, blaming_changes, check, hashed, names_of, refuse_twice
 from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 
@@ -55,10 +53,6 @@ from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 ALIVE = 100  # posts between two progress reports
 # these units are counted among the posts
 REASONS_OF_READ_ROWS = ("posts_without_words", "rows_with_forbidden_characters")
-
-
-def detect(_report: Report, data: Path, source: Path) -> str:
-    return format_of(data, source).name
 
 
 def parts_of(
@@ -80,11 +74,10 @@ def read_part(
     """Read a part of a source, and write its sentences by author, by tokens as passages, to `stem`.0, .1, and so on.
 
     A file has `piece` characters of sentences, which only its last post may exceed. Returns ``files``, their number;
-    ``read`` and ``dropped``, counts by unit or reason; ``dropped_authors``, those of `drop_authors` who have posts.
+    ``read`` and ``dropped``, counts by unit or reason.
     """
     authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
     dropped: Counter[str] = Counter()
-    named: set[str] = set()
     posts = records = words = files = pending = 0
     for post in format.read(part, dropped):
         if not post.user.strip():
@@ -92,7 +85,6 @@ def read_part(
             continue
         if post.user in drop_authors:
             dropped["posts_of_dropped_authors"] += 1
-            named.add(post.user)
             continue
         posts += 1
         if posts % ALIVE == 0:
@@ -118,7 +110,7 @@ def read_part(
     read = Counter(posts=posts, records=records, words=words)
     for reason, count in dropped.items():
         read[reason.split("_")[0]] += count * (reason not in REASONS_OF_READ_ROWS)
-    return {"files": files, "read": read, "dropped": dropped, "dropped_authors": sorted(named)}
+    return {"files": files, "read": read, "dropped": dropped}
 
 
 def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By) -> int:
@@ -155,39 +147,31 @@ def refuse_equal_names(sources: Sequence[Source], formats: Sequence[Format]) -> 
         first[key] = source.path
 
 
-# Step 3 of an import: the words of buckets become the vocabulary. A range of hashes keeps at most as many words as the
-# vocabulary has, so memory does not grow with the number of different words.
-
-Counts = list[tuple[str, int]]
+# Step 3 of an import: the words of buckets become the vocabulary.
 
 
-def count_words(_report: Report, ranges: list[Range], most: int) -> Counts:
-    """Return the most frequent words of train users in lines of ``word<TAB>count``, with their counts."""
-    counts: defaultdict[bytes, int] = defaultdict(int)
-    for line in read_lines(ranges):
-        word, _, count = line.partition(b"\t")
-        counts[word] += int(count)
-    return most_frequent(((word.decode(), count) for word, count in counts.items() if count), most)
+def count_words(files: Sequence[Path], words: int, most: int) -> dict[str, int]:
+    """Return the most frequent words of train users in files of ``word<TAB>count``; ties are in alphabetical order.
 
-
-def most_frequent(counts: Iterable[tuple[str, int]], most: int) -> Counts:
-    """Return the most frequent words; ties are in alphabetical order."""
-    ranked = sorted(counts, key=lambda item: (-item[1], item[0]))
-    return [(word, count) for word, count in ranked if word != OOV_WORD][:most]
-
-
-def merge(counted: Iterable[Counts], most: int) -> dict[str, int]:
-    merged: Counts = []
-    for counts in counted:
-        merged = most_frequent([*merged, *map(tuple, counts)], most)  # type: ignore[list-item]
-    return dict(merged)
+    Words are counted in ranges of hashes, so memory does not grow with `words`, the sum of the numbers of lines.
+    """
+    ranges = 1 + words // COUNTED
+    bounds = cuts(files, ranges)
+    ranked: list[tuple[str, int]] = []
+    for index in tracked("counting words", range(ranges)):
+        counts: defaultdict[bytes, int] = defaultdict(int)
+        for line in read_lines(ranges_of(files, bounds, index)):
+            word, _, count = line.partition(b"\t")
+            counts[word] += int(count)
+        ranked += ((word.decode(), count) for word, count in counts.items() if count and word != OOV_WORD.encode())
+        ranked = sorted(ranked, key=lambda item: (-item[1], item[0]))[:most]
+    return dict(ranked)
 
 
 PIECE = 2**24  # characters of sentences in a file of step 1
 BUCKET = 2**23  # bytes of sentences for a task of step 2
-COUNTED = 2**20  # words of buckets for a task of step 3
+COUNTED = 2**20  # words of buckets in a range of step 3
 SILENCE = 300.0  # seconds without progress after which a fragile reader is killed
-FEW_USERS = 100  # the cohort of the paper's smallest scale; with fewer users, shorter users are suggested
 
 
 @dataclass(frozen=True)
@@ -237,7 +221,9 @@ class Steps:
         columns: tuple[str, str],
         supplied: SuppliedVocabulary | None,
     ) -> Path:
-        formats = self.with_lines([format] * len(sources) if format else self.detect(sources), sources)
+        with blaming_changes(sources):
+            formats = [format or format_of(source.data, source.path) for source in sources]
+        formats = self.with_lines(formats, sources)
         for source, source_format in zip(sources, formats, strict=True):
             if format is None:
                 say(f"{source.path}: {source_format.name}")
@@ -247,10 +233,8 @@ class Steps:
                     f"{source_format.name}; remove it"
                 )
         refuse_equal_names(sources, formats)
-        sources, files, warnings = self.read_parts(sources, formats, columns)
+        sources, files = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
-        for line in warnings:
-            say(line)
         vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
         with suppress(FileNotFoundError):  # an earlier call was killed while it wrote the corpus from these pieces
@@ -277,19 +261,8 @@ class Steps:
                     "vocabulary_from": supplied and supplied.parameter,
                     **(self.cutting.described if self.cutting else {}),
                 },
-                warnings=warnings,
             )
         return made
-
-    def detect(self, sources: list[Source]) -> list[Format]:
-        names: dict[int, str] = {}
-        tasks = [
-            Task(str(source.path), detect, (source.data, source.path), SILENCE if is_fragile(source.data) else None)
-            for source in sources
-        ]
-        with blaming_changes(sources):
-            self.pool.run(tasks, names.__setitem__)
-        return [FORMATS[names[index]] for index in range(len(sources))]
 
     @property
     def prompt_column(self) -> str | None:
@@ -297,24 +270,16 @@ class Steps:
 
     def with_lines(self, formats: list[Format], sources: list[Source]) -> list[Format]:
         """Return the formats with the requested lines per author; InputError for an option without a source for it."""
-        if self.delimiter is not None and all(format.name != CSV.name for format in formats):
-            raise InputError(
-                f"{names_of(sources)}: --delimiter is for CSV, and this is {formats[0].name}; "
-                "remove --delimiter, or set --format csv"
-            )
-        if self.text is None:
-            return formats
-        if all(format.name != self.text.name for format in formats):
-            raise InputError(
-                f"{names_of(sources)}: --lines-per-author is for plain text, and this is {formats[0].name}; "
-                "remove --lines-per-author, or set --format text"
-            )
-        return [self.text if format.name == self.text.name else format for format in formats]
-
-    @property
-    def without_ascii(self) -> str:
-        """Return the end of an error about text without words: its likely reason, if any."""
-        return "; --ascii removes all characters outside ASCII" if self.hparams.ascii else ""
+        for option, value, name in (
+            ("--delimiter", self.delimiter, CSV.name),
+            ("--lines-per-author", self.text, TEXT.name),
+        ):
+            if value is not None and all(format.name != name for format in formats):
+                raise InputError(
+                    f"{names_of(sources)}: {option} is for {name}, and this is {formats[0].name}; remove {option}, or "
+                    f"set --format {name}"
+                )
+        return [self.text if self.text and format.name == TEXT.name else format for format in formats]
 
     @property
     def layout(self) -> Layout:
@@ -322,25 +287,19 @@ class Steps:
 
     def read_parts(
         self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
-    ) -> tuple[list[Source], list[Path], list[str]]:
-        """Run step 1, and return the sources with their digests, the files of sentences in order, and warnings."""
+    ) -> tuple[list[Source], list[Path]]:
+        """Run step 1, and return the sources with their digests, and the files of sentences in order."""
         sources = hashed(sources, self.pieces, self.pool)
         refuse_twice(sources)
         with blaming_changes(sources):
-            files, warnings = self._read(sources, formats, columns)
+            files = self._read(sources, formats, columns)
             if not files:
-                drops = [
-                    f"{count:,} {REASONS[name]}" for name, count in self.dropped.items() if count and name in REASONS
-                ]
+                drops = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in self.dropped.items() if count]
                 why = f" ({', '.join(drops)})" if drops else ""
-                raise InputError(
-                    f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts{why}{self.without_ascii}"
-                )
-        return sources, files, warnings
+                raise InputError(f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts{why}")
+        return sources, files
 
-    def _read(
-        self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
-    ) -> tuple[list[Path], list[str]]:
+    def _read(self, sources: list[Source], formats: list[Format], columns: tuple[str, str]) -> list[Path]:
         described: dict[int, list[Part]] = {}
         whole = self.cutting is not None, self.prompt_column
         reading = Reading(self.hparams.ascii, self.delimiter, *whole)
@@ -371,17 +330,13 @@ class Steps:
                     ),
                     _silence(source_format),
                 )
-        results = self.pieces.run(
-            self.pool, "reading", tasks, "sentences", lambda result: result["read"].get("records", 0)
-        )
+        results = self.pieces.run(self.pool, "reading", tasks)
         files = []
-        absent = set(self.hparams.drop_authors).difference(*(result["dropped_authors"] for result in results))
-        warnings = [f"--drop-authors: no post of {name!r}" for name in sorted(absent)]
         for name, result in zip(tasks, results, strict=True):
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
             files += [self.pieces.folder / f"{name}.{number}" for number in range(result["files"])]
-        return files, warnings
+        return files
 
     def balance(self, sources: list[Source], files: list[Path]) -> tuple[list[Path], int]:
         """Run step 2, and hash sources again; return the buckets in order and the sum of their numbers of words."""
@@ -397,37 +352,23 @@ class Steps:
         authors: Counter[str] = Counter()
         longest = (0, "")
         words = 0
-        again = checks(sources)
-        results = self.pieces.run(
-            self.pool,
-            "balancing",
-            {**again, **tasks},
-            "authors",
-            lambda result: result.get("read", {}).get("users", 0),
-            dict.fromkeys(again, 0) | dict.fromkeys(tasks, 1),
-        )
-        for result in results[len(again) :]:
+        checks = {f"check-{index}": Task(str(of.path), check, (of,)) for index, of in enumerate(sources)}
+        self.pieces.run(self.pool, "checking sources", checks)
+        results = self.pieces.run(self.pool, "balancing", tasks)
+        for result in results:
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
             authors.update(result["authors"])
             longest = max(longest, tuple(result["longest"]))
             words += result["words"]
         self._refuse_too_few(sources, authors, longest)
-        users = sum(result["users"] for result in results[len(again) :])
-        if self.hparams.words_per_user is not None and users < FEW_USERS:
-            length = f"{self.hparams.words_per_user:,} {self.hparams.counted}"
-            say(
-                f"only {users:,} users of {length}"
-                + ("; a smaller --words-per-user gives more users" * (self.hparams.words_per_user > 1))
-            )
         return [self.pieces.folder / name for name in tasks], words
 
     def _refuse_too_few(self, sources: list[Source], authors: Counter[str], longest: tuple[int, str]) -> None:
         if not authors:
             words, name = longest
             if not words:
-                why = f"no user has words, only punctuation{self.without_ascii}"
-                raise InputError(f"{names_of(sources)}: {why}")
+                raise InputError(f"{names_of(sources)}: no user has words, only punctuation")
             asked = self.hparams.words_per_user or 1
             raise InputError(
                 f"{names_of(sources)}: no user has {asked:,} {self.hparams.counted}; the longest, "
@@ -448,17 +389,7 @@ class Steps:
             except InputError as error:
                 raise InputError(f"{names_of(sources)}: {error}") from error
         files = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
-        count = 1 + words // COUNTED
-        bounds = cuts(files, count)
-        tasks = {
-            f"words-{index}": Task(
-                f"words, range {index + 1} of {count}",
-                count_words,
-                (ranges_of(files, bounds, index), self.layout.words),
-            )
-            for index in range(count)
-        }
-        counted = merge(self.pieces.run(self.pool, "counting words", tasks), self.layout.words)
+        counted = count_words(files, words, self.layout.words)
         if self.fit_vocabulary and 0 < len(counted) < self.layout.words:
             say(words_short(len(counted), self.hparams))
             self.hparams = replace(self.hparams, vocabulary_size=len(counted) + SPECIAL_TOKENS)

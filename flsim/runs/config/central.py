@@ -1,5 +1,6 @@
 """The configuration of a central run: SGD over records, or DP-SGD."""
 
+from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Annotated, Literal, Self
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.user_states import UserStates
+from flsim.base.arrays import Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import configured, label_of
 from flsim.base.settings import Count, Natural, bounds, settings
@@ -207,20 +209,18 @@ class CentralConfig(Config):
     def optimizer_slots(self, vocabulary_size: int) -> int:  # noqa: ARG002 (torch's optimizers have the same for all)
         return len(slots_of(configured(self.training, "optimizer")))
 
+    def _drawn(self, users: Population, steps: int) -> Iterator[Ints]:
+        order = None if self._is_private else self.order
+        return participation.drawn_steps(users.records, self.seed, self.training.batch_size, order, steps)
+
     def meetings(self, users: Population, rounds: int) -> Meetings:
-        size = self.training.batch_size
-        at, copies = (
-            participation.of_lots(users, self.seed, size, rounds)
-            if self._is_private
-            else participation.of_batches(users, self.seed, size, self.order, rounds)
-        )
+        at, copies = participation.of_steps(users, self._drawn(users, rounds))
         return at, users.overlay.canaries[copies].astype(np.int64), participation.holders(users)[copies]
 
     def records_read(self, users: Population, rounds: int) -> Flags:
-        size = self.training.batch_size
-        if self._is_private:
-            return participation.read_by_lots(users, self.seed, size, rounds)
-        return participation.read_by_batches(users, self.seed, size, self.order, rounds)
+        if not self._is_private:  # the first epoch contains each record once
+            rounds = min(rounds, steps_per_epoch(users.records, self.training.batch_size))
+        return participation.read_in_steps(users, self._drawn(users, rounds))
 
     def rounds_per_epoch(self, train: Split) -> float:
         size = self.training.batch_size

@@ -14,8 +14,8 @@ import tomli_w
 from flsim.base.errors import InputError
 from flsim.base.extensions import CustomName
 from flsim.data.stores import located
-from flsim.models.architectures import BUILT_IN, ModelHParams, build
-from flsim.models.hf import FILES, OF_BASE
+from flsim.models.architectures import BUILT_IN
+from flsim.models.hf import FILES
 from flsim.runs.config import custom_code, toml
 from flsim.runs.config.base import Config
 from flsim.runs.config.central import CentralConfig
@@ -111,7 +111,6 @@ def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
 
 
 FORM = "path/to/file.py:NAME"
-VOCABULARY = 10_000  # token ids of the paper, for which parameters of architectures are counted
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "text"}
 
@@ -183,30 +182,11 @@ def _merged(of_kinds: Sequence[Section]) -> list[Section]:
 
 
 def _architectures() -> Section:
-    """Return the built-in networks, the values of `model.architecture`, as a section."""
-    about = f"Built-in networks. Parameters are counted at the default sizes, with {VOCABULARY:,} token ids."
-    return Section("model", "architectures", about, tuple(map(_architecture, BUILT_IN)))
-
-
-def _architecture(name: str) -> Setting:
-    description = " ".join(inspect.cleandoc(BUILT_IN[name].__doc__ or "").split("\n\n")[0].split()).replace("`", "")
-    sizes: tuple[str, ...] = OF_BASE
-    count = ""
-    if name != "hf":
-        network = build(VOCABULARY, ModelHParams(architecture=name))
-        count = f" {sum(value.numel() for value in network.trainable.values()):,} parameters."
-        defaults = {item.name: item.default for item in fields(ModelHParams) if isinstance(item.default, int)}
-        sizes = tuple(size for size, default in defaults.items() if _allows(name, **{size: 2 * default}))
-    reads = f"Reads {', '.join(sizes[:-1])} and {sizes[-1]}."
-    return Setting(name, "architecture", "", "", f"{description} {reads}{count}")
-
-
-def _allows(architecture: str, **size: Any) -> bool:
-    try:
-        ModelHParams(architecture=architecture, **size)
-    except InputError:
-        return False
-    return True
+    """Return the built-in networks, the values of `model.architecture`, each with the first paragraph about it."""
+    paragraphs = {name: inspect.cleandoc(network.__doc__ or "").split("\n\n")[0] for name, network in BUILT_IN.items()}
+    described = {name: " ".join(text.split()).replace("`", "") for name, text in paragraphs.items()}
+    listed = tuple(Setting(name, "architecture", "", "", text) for name, text in described.items())
+    return Section("model", "architectures", "Built-in networks.", listed)
 
 
 def _settings(section: type) -> tuple[Setting, ...]:

@@ -1,6 +1,6 @@
 """The rounds or steps in which training used a canary, and the records that it read, from (seed, round, population)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.canaries.population import Population
 from flsim.privacy.sampling import draw_cohort, sampler_named
-from flsim.training.central.hparams import Order, poisson_lot, positions_at, steps_per_epoch
+from flsim.training.central.hparams import Order, poisson_lot, positions_at
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import epoch_orders
 
@@ -37,33 +37,21 @@ def of_cohorts(users: Population, seed: int, cohort: int, sampler: str, rounds: 
     return _rounds(met), canary[which], user[which]
 
 
-def of_batches(users: Population, seed: int, batch_size: int, order: Order, steps: int) -> tuple[Ints, Ints]:
-    """Return (step from 1, copy as an index into `users.overlay`), int64 [n] each, for every copy in every batch."""
-    records = int(users.user_offsets[-1])
-    in_epoch = steps_per_epoch(records, batch_size)
-    planted = np.zeros(records, bool)
+def of_steps(users: Population, drawn: Iterable[Ints]) -> tuple[Ints, Ints]:
+    """Return (step from 1, copy as an index into `users.overlay`), int64 [n] each, for every copy in `drawn` steps."""
+    planted = np.zeros(users.records, bool)
     planted[users.overlay.records] = True
-    at, copies = [], []
-    for epoch in tracked("drawing epochs", range(-(-steps // in_epoch))):
-        # one batch of all records gives the order of the epoch
-        positions = positions_at(epoch, records, records, order, seed)
-        places = np.flatnonzero(planted[positions])
-        at.append(epoch * in_epoch + places // batch_size + 1)
-        copies.append(np.searchsorted(users.overlay.records, positions[places]))
-    within = _joined(at) <= steps
-    return _joined(at)[within], _joined(copies)[within]
-
-
-def of_lots(users: Population, seed: int, batch_size: int, steps: int) -> tuple[Ints, Ints]:
-    """Return (step from 1, copy) like `of_batches`, for lots, which draw every record with the same probability."""
-    records = int(users.user_offsets[-1])
-    planted = np.zeros(records, bool)
-    planted[users.overlay.records] = True
-    met = []
-    for step in tracked("drawing lots", range(steps)):
-        lot = poisson_lot(step, records, batch_size, seed)
-        met.append(np.searchsorted(users.overlay.records, lot[planted[lot]]))
+    met = [np.searchsorted(users.overlay.records, positions[planted[positions]]) for positions in drawn]
     return _rounds(met), _joined(met)
+
+
+def drawn_steps(records: int, seed: int, batch_size: int, order: Order | None, steps: int) -> Iterator[Ints]:
+    """Yield the positions of the records of each step: of its batch, or without an order of its lot."""
+    for step in tracked("drawing steps", range(steps)):
+        if order is None:
+            yield poisson_lot(step, records, batch_size, seed)
+        else:
+            yield positions_at(step, records, batch_size, order, seed)
 
 
 def of_extra(users: Population, rounds: int, is_by_copy: bool) -> Meetings:
@@ -94,19 +82,11 @@ def read_by_cohorts(users: Population, seed: int, cohort: int, sampler: str, loc
     return is_read
 
 
-def read_by_batches(users: Population, seed: int, batch_size: int, order: Order, steps: int) -> Flags:
-    """Return whether any batch contained each record, bool [records] in the order of the population."""
+def read_in_steps(users: Population, drawn: Iterable[Ints]) -> Flags:
+    """Return whether a step read each record, bool [records] in the order of the population."""
     is_read = np.zeros(users.records, bool)
-    read = min(users.records, steps * batch_size)  # the first epoch contains each record once
-    is_read[positions_at(0, users.records, read, order, seed) if read else []] = True
-    return is_read
-
-
-def read_by_lots(users: Population, seed: int, batch_size: int, steps: int) -> Flags:
-    """Return whether any lot contained each record, bool [records] in the order of the population."""
-    is_read = np.zeros(users.records, bool)
-    for step in tracked("drawing lots", range(steps)):
-        is_read[poisson_lot(step, users.records, batch_size, seed)] = True
+    for positions in drawn:
+        is_read[positions] = True
     return is_read
 
 

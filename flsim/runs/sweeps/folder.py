@@ -17,22 +17,18 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.progress import Progress, TaskID
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, held, make_folder, new_file, write_json
 from flsim.base.progress import LINES_EVERY, clock, say
 from flsim.base.settings import flat, with_present_names
-from flsim.base.terminal import console
+from flsim.base.terminal import bars, console
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
@@ -298,10 +294,7 @@ def _commands(known: Mapping[str, Any] | None, command: str, added: Sequence[str
     return commands if is_repeated else [*commands, {"command": command, "runs": [*added]}]
 
 
-# Progress of all runs of a sweep on one screen: a table in a terminal, otherwise plain lines.
-
-
-SHOWN = 16  # largest number of shown runs
+# Progress of all runs of a sweep: bars of those that train in a terminal, otherwise plain lines.
 
 
 @dataclass(frozen=True)
@@ -321,11 +314,11 @@ def state_of(run: Path, began: float, is_finished: bool = False) -> State:
         status, round_, rounds = str(known["status"]), int(known["round"]), int(known["rounds"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return State("waits")
-    touched = (run / "run.json").stat()
+    touched = (run / "run.json").stat().st_mtime
     is_over = status in {"completed", "diverged"}
-    if is_over and (is_finished or touched.st_mtime >= began):
-        return State(status, 1.0, _results_in_short(run, touched.st_mtime_ns))
-    if is_over or touched.st_mtime < began:
+    if is_over and (is_finished or touched >= began):
+        return State(status, 1.0)
+    if is_over or touched < began:
         return State("waits", note=f"stopped at {round_:,}" if round_ else "")
     last = roundlog.last(run)
     done, loss = last.get("round", round_), last.get("loss")
@@ -338,36 +331,49 @@ class Screen:
         self._folder, self._names, self._began, self._finished = folder, names, began, frozenset(finished)
         self._said_at = time.monotonic()
         self._started: set[str] = set()
-        self._live: Live | None = None
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
 
     @contextmanager
     def live(self) -> Iterator["Screen"]:
         if not console.is_terminal:
             yield self
             return
-        with Live(console=console, refresh_per_second=2, transient=True) as live:
-            self._live = live
+        with bars() as self._bars:
+            for name in ("", *self._names):
+                self._tasks[name] = self._bars.add_task(
+                    "", start=not name, total=1.0, title=name, status="", visible=not name
+                )
             yield self
-        self._live = None
+        self._bars = None
 
     def look(self) -> None:
         states = {name: self._state_of(name) for name in self._names}
-        if self._live is not None:
-            self._live.update(self._table(states))
+        running = {name: state for name, state in states.items() if state.status == "runs"}
+        new = [name for name in running if name not in self._started]
+        self._started.update(new)
+        if self._bars is not None:
+            for name in new:
+                self._bars.start_task(self._tasks[name])
+            whole = sum(state.done for state in states.values()) / max(len(states), 1)
+            self._bars.update(self._tasks[""], completed=whole, title=self._summary(states))
+            for name, state in states.items():
+                is_running = state.status == "runs"
+                self._bars.update(self._tasks[name], completed=state.done, status=state.note, visible=is_running)
             return
-        for name in [name for name, state in states.items() if state.status == "runs" and name not in self._started]:
-            self._started.add(name)
+        for name in new:
             say(f"{name}: started")
         if time.monotonic() - self._said_at >= LINES_EVERY:
             self._said_at = time.monotonic()
-            running = [f"{name} {100 * state.done:.0f}%" for name, state in states.items() if state.status == "runs"]
             if running:
-                say(f"{self._summary(states)}; {', '.join(running)}")
+                shares = ", ".join(f"{name} {100 * state.done:.0f}%" for name, state in running.items())
+                say(f"{self._summary(states)}; {shares}")
 
     def ended(self, name: str, failure: str | None, remaining: int) -> None:
         state = self._state_of(name)
         over = state.status in {"completed", "diverged"}
-        outcome = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"
+        results = _results_in_short(self._folder.run(name)) if over else ""
+        outcome = " ".join(filter(None, (state.status, results))) if over else f"failed: {failure}"
         say(f"{name}: {outcome} ({remaining} run{'s' * (remaining != 1)} remaining)")
 
     def _state_of(self, name: str) -> State:
@@ -377,34 +383,9 @@ class Screen:
         over = sum(state.status in {"completed", "diverged"} for state in states.values())
         return f"{over} of {len(states)} runs, {clock(time.time() - self._began)}"
 
-    def _table(self, states: dict[str, State]) -> Table:
-        table = Table.grid(padding=(0, 1), expand=True)
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
-        table.add_column(width=10)
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
-        whole = sum(state.done for state in states.values()) / max(len(states), 1)
-        left = clock((time.time() - self._began) * (1 - whole) / whole) if 0.02 < whole < 1 else ""
-        remaining = Text(f"about {left} remaining" if left else "")
-        table.add_row(Text(self._summary(states), style="bold"), _bar(whole), remaining)
-        order = {"runs": 0, "failed": 1, "completed": 2, "diverged": 2, "waits": 3}
-        by_need = sorted(states, key=lambda name: order.get(states[name].status, 1))  # stable
-        for name in by_need[:SHOWN]:
-            state = states[name]
-            waits = state.status == "waits"
-            text = f"{state.note}" if state.status in {"runs", "completed"} else f"{state.status} {state.note}"
-            table.add_row(Text(name, style="dim" if waits else ""), _bar(state.done), Text(text.strip()))
-        if len(states) > SHOWN:
-            table.add_row(Text(f"and {len(states) - SHOWN} more", style="dim"))
-        return table
 
-
-def _bar(done: float) -> ProgressBar:
-    return ProgressBar(total=1.0, completed=done, width=10)
-
-
-@cache  # the result is cached, because it needs all rows and is used every second
-def _results_in_short(run: Path, _when: int) -> str:
-    """Return the results of an ended run in a few words; `_when` distinguishes several ends of a run."""
+def _results_in_short(run: Path) -> str:
+    """Return the results of an ended run in a few words."""
     try:
         results = read_run(run)
         if results.status == "diverged":

@@ -327,28 +327,11 @@ class TuningOutcome:
 
 
 def _chosen(groups: Iterable[GroupOutcome]) -> str:
-    """Return the chosen values in words, each with its groups, named by the axes that distinguish different values."""
-    by_grid: dict[str, list[GroupOutcome]] = {}
-    for group in groups:
-        by_grid.setdefault(group.grid, []).append(group)
+    """Return the chosen values in words, each with its groups."""
     names: dict[str, list[str]] = {}
-    for grid, of_grid in by_grid.items():
-        for name, values in _shortest(grid, of_grid).items():
-            text = ", ".join(f"{key} {value:g}" for key, value in values.items())
-            names.setdefault(text, []).append(name)
+    for group in groups:
+        names.setdefault(", ".join(f"{key} {value:g}" for key, value in group.values.items()), []).append(group.name)
     return "; ".join(f"{text} for {', '.join(of_text)}" for text, of_text in names.items())
-
-
-def _shortest(grid: str, groups: Sequence[GroupOutcome]) -> dict[str, Point]:
-    """Return the values of a grid's groups by the shortest names that distinguish different values."""
-    for length in range(max(len(group.axes) for group in groups)):
-        values: dict[str, list[Point]] = {}
-        for group in groups:
-            parts = [slug(axis, value) for axis, value in list(group.axes.items())[:length]]
-            values.setdefault("-".join([grid, *parts]), []).append(group.values)
-        if all(value == of_name[0] for of_name in values.values() for value in of_name):
-            return {name: of_name[0] for name, of_name in values.items()}
-    return {group.name: group.values for group in groups}
 
 
 def read_outcome(path: Path) -> TuningOutcome:

@@ -4,13 +4,11 @@ import csv
 import io
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,8 @@ ROOT = Path(__file__).parents[3]
     ("name", "content", "format"),
     [
         ("a", b"PAR1...", "parquet"),
+        ("a", b"SQLite format 3\0...", "tff-sqlite"),
+        ("a", b"\x89HDF\r\n\x1a\n...", "tff-hdf5"),
         ("a.json", b" \n<posts>", "stackexchange"),
         ("a.xml", b'\xef\xbb\xbf{"user": 1}', "jsonl"),
         ("a.txt", b" aer banknote", "text"),
@@ -60,14 +60,6 @@ def test_what_was_found_and_what_is_known(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("user text\n")
     with pytest.raises(InputError, match=r"a\.log: begins with b'user text\\n', which is not a known format"):
         format_of(tmp_path / "a.log", tmp_path / "a.log")
-    with closing(sqlite3.connect(tmp_path / "b")) as connection, connection:
-        connection.execute("CREATE TABLE images (x)")
-    with pytest.raises(InputError, match=r"b: SQLite with the tables images; known are"):
-        format_of(tmp_path / "b", tmp_path / "b")
-    with h5py.File(tmp_path / "c", "w") as file:
-        file.create_group("images")
-    with pytest.raises(InputError, match=r"c: HDF5 with the groups images; known are"):
-        format_of(tmp_path / "c", tmp_path / "c")
 
 
 IMPORTS = """
@@ -223,7 +215,7 @@ def test_columns_are_named(tmp_path: Path) -> None:
         read(path, FORMAT)
     with pytest.raises(InputError, match=r"column 'n' must be a string or an integer, found 0\.5"):
         read(path, FORMAT, columns=("n", "body"))
-    with pytest.raises(InputError, match="column 'n' has double, not strings or lists of strings"):
+    with pytest.raises(InputError, match=r"column 'n' must be a string or a list of strings, found 0\.5"):
         read(path, FORMAT, columns=("author", "n"))
 
 
@@ -279,20 +271,20 @@ def test_text_and_archive_are_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "line 0: ends after 0 words, but a vocabulary of 6 has 2; give --vocabulary 4 or less"),
-        (b"a\t2\n", "line 1: ends after 1 words, but a vocabulary of 6 has 2; give --vocabulary 5 or less"),
-        (b"a\t2\nb\n", r"line 2: expected a word and a count, found b'b\\n'"),
-        (b"a\t2\nb\t-1\n", "line 2: expected a count, found '-1'"),
-        (b"a\t2\n\xff\t1\n", r"line 2: expected a word and a count, found b'\\xff"),
-        (b"a\t2\n" + b"b" * 2**17 + b"\t1", "line 2: expected a word and a count"),
-        (b"a\t2\nb\t3\n", "line 2: a count of 3 after 2; sort by count, largest first"),
-        (b"a\t2\na\t1\n", "line 2: 'a' occurs twice"),
+        (b"", "ends after 0 words, but a vocabulary of 6 has 2; give --vocabulary 4 or less"),
+        (b"a\t2\n", "ends after 1 words, but a vocabulary of 6 has 2; give --vocabulary 5 or less"),
+        (b"a\t2\nb\n", "cannot be read as lines of a word and its count"),
+        (b"a\t2\nb\t-1\n", "counts must be 0 or more"),
+        (b"a\t2\n\xff\t1\n", "cannot be read as lines of a word and its count"),
+        (b"a\t2\n" + b"b" * 2**17 + b"\t1", "cannot be read as lines of a word and its count"),
+        (b"a\t2\nb\t3\n", "the largest first; sort the lines by count"),
+        (b"a\t2\na\t1\n", "'a' occurs twice"),
     ],
 )
-def test_wrong_lines_are_named(tmp_path: Path, text: bytes, message: str) -> None:
+def test_wrong_word_counts_are_one_line(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "a").write_bytes(text)
     for path in (tmp_path / "a", archive(tmp_path / "a.tar.bz2", text)):
-        with pytest.raises(InputError, match=rf"{path.name}: {message}") as caught:
+        with pytest.raises(InputError, match=rf"{path.name}: .*{message}") as caught:
             read_word_count(path, 6)
         assert "\n" not in str(caught.value)
 
@@ -300,10 +292,10 @@ def test_wrong_lines_are_named(tmp_path: Path, text: bytes, message: str) -> Non
 def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.tar.bz2", TEXT * 1_000)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match=r"a\.tar\.bz2: (cannot be read as word counts|line)"):
+    with pytest.raises(InputError, match=r"a\.tar\.bz2: cannot be read as lines"):
         read_word_count(path, 6)
     path.write_bytes(b"BZh9" + b"x" * 100)
-    with pytest.raises(InputError, match="cannot be read as word counts"):
+    with pytest.raises(InputError, match="cannot be read as lines"):
         read_word_count(path, 6)
     with tarfile.open(path, "w:bz2"):
         pass

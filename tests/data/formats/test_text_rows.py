@@ -61,11 +61,11 @@ def test_wrong_lines_are_named(tmp_path: Path, line: bytes, message: str) -> Non
         assert len(str(caught.value)) < len(str(path)) + 160
 
 
-def test_the_error_of_a_wrong_key_is_short_and_knows_leaf(tmp_path: Path) -> None:
+def test_the_error_of_a_wrong_key_is_short(tmp_path: Path) -> None:
     """20,000 keys: ten are shown, and the others counted."""
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({f"u{number}": ["a text"] for number in range(20_000)}))
-    with pytest.raises(InputError, match=r'"u0", .*"u9" and 19,990 others; if they are users, .*"user_data"') as caught:
+    with pytest.raises(InputError, match=r'"u0", .*"u9" and 19,990 others') as caught:
         read(path)
     assert len(str(caught.value)) < len(str(path)) + 300
 

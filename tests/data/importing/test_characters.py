@@ -88,9 +88,9 @@ def test_a_run_by_characters(experiment: Experiment, flsim: Flsim) -> None:
     ("options", "message"),
     [
         (("--by", "bytes"), "'bytes'"),
-        (("--lines-per-author", 3, "--format", "jsonl"), "--lines-per-author is for plain text, and this is jsonl"),
+        (("--lines-per-author", 3, "--format", "jsonl"), "--lines-per-author is for text, and this is jsonl"),
         (("--lines-per-author", 0), "lines_per_author must be at least 1, found 0"),
-        (("--delimiter", ";"), "--delimiter is for CSV, and this is text"),
+        (("--delimiter", ";"), "--delimiter is for csv, and this is text"),
         (("--seed", -1), "seed must be at least 0, found -1"),
         (("--by", "characters", "--vocabulary-from", "counts.txt"), "counts words, but the corpus is by characters"),
         (("--by", "characters", "--words-per-user", 90_000), "no user has 90,000 characters; the longest"),
@@ -155,7 +155,5 @@ def test_text_of_any_script_is_in_the_vocabulary(tmp_path: Path, flsim: Flsim) -
 )
 def test_text_of_which_nothing_is_left_says_why(tmp_path: Path, text: str, why: str) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [(f"user{number}", text) for number in range(9)])
-    with pytest.raises(InputError, match=why) as caught:
+    with pytest.raises(InputError, match=why):
         import_corpus([source], tmp_path / "corpus", ImportHParams(9, 6, 50, ascii=True))
-    assert "--ascii removes all characters outside ASCII" in str(caught.value)
-    assert "--words-per-user" not in str(caught.value)

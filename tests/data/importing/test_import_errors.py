@@ -96,7 +96,7 @@ def stop(*arguments: object, **named: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", ["formats.posts.post_of", "importing.tasks.merge", "importing.tasks.CorpusWriter.finish"]
+    "step", ["formats.posts.post_of", "importing.tasks.count_words", "importing.tasks.CorpusWriter.finish"]
 )
 def test_an_interrupt_leaves_what_the_same_import_continues_with(
     sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
@@ -154,7 +154,7 @@ def test_sources_can_be_text_and_come_from_an_iterator(sources: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"user": null, "text": "a"}', r"in 1 posts \(1 whose author is not known\)"),
+        ("a.jsonl", b'{"user": null, "text": "a"}', r"in 1 posts \(1 posts without user\)"),
         ("a.jsonl", b'{"user": "a', r"Unterminated string starting at column 10"),
     ],
 )
@@ -270,16 +270,6 @@ def test_a_small_corpus_has_the_words_that_it_has_where_no_vocabulary_is_asked_f
     (tmp_path / "words").write_text("a 5\nb 4\nc 3\n")
     code, _, err = flsim("data", "import", *shared, tmp_path / "given", "--vocabulary-from", tmp_path / "words")
     assert (code, "--vocabulary 7 instead of 10000" in err) == (0, True), err
-
-
-def test_shorter_users_are_suggested_where_there_are_few(tmp_path: Path, flsim: Flsim) -> None:
-    source = write_jsonl(tmp_path / "posts.jsonl", [("a", "one two three four five. " * 110)])
-    whole = ["--heldout", "0", "--test", "0"]
-    code, _, err = flsim("data", "import", source, "--out", tmp_path / "none", *whole)
-    assert (code, "or give --words-per-user 550 or less" in err) == (2, True), err
-    code, _, err = flsim("data", "import", source, "--out", tmp_path / "few", *whole, "--words-per-user", "100")
-    assert code == 0
-    assert "only 5 users of 100 words; a smaller --words-per-user gives more users" in err
 
 
 def test_hdf5_is_never_opened_in_the_caller_s_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
