@@ -27,7 +27,7 @@ from server.cluster.nodes import Nodes
 from server.pool.actors import Actor, Actors
 from server.pool.client import Client, apart, summed_nodes
 
-SERVER = 0  # the node that sends requests
+RUN, SERVER = 1, 0  # the only run of a grid, and the node that sends requests
 CLIENT_FAILED = 0  # Flower's code for an error that has no code
 OWN_CODE_FAILED = 1_000  # code for an error of custom code, which would occur again; Flower's codes are smaller
 
@@ -35,49 +35,6 @@ OWN_CODE_FAILED = 1_000  # code for an error of custom code, which would occur a
 def log_fields(message: Message) -> dict[str, Any]:
     """Return the round and shard of a message for the log."""
     return {"round": int(message.metadata.group_id or 0), "shard": int(message.metadata.dst_node_id)}
-
-
-def code_of(error: BaseException | None) -> int:
-    """Return the code of the Flower error for an exception of a client."""
-    return OWN_CODE_FAILED if isinstance(error, CustomCodeError) else CLIENT_FAILED
-
-
-class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types
-    def __init__(self, shards: int, run_id: int = 1) -> None:
-        self._shards, self._run_id, self._numbers = shards, run_id, count(1)
-        send_as(run=run_id, node=SERVER)
-
-    def set_run(self, run: Any) -> None:
-        """Accept Flower's run and ignore it, because a grid belongs to one run."""
-
-    @property
-    def run(self) -> Any:
-        """Raise an error, because there is no Flower run, and flsim does not request it."""
-        raise AttributeError("a run of flsim is flsim.runs.folder.Run, not one of Flower's")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Push messages and wait for all replies, or for `timeout` seconds."""
-        until = time.monotonic() + (float("inf") if timeout is None else timeout)
-        unanswered = self.push_messages(messages)
-        replies: list[Message] = []
-        while unanswered and time.monotonic() < until:
-            replies += self.pull_messages(unanswered)
-            answered = {reply.metadata.reply_to_message_id for reply in replies}
-            unanswered = [id_ for id_ in unanswered if id_ not in answered]
-            time.sleep(0.005)
-        return replies
-
-    def _numbered(self, message: Message) -> Message:
-        return numbered(message, next(self._numbers))
-
-    def _context(self, node: int) -> Context:
-        config = {"partition-id": node, "num-partitions": self._shards}
-        return Context(run_id=self._run_id, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
 
 LOOK = 1.0  # seconds between two checks of the machines
@@ -141,7 +98,7 @@ def nearest(idle: list[Actor[Job]], parts: Sequence[RemoteArrays]) -> list[Actor
     return [process for process in idle if on[process.machine] == most]
 
 
-class RayGrid(ShardGrid):
+class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
     """Flower nodes 0 to shards - 1, one for each shard, and the processes that serve them.
 
     There are as many processes as fit on the machines, and no more than shards. A message goes to the process that
@@ -156,7 +113,8 @@ class RayGrid(ShardGrid):
 
     def __init__(self, app: str, shards: int, share: ClientShare, machines: Nodes, holds: bool = False) -> None:
         """Prepare the grid for Flower's `app`, ``module:attribute``, which processes import; none starts yet."""
-        super().__init__(shards)
+        self._shards, self._numbers = shards, count(1)
+        send_as(run=RUN, node=SERVER)
         self._app, self._share, self._machines, self._holds = app, share, machines, holds
         self._processes = Actors[Job]()
         self._waiting: deque[Job] = deque()
@@ -165,6 +123,38 @@ class RayGrid(ShardGrid):
         self._served_by: dict[int, Actor[Job]] = {}  # the last process of each node
         self._patient_until: float | None = None
         self._looked, self._failed_starts = -LOOK, 0
+
+    def set_run(self, run: Any) -> None:
+        """Accept Flower's run and ignore it, because a grid belongs to one run."""
+
+    @property
+    def run(self) -> Any:
+        """Raise an error, because there is no Flower run, and flsim does not request it."""
+        raise AttributeError("a run of flsim is flsim.runs.folder.Run, not one of Flower's")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Push messages and wait for all replies, or for `timeout` seconds."""
+        until = time.monotonic() + (float("inf") if timeout is None else timeout)
+        unanswered = self.push_messages(messages)
+        replies: list[Message] = []
+        while unanswered and time.monotonic() < until:
+            replies += self.pull_messages(unanswered)
+            answered = {reply.metadata.reply_to_message_id for reply in replies}
+            unanswered = [id_ for id_ in unanswered if id_ not in answered]
+            time.sleep(0.005)
+        return replies
+
+    def _numbered(self, message: Message) -> Message:
+        return numbered(message, next(self._numbers))
+
+    def _context(self, node: int) -> Context:
+        config = {"partition-id": node, "num-partitions": self._shards}
+        return Context(run_id=RUN, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
     def get_node_ids(self) -> list[int]:
         """Return all nodes while processes run, otherwise none.
@@ -254,8 +244,9 @@ class RayGrid(ShardGrid):
             log.warning("client failed", extra=log_fields(job.message) | {"machine": process.machine} | fields)
             if not lives:
                 self._end(process)
-            code = code_of(reply.cause if isinstance(reply, RayTaskError) else None)
-            reply, job.replied = Message(Error(code, fields["reason"]), reply_to=job.message), None
+            is_own_code = lives and isinstance(reply.cause, CustomCodeError)
+            error = Error(OWN_CODE_FAILED if is_own_code else CLIENT_FAILED, fields["reason"])
+            reply, job.replied = Message(error, reply_to=job.message), None
         elif self._holds and not job.parts and job.replied is not None:
             self._held[job.node], job.replied = RemoteArrays(job.replied, process.machine), None
         for node in summed_nodes(job.message):

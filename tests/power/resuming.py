@@ -71,7 +71,10 @@ def without_ray() -> Iterator[None]:
         patch.setattr(Exchange, "send", send_here)
         patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
         patch.setattr("server.sweep._as_resources_allow", jobs_here)
-        patch.setattr("server.supervision._service_of", lambda *_: EvaluationInProcess(evaluate_checkpoint))
+        patch.setattr(
+            "server.supervision._service_of",
+            lambda run, _: EvaluationInProcess(run.path.resolve(), evaluate_checkpoint),
+        )
         yield
 
 

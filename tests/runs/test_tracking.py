@@ -61,7 +61,7 @@ def line_of(round_: int) -> dict[str, Any]:
 
 def simulate(run: Run, last: int = 8, after: Callable[[int], None] = lambda _: None) -> None:
     """Rounds from the newest checkpoint on, as the server writes them, but without clients; Ray is not needed."""
-    with supervised(run, service=EvaluationService(evaluate_checkpoint)):
+    with supervised(run, service=EvaluationService(run.path, evaluate_checkpoint)):
         state = run.latest_state()
         for round_ in range(state.round + 1, last + 1):
             run.log_round(**line_of(round_), workers=["node/1"])
@@ -149,7 +149,7 @@ def test_steps_of_central_training_are_told_as_they_are_saved(experiment: Experi
     central = ("training.kind=central", "training.steps=20", "training.batch_size=9", "evaluation.references=100")
     settings = config.load(experiment.config, (*central, "evaluation.every=10", "system.checkpoint_every=7"))
     run = Run.create(settings, experiment.folder / "central")
-    with supervised(run, service=EvaluationService(evaluate_checkpoint)):
+    with supervised(run, service=EvaluationService(run.path, evaluate_checkpoint)):
         for news in central_server.train(run.path, gpus=0.0):
             if news.saved and run.is_evaluated_at(news.step):
                 evaluate_checkpoint(run.path, run.path / "checkpoints" / checkpoint.checkpoint_name(news.step))
