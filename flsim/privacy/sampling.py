@@ -50,8 +50,7 @@ class Sampler(ABC):
     Attributes:
         cohort: users per round; the expected number, if cohorts differ in size. Sums of clipped updates are divided by
             it.
-        label: the part of a row's name in tables that names the sampler; "" for none. Custom code without a label is
-            named NAME.
+        label: the part of a row's name in tables that names the sampler; "" for none. Custom code is named NAME.
         relation: the difference between neighbouring data sets for which `event` holds: one user's data
             ("replace-one"), or the presence of one user ("add-or-remove-one").
         has_repeats: whether a cohort can contain a user more than once. Each occurrence counts as a separate user in
