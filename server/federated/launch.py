@@ -85,23 +85,21 @@ def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[flo
 def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dict[str, float]], shards: int) -> float:
     """Return the GPUs of an evaluator, on nodes with "CPU" and "GPU"; 0 if clients use all and none is required.
 
-    Client processes start as in `server.pool.grid.RayGrid`, and Ray fills one GPU of a node before the next. InputError
-    if the settings put evaluators on GPUs that clients use: evaluators would be requested repeatedly, and fail.
+    Client processes start as in `server.pool.grid.RayGrid`. InputError if the settings put evaluators on GPUs that
+    clients use: evaluators would be requested repeatedly, and fail.
     """
     gpus = [node.get("GPU", 0.0) for node in resources]
     client, evaluator = client_gpu_shares(system, gpus)
+    if not evaluator:
+        return 0.0
     share = ClientShare(system.cpus_per_client, client)
     clients = places(dict(enumerate(map(share.fits, resources))), shards)
-    started = 0
-    for node, gpus_of_node in enumerate(gpus):
-        free = [1.0] * int(gpus_of_node)
-        take_gpus(free, client, clients.count(node))
-        started += take_gpus(free, evaluator, system.evaluators - started)
-    if not evaluator or started == system.evaluators:
+    fitting = sum(int((total - clients.count(node) * client) / evaluator + ROUNDING) for node, total in enumerate(gpus))
+    if fitting >= system.evaluators:
         return evaluator
     if system.gpus_for_evaluation is not None:
         raise InputError(
-            f"clients of system.gpus_per_client = {client:g} leave GPUs for {started} of {system.evaluators} "
+            f"clients of system.gpus_per_client = {client:g} leave GPUs for {fitting} of {system.evaluators} "
             f"evaluators of system.gpus_for_evaluation = {evaluator:g}; lower one of the two, or set "
             f"gpus_for_evaluation to 0 to evaluate on CPUs"
         )
@@ -110,18 +108,6 @@ def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dic
         "evaluate on GPUs, do not set gpus_per_client"
     )
     return 0.0
-
-
-def take_gpus(free: list[float], share: float, processes: int) -> int:
-    """Take a share of one GPU, or complete GPUs, for each process from the `free` shares; return how many fit."""
-    needed = max(1, round(share))  # GPUs of a process
-    for started in range(processes):
-        fitting = [index for index, room in enumerate(free) if room >= min(share, 1.0) - ROUNDING][:needed]
-        if not share or len(fitting) < needed:
-            return started
-        for index in fitting:
-            free[index] -= min(share, 1.0)
-    return processes
 
 
 def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:

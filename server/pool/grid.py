@@ -92,19 +92,19 @@ class Job:
         return int(self.message.metadata.dst_node_id)
 
 
-def nearest(idle: list[Actor[Job]], parts: Sequence[RemoteArrays]) -> list[Actor[Job]]:
+def nearest(idle: list[Actor[Job]], parts: Sequence[RemoteArrays]) -> Actor[Job]:
+    """Return an idle process on the machine that stores most of the parts."""
     on = Counter(part.machine for part in parts)
-    most = max(on[process.machine] for process in idle)
-    return [process for process in idle if on[process.machine] == most]
+    return max(idle, key=lambda process: on[process.machine])
 
 
 class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
     """Flower nodes 0 to shards - 1, one for each shard, and the processes that serve them.
 
-    There are as many processes as fit on the machines, and no more than shards. A message goes to the process that
-    served its node before, or to an idle one. A process that dies is replaced, and its message is answered with an
-    error. Messages of a machine that leaves go to others; a machine that joins is used from the next check on. A newer
-    message to a node replaces an unanswered one, whose process hangs, and is killed.
+    There are as many processes as fit on the machines, and no more than shards. A message goes to an idle process. A
+    process that dies is replaced, and its message is answered with an error. Messages of a machine that leaves go to
+    others; a machine that joins is used from the next check on. A newer message to a node replaces an unanswered one,
+    whose process hangs, and is killed.
 
     A grid that holds arrays returns replies without them, until `server.pool.client.sum_request` requests the sum of
     those of several nodes. A newer message to a node drops its stored arrays. The grid advances when messages are
@@ -120,7 +120,6 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self._waiting: deque[Job] = deque()
         self._replies: dict[str, tuple[Job, Message]] = {}
         self._held: dict[int, RemoteArrays] = {}
-        self._served_by: dict[int, Actor[Job]] = {}  # the last process of each node
         self._patient_until: float | None = None
         self._looked, self._failed_starts = -LOOK, 0
 
@@ -273,19 +272,10 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
             job = self._waiting.popleft()
             if job.parts:
                 parts = [part.arrays for part in job.parts]
-                process = self._pick(nearest(idle, job.parts))
-                job.replied = self._processes.send(process, job, "sum", job.message, *parts, values=2)
+                job.replied = self._processes.send(nearest(idle, job.parts), job, "sum", job.message, *parts, values=2)
                 continue
-            before = self._served_by.get(job.node)
-            process = before if before in idle else self._pick(idle)
-            self._served_by[job.node] = process
             arguments = job.message, self._context(job.node), self._holds, [*job.arrays], *job.arrays.values()
-            job.replied = self._processes.send(process, job, "run", *arguments, values=2)
-
-    def _pick(self, idle: list[Actor[Job]]) -> Actor[Job]:
-        """Return an idle process, preferably one whose cached shard no queued message needs."""
-        reserved = {self._served_by.get(job.node) for job in self._waiting}
-        return next((process for process in idle if process not in reserved), idle[0])
+            job.replied = self._processes.send(idle[0], job, "run", *arguments, values=2)
 
     def _job(self, message: Message, stored: dict[int, ObjectRef]) -> Job:
         """Return a message as a job, with its arrays in Ray's object store, unless they are `stored` already."""
@@ -310,7 +300,6 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
     def _end(self, process: Actor[Job]) -> None:
         self._processes.end(process)
         self._looked = -LOOK  # so that another process replaces it immediately
-        self._served_by = {node: served for node, served in self._served_by.items() if served is not process}
         log.info("client process ended", extra=self._room(process))
 
     def _room(self, process: Actor[Job]) -> dict[str, Any]:

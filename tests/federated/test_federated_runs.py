@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.runs.config import SystemHParams
-from server.federated.launch import client_gpu_shares, gpus_of_evaluators, refuse_tf32_without_gpu, take_gpus
+from server.federated.launch import client_gpu_shares, gpus_of_evaluators, refuse_tf32_without_gpu
 from server.federated.rounds import FIRST, FLOOR, Deadline
 from server.pool.grid import ClientShare, places
 
@@ -191,15 +191,6 @@ def test_evaluators_for_which_settings_leave_no_gpu_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         gpus_of_evaluators("one", system, [EIGHT], shards)
-
-
-def test_processes_fill_a_gpu_before_the_next_or_hold_several_whole() -> None:
-    free = [1.0] * 3
-    assert take_gpus(free, 0.4, 3) == 3
-    assert free == pytest.approx([0.2, 0.6, 1.0])
-    assert (take_gpus(free, 2.0, 1), take_gpus(free, 0.0, 5)) == (0, 0)
-    free = [1.0] * 3
-    assert (take_gpus(free, 2.0, 2), free) == (1, [0.0, 0.0, 1.0])
 
 
 # How many client processes a machine has room for; the rest of the grid is in tests/faults and test_flower.py.
