@@ -27,7 +27,7 @@ from flsim.base.extensions import (
     without_options,
 )
 from flsim.base.rng import stream
-from flsim.privacy.devices import Buffer, Days, Durations, Trace, buffers, cohorts_of_available
+from flsim.privacy.devices import Buffer, Days, Durations, Law, Trace, buffers, cohorts_of_available
 
 if TYPE_CHECKING:  # importing takes half a second in every process of a run
     from dp_accounting import DpEvent
@@ -69,7 +69,7 @@ class Sampler(ABC):
     cohort: int
     dropout: float = field(default=0.0, kw_only=True)
     deadline: float | None = field(default=None, kw_only=True)
-    durations: str = field(default="half-normal", kw_only=True)
+    durations: Law = field(default="half-normal", kw_only=True)
     spread: float = field(default=0.0, kw_only=True)
     label: ClassVar[str] = ""
     relation: ClassVar[Relation] = "add-or-remove-one"

@@ -76,7 +76,7 @@ def test_a_full_queue_says_so_and_loses_nothing(run: Path, tmp_path: Path) -> No
     assert service.submit(run / "c")  # is there
     (tmp_path / "a.go").touch()
     for name in ("b", "c"):
-        wait_for(tmp_path / f"{name}.started")
+        wait_for(tmp_path / f"{name}.started", look=lambda: service.submit(run / "c"))
     assert service.pending == 3
     assert not service.submit(run / "d")
     assert outcomes_of(service.drain(TIMEOUT)) == [(name, "stored", 1) for name in "abc"]
