@@ -4,13 +4,12 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 
 from flsim.algorithms import micro_cohorts, user_states
 from flsim.algorithms.checkpoint import digest_of, latest, round_of
@@ -73,11 +72,24 @@ class Deadline:
         self._longest = max(self._longest, seconds)
 
 
-POLL = 0.005  # seconds between polls at first; Grid.send_and_receive would sleep 0.1
+POLL = 0.005  # seconds between polls at first; Flower's Grid.send_and_receive would sleep 0.1
 START_POLL = 0.02  # seconds between polls during the start of client processes, which need the processor
 PATIENT_POLL = 0.1  # seconds between polls for slow replies
 NODES_DEADLINE = 600.0  # seconds for the start of a client, as for an evaluator: a busy machine needs minutes
 WORTH_SAYING = 60.0  # seconds without a client until a message is printed
+
+
+class ShardGrid(Protocol):
+    """The part of a Flower Grid that rounds need, with a node for each shard."""
+
+    def get_node_ids(self) -> list[int]:
+        """Return all nodes while clients run, otherwise none."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages, and return their ids."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return replies that have arrived, each once, without waiting."""
 
 
 class ShardFailed(RunFailed):
@@ -88,7 +100,7 @@ class ShardFailed(RunFailed):
 class Exchange:
     """The sender of requests to nodes, which collects their replies."""
 
-    grid: Grid
+    grid: ShardGrid
     shards: int
     # number of consecutive shards that a client process adds; 0 for all. It is used only with a grid that holds arrays.
     branch: int
@@ -227,7 +239,7 @@ class _RoundExchange:
         return branch if all(shard in self._held for shard in shards) else None
 
 
-def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[int]:
+def wait_for_nodes(grid: ShardGrid, shards: int, stop: Stop, seconds: float) -> list[int]:
     """Return a node id for each shard, in ascending order; nodes exist while clients run."""
     began, is_told = time.monotonic(), False
     while len(nodes := sorted(grid.get_node_ids())) < shards:
@@ -279,7 +291,7 @@ def explain(run: Run, failed: ShardFailed) -> RunFailed:
     return failed
 
 
-def train(grid: Grid | None, run: Run, stop: Stop, gpus: float = 0.0, retrain_lost: bool = False) -> State:
+def train(grid: ShardGrid | None, run: Run, stop: Stop, gpus: float = 0.0, retrain_lost: bool = False) -> State:
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
     Without a grid, this process trains and evaluates. `gpus` are those of an evaluator, or of this process (0: a CPU).

@@ -1,4 +1,4 @@
-"""Flower's message layer on Ray: a Flower Grid whose nodes are shards, served by client processes on all Ray nodes.
+"""Flower's message layer on Ray: a grid whose nodes are shards, served by client processes on all Ray nodes.
 
 Flower's simulation engine never uses a machine that joins, handles few messages at a time, polls every 0.1 s, and loses
 the message of a process that hangs. ClientApp, messages, ServerApp and results, bit for bit, are those of Flower's
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import ray
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
 from ray import ObjectRef
 from ray.exceptions import RayError, RayTaskError
 
@@ -98,7 +97,7 @@ def nearest(idle: list[Actor[Job]], parts: Sequence[RemoteArrays]) -> Actor[Job]
     return max(idle, key=lambda process: on[process.machine])
 
 
-class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
+class RayGrid:
     """Flower nodes 0 to shards - 1, one for each shard, and the processes that serve them.
 
     There are as many processes as fit on the machines, and no more than shards. A message goes to an idle process. A
@@ -122,38 +121,6 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self._held: dict[int, RemoteArrays] = {}
         self._patient_until: float | None = None
         self._looked, self._failed_starts = -LOOK, 0
-
-    def set_run(self, run: Any) -> None:
-        """Accept Flower's run and ignore it, because a grid belongs to one run."""
-
-    @property
-    def run(self) -> Any:
-        """Raise an error, because there is no Flower run, and flsim does not request it."""
-        raise AttributeError("a run of flsim is flsim.runs.folder.Run, not one of Flower's")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Push messages and wait for all replies, or for `timeout` seconds."""
-        until = time.monotonic() + (float("inf") if timeout is None else timeout)
-        unanswered = self.push_messages(messages)
-        replies: list[Message] = []
-        while unanswered and time.monotonic() < until:
-            replies += self.pull_messages(unanswered)
-            answered = {reply.metadata.reply_to_message_id for reply in replies}
-            unanswered = [id_ for id_ in unanswered if id_ not in answered]
-            time.sleep(0.005)
-        return replies
-
-    def _numbered(self, message: Message) -> Message:
-        return numbered(message, next(self._numbers))
-
-    def _context(self, node: int) -> Context:
-        config = {"partition-id": node, "num-partitions": self._shards}
-        return Context(run_id=RUN, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
     def get_node_ids(self) -> list[int]:
         """Return all nodes while processes run, otherwise none.
@@ -279,13 +246,17 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
 
     def _job(self, message: Message, stored: dict[int, ObjectRef]) -> Job:
         """Return a message as a job, with its arrays in Ray's object store, unless they are `stored` already."""
-        message = self._numbered(message)
+        message = numbered(message, next(self._numbers))
         message.content, arrays = apart(message.content)
         for record in arrays.values():
             if id(record) not in stored:
                 stored[id(record)] = ray.put(record)
         references = {name: stored[id(record)] for name, record in arrays.items()}
         return Job(message, references, [self._held[node] for node in summed_nodes(message)])
+
+    def _context(self, node: int) -> Context:
+        config = {"partition-id": node, "num-partitions": self._shards}
+        return Context(run_id=RUN, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
     def _withdraw(self, nodes: set[int]) -> None:
         """Drop earlier messages to nodes; a process that still works on one of them hangs, and is killed."""
