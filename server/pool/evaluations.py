@@ -20,6 +20,7 @@ from flsim.base.errors import Diverged, RunFailed, is_out_of_memory
 from flsim.base.progress import say
 from flsim.base.settings import Count, Natural, NotNegative, Seconds, settings
 from flsim.results.store import Evaluation, Outcome, log_evaluation
+from flsim.training.local import threads
 from server.cluster.causes import reason_of
 from server.pool.actors import Actor, Actors
 
@@ -62,17 +63,16 @@ class _Evaluator:
             limit_memory(num_gpus)
         else:
             torch.set_num_threads(1)
-        self._work, self._spent = work, 0.0
+        self._work = work
 
     def ready(self) -> None:
         """Return once the process runs."""
 
-    def evaluate(self, run: Path, checkpoint: Path, _ready: None) -> tuple[float, float, float]:
-        """Return the seconds of the work, its time of end, and the processor seconds since the last work."""
+    def evaluate(self, run: Path, checkpoint: Path, _ready: None) -> tuple[float, float]:
+        """Return the seconds of the work, and its time of end."""
         began = time.monotonic()
         self._work(run, checkpoint)
-        spent, self._spent = self._spent, time.process_time()
-        return time.monotonic() - began, time.time(), self._spent - spent
+        return time.monotonic() - began, time.time()
 
 
 def limit_memory(num_gpus: float) -> None:
@@ -185,7 +185,7 @@ class EvaluationService:
             hint = "; check that its share of the GPUs is free" if self._hparams.num_gpus else ""
         return f"{what} within {limit:g} s{hint}" if time.monotonic() - actor.since > limit else None
 
-    def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float, float] | RayError) -> None:
+    def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float] | RayError) -> None:
         if not isinstance(outcome, RayError):
             self._end(actor, job, "stored", took=outcome)
         elif not isinstance(outcome, RayTaskError) or is_out_of_memory(outcome.cause or outcome):
@@ -213,11 +213,11 @@ class EvaluationService:
         job: _Job,
         outcome: Outcome,
         reason: str | None = None,
-        took: tuple[float, float, float] | None = None,
+        took: tuple[float, float] | None = None,
     ) -> None:
-        seconds, ended, cpu = took or (time.monotonic() - actor.since, time.time(), None)
+        seconds, ended = took or (time.monotonic() - actor.since, time.time())
         name, seconds, ended = job.checkpoint.name, round(seconds, 3), round(ended, 3)
-        evaluation = Evaluation(name, outcome, job.attempt, seconds, ended, cpu, reason)
+        evaluation = Evaluation(name, outcome, job.attempt, seconds, ended, reason)
         log_evaluation(self._run, evaluation)
         if outcome != "retried":
             self._ended.append(evaluation)
@@ -237,20 +237,17 @@ class EvaluationInProcess:
 
     def submit(self, checkpoint: Path) -> bool:
         """Evaluate a checkpoint, and return True; a failure is an outcome."""
-        began, cpu, threads = time.monotonic(), time.process_time(), torch.get_num_threads()
-        torch.set_num_threads(1)  # as in evaluators, which gives the same bits
+        began, reason = time.monotonic(), None
         outcome: Outcome = "stored"
-        reason = None
         try:
-            self._work(self._run, checkpoint)
+            with threads(1):  # as in evaluators, which gives the same bits
+                self._work(self._run, checkpoint)
         except Diverged as error:
             outcome, reason = "diverged", str(error)
         except Exception as error:  # training continues after any error
             outcome, reason = "failed", str(error) or repr(error)
-        finally:
-            torch.set_num_threads(threads)
-        seconds, spent = time.monotonic() - began, time.process_time() - cpu
-        evaluation = Evaluation(checkpoint.name, outcome, 1, round(seconds, 3), round(time.time(), 3), spent, reason)
+        seconds = round(time.monotonic() - began, 3)
+        evaluation = Evaluation(checkpoint.name, outcome, 1, seconds, round(time.time(), 3), reason)
         log_evaluation(self._run, evaluation)
         self._ended.append(evaluation)
         return True

@@ -55,7 +55,7 @@ def test_nothing_waits_and_one_runs_at_a_time_in_order(service: EvaluationServic
     assert len({line[1] for line in log(tmp_path)}) == 1
     assert (service.pending, service.poll(), service.drain()) == (0, [], [])
     assert read_evaluations(run) == ended
-    assert all(each.cpu_seconds is not None and each.seconds >= 0 and each.reason is None for each in ended)
+    assert all(each.seconds >= 0 and each.reason is None for each in ended)
     assert service.submit(run / "a")  # once more, if someone wants it
     assert outcomes_of(service.drain(TIMEOUT)) == [("a", "stored", 1)]
 
