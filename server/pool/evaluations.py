@@ -237,8 +237,9 @@ class EvaluationInProcess:
 
     def submit(self, checkpoint: Path) -> bool:
         """Evaluate a checkpoint, and return True; a failure is an outcome."""
-        began, reason = time.monotonic(), None
+        began = time.monotonic()
         outcome: Outcome = "stored"
+        reason = None
         try:
             with threads(1):  # as in evaluators, which gives the same bits
                 self._work(self._run, checkpoint)
