@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import ray
@@ -31,7 +30,7 @@ AVOIDED = 60.0  # seconds for which a failed SuperNode is used last; Flower noti
 POLL = 0.2  # seconds
 
 
-class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
+class SuperNodes:
     """Flower nodes 0 to shards - 1, one for each shard.
 
     A shard keeps its SuperNode while the same ones are connected; a second request in a round goes to another one.
@@ -41,16 +40,6 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         self._grid, self._shards, self._stop = grid, shards, stop
         self._asked: dict[int, tuple[str, int]] = {}  # last round and SuperNode of each shard
         self._failed: dict[int, float] = {}  # time of the last failure of each SuperNode
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(self, *arguments: Any, **options: Any) -> Message:
-        return self._grid.create_message(*arguments, **options)
 
     def get_node_ids(self) -> list[int]:
         """Return all nodes if a SuperNode is connected, otherwise none."""
@@ -72,9 +61,6 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         """Return replies that have arrived, without waiting; raise Interrupted if the run was stopped."""
         with _asked_to_end():
             return list(self._grid.pull_messages(message_ids))
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        return list(self._grid.send_and_receive(messages, timeout=timeout))
 
     def _wait(self) -> list[int]:
         until = time.monotonic() + DEADLINE
@@ -131,8 +117,8 @@ def main(grid: Grid, context: Context) -> None:
         run = with_shards(run, SHARDS)
         system = run.federated.system
         with ray_for_evaluators(grid), stopping(stop):
-            grid = SuperNodes(grid, system.known_shards, stop)
-            rounds.train(grid, run, stop, system.gpus_for_evaluation or 0.0)
+            nodes = SuperNodes(grid, system.known_shards, stop)
+            rounds.train(nodes, run, stop, system.gpus_for_evaluation or 0.0)
     except (InputError, RunFailed) as error:
         say(f"flsim: {error}")
         raise error.with_traceback(None) from None  # Flower prints a complete traceback, but only the line matters

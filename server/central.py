@@ -135,7 +135,8 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
         raise InputError('--in-process needs a CPU; set system.device = "cpu"')
     with _driven(run) as (stop, stop_file), stopping(stop):
         _begin(run, retrain_lost)
-        with supervised(run, service=EvaluationInProcess(evaluate_checkpoint), stop=stop) as evaluations:
+        service = EvaluationInProcess(run.path.resolve(), evaluate_checkpoint)
+        with supervised(run, service=service, stop=stop) as evaluations:
             for _ in _followed(run, train(run.path, 0.0), evaluations, stop, stop_file):
                 pass
 

@@ -32,13 +32,12 @@ class Evaluations:
 
     def __init__(self, run: Run, service: EvaluationService | EvaluationInProcess, stop: Stop | None = None) -> None:
         self._run, self._service, self._stop = run, service, stop or Stop()
-        self._key = run.path.resolve()
         self._failed: set[str] = set()  # checkpoints that are not tried again before `--resume`
         self._left_over = False
 
     def submit(self, path: Path) -> None:
         """Submit a checkpoint to the evaluation, now or when the queue has space."""
-        if not self._service.submit(self._key, path.resolve()):
+        if not self._service.submit(path.resolve()):
             if not self._left_over:
                 behind = (
                     f"{self._run.name}: evaluations are slower than training; {path.name} and later checkpoints "
@@ -50,9 +49,7 @@ class Evaluations:
     def submit_unevaluated(self) -> None:
         """Submit all checkpoints whose evaluation is due and which have no rows."""
         self._left_over = not all(
-            self._service.submit(self._key, path.resolve())
-            for path in self._run.unevaluated()
-            if path.name not in self._failed
+            self._service.submit(path.resolve()) for path in self._run.unevaluated() if path.name not in self._failed
         )
 
     def saved(self, path: Path) -> None:
@@ -65,14 +62,14 @@ class Evaluations:
 
     def poll(self) -> None:
         """Record evaluations that ended, without waiting, and report failures; Diverged if a model is not finite."""
-        self._see(self._service.poll(self._key))
+        self._see(self._service.poll())
 
     def finish(self) -> None:
         """Wait for all evaluations that are due; raise Diverged as `poll`, Interrupted, or RunFailed if some failed."""
         with progress(f"{self._run.name}: evaluating", total=1) as advance:
             while self._is_busy:
                 self._stop.check()
-                self._see(self._service.drain(self._key, timeout=LOOK))
+                self._see(self._service.drain(timeout=LOOK))
             advance(1)
         results = read_run(self._run.path)
         if results.status == "diverged":
@@ -84,11 +81,11 @@ class Evaluations:
         """Wait for all evaluations that are due, with any outcome, or until the run must end."""
         while self._is_busy and not self._stop.is_set():
             with suppress(Diverged):
-                self._see(self._service.drain(self._key, timeout=LOOK))
+                self._see(self._service.drain(timeout=LOOK))
 
     @property
     def _is_busy(self) -> bool:
-        return self._left_over or self._service.pending(self._key) > 0
+        return self._left_over or self._service.pending > 0
 
     @property
     def complaint(self) -> str | None:
@@ -134,10 +131,10 @@ def supervised(
     """Train in the block, from the run's newest checkpoint, and evaluate each checkpoint that it submits.
 
     The status of the run is kept up to date. The end of the block waits for all evaluations, on `evaluation_gpus` (0: a
-    CPU), or by a `service` that runs share. Raises Diverged with the round and the last good checkpoint, Interrupted if
-    `stop` was set, RunFailed if an evaluation or the block failed.
+    CPU), or by a `service`, and closes the service. Raises Diverged with the round and the last good checkpoint,
+    Interrupted if `stop` was set, RunFailed if an evaluation or the block failed.
     """
-    shared, service = service is not None, service or _service_of(run, evaluation_gpus)
+    service = service or _service_of(run, evaluation_gpus)
     evaluations = Evaluations(run, service, stop)
     newest = checkpoint.latest(run.path / "checkpoints")
     with tracking(run.path, run.config.system.tracking, run.parameters):
@@ -166,10 +163,7 @@ def supervised(
                 run.mark("interrupted" if ended else "failed", reason)
             raise
         finally:
-            if shared:
-                service.forget(run.path.resolve())
-            else:
-                service.close()
+            service.close()
         complaint: str | None = None
         if lost := roundlog.lost(run.path):
             rounds = "rounds" if run.config.has_a_line_per_round else "steps"
@@ -190,7 +184,8 @@ def _has_diverged(run: Run) -> bool:
 def _service_of(run: Run, num_gpus: float) -> EvaluationService:
     system = run.config.system
     hparams = ServiceHParams(system.evaluators, num_gpus, deadline=system.evaluation_deadline)
-    return EvaluationService(partial(evaluate_checkpoint, device="cuda" if num_gpus else "cpu"), hparams)
+    work = partial(evaluate_checkpoint, device="cuda" if num_gpus else "cpu")
+    return EvaluationService(run.path.resolve(), work, hparams)
 
 
 # Metrics of a run's rounds, which Ray's agent of each node exposes for Prometheus; docs/operations.md lists them.

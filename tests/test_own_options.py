@@ -20,7 +20,6 @@ from flsim.base.extensions import (
     Option,
     by_content,
     configured,
-    declared_label,
     is_custom,
     options_of,
     parts,
@@ -144,8 +143,8 @@ def test_a_server_optimizer_and_its_schedule(own: str) -> None:
     x, update = {"w": torch.zeros(3)}, {"w": torch.ones(3, dtype=torch.float64)}
     stepped, _ = server_optimizers.apply(x, update, {}, settings, settings.server_rate(1, 2))
     assert torch.equal(stepped["w"], torch.full((3,), 0.25 * 0.8))
-    assert settings.server_label == "Scaled(factor=0.25)"
-    assert ServerOptimizerHParams(f"{own}:scaled").server_label == "Scaled"
+    assert settings.server_label == "scaled(factor=0.25)"
+    assert ServerOptimizerHParams(f"{own}:scaled").server_label == "scaled"
     wrong = ServerOptimizerHParams(f"{own}:plain", server_optimizer_options={"factor": 1})
     with pytest.raises(InputError, match="plain: takes no options; name a function that takes options"):
         server_optimizers.init(x, wrong)
@@ -182,17 +181,6 @@ def test_options_that_cannot_be_are_refused(settings: dict[str, object], message
         FedAvgHParams(**settings)  # type: ignore[arg-type]
 
 
-def test_labels_are_read_without_executing_the_file(tmp_path: Path, own: str) -> None:
-    labels = {"Named": "Named algorithm", "Sparse": "sparse", "scaled": "Scaled", "plain": "Plain"}
-    names = {"descent": "descent", "Table": "Table", "Missing": "Missing"}
-    assert {name: declared_label(f"{own}:{name}") for name in labels | names} == labels | names
-    (tmp_path / "broken.py").write_text("raise SystemExit\nclass A:\n    label = 'Read'\n")
-    assert declared_label(f"{tmp_path}/broken.py:A") == "Read"
-    (tmp_path / "broken.py").write_text("class A(:\n")
-    assert declared_label(f"{tmp_path}/broken.py:A") == "A"
-    assert declared_label(f"{tmp_path}/none.py:A") == "A"
-
-
 def test_a_run_with_options_of_every_kind(experiment: Experiment) -> None:
     """From TOML: the run folder keeps them, and Python trains the same."""
     (experiment.folder / "own.py").write_text(OWN)
@@ -208,7 +196,7 @@ server_optimizer_options = { factor = 0.5 }
     experiment.config.write_text(TINY.replace("cohort = 6\n", f"cohort = 6\n{tables}").replace("[local]\n", local))
     experiment.call("run", experiment.config, "--out", "run", "--in-process")
     run = Run.open(experiment.folder / "run")
-    assert run.setting == "Non-IID, Named algorithm(level=2, mode=fast)+Scaled(factor=0.5), b_u=6, sparse(part=0.9)"
+    assert run.setting == "Non-IID, Named(level=2, mode=fast)+scaled(factor=0.5), b_u=6, Sparse(part=0.9)"
     assert run.config.digest == config.load(experiment.config).digest
     file = f"{experiment.folder}/own.py"
     planted = flsim.plant(experiment.folder / "corpus", run.config.canaries, seed=run.config.seed)

@@ -7,7 +7,7 @@ and updates its tensors. `Algorithm` itself is Federated Averaging; subclasses o
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
@@ -48,11 +48,6 @@ class User(ABC):
             proximal: weight mu of mu / 2 ||w - w_global||^2 in the loss; None for `local.proximal`.
         """
 
-    @property
-    def kept(self) -> Moments | None:
-        """Return `user_state` under the name `kept`, which algorithms in older run folders use."""
-        return self.user_state
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -80,17 +75,11 @@ class Answer:
         summed: for each of `Algorithm.answers` the tensors of `Algorithm.answers_like`, float64.
         user_state: tensors that the user stores until its next round: slot -> parameter -> tensor; None leaves it
             unchanged.
-        kept: the name of `user_state` that algorithms in older run folders use.
     """
 
     trained: Trained
     summed: Moments
     user_state: Moments | None = None
-    kept: InitVar[Moments | None] = None
-
-    def __post_init__(self, kept: Moments | None) -> None:
-        if kept is not None:
-            object.__setattr__(self, "user_state", kept)
 
 
 @dataclass(frozen=True)
@@ -122,8 +111,7 @@ class Algorithm:
     bits, and any process can serve any user.
 
     Attributes:
-        label: the part of a row's name in tables that names the algorithm. For a custom algorithm, it is a literal
-            text.
+        label: the algorithm's name in messages and tables; tables name a custom algorithm NAME.
         slots: names of the tensors of the server, which are sent to users; for each slot one float32 tensor per
             parameter.
         answers: names of tensors that are summed over the cohort in addition to the updates; one tensor per parameter,

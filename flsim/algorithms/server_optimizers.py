@@ -40,8 +40,7 @@ class ServerOptimizer:
     """A rule by which the server steps along the averaged update, after any noise.
 
     Attributes:
-        label: the optimizer's name in a table, after "FedAvg+"; "" for none. The label of a custom optimizer is read
-            from its source code; see `flsim.base.extensions.declared_label`.
+        label: the optimizer's name in a table, after "FedAvg+"; "" for none. A custom optimizer is named NAME.
         init: (x, settings) -> moments before the first step. x are the parameters by name. Moments are by slot, then by
             parameter, in the parameter's shape; slot "step" has one number per parameter.
         apply: (x, D, moments, eta, settings) -> (x, moments) after a step. D is the averaged update by name, eta the

@@ -4,7 +4,6 @@ Such a file is a single module, which is executed when the object that it define
 configuration or results. Within flsim, a name includes its options: ``path/to/file.py:NAME{"alpha": 0.1}``.
 """
 
-import ast
 import inspect
 import json
 import re
@@ -216,6 +215,11 @@ def short_name(name: str) -> str:
     return (parts(name)[1] if is_custom(name) else without_options(name)) + options_as_text(name)
 
 
+def label_of(name: str, built_in: Mapping[str, Any]) -> str:
+    """Return the part of a row's name in tables: the `label` of a built-in thing, or NAME, with options."""
+    return short_name(name) if is_custom(name) else built_in[without_options(name)].label + options_as_text(name)
+
+
 def options_as_text(name: str) -> str:
     """Return the options of a name as ``(alpha=0.1, mode=fast)``; empty if there are none."""
     text = ", ".join(f"{key}={value}" for key, value in options_of(name).items())
@@ -342,47 +346,3 @@ def _execute(path: Path, source: bytes) -> ModuleType:
     except ValueError as error:
         raise InputError(f"{path}: failed with {type(error).__name__}: {error}") from error
     return module
-
-
-# The labels that custom code declares, read from its source without executing it.
-
-
-def declared_label(name: str) -> str:
-    """Return the label of the object at ``path/to/file.py:NAME``, with its options; NAME if there is no readable label.
-
-    It is a literal text in the definition of NAME: of a variable or keyword ``label``, or else the first argument of a
-    call that is assigned or returned, as in ``NAME = ServerOptimizer("Nesterov", init, apply)``.
-    """
-    path, attribute = parts(name_in_settings(name))
-    label = attribute
-    try:
-        for node in ast.parse(Path(path).read_bytes()).body:
-            targets = node.targets if isinstance(node, ast.Assign) else [node]
-            if attribute in (getattr(target, "name", getattr(target, "id", None)) for target in targets):
-                label = _label_in(node) or label
-    except (OSError, SyntaxError, ValueError):
-        pass
-    return label + options_as_text(name)
-
-
-def label_of(name: str, built_in: Mapping[str, Any]) -> str:
-    """Return the part of a row's name in tables that names a thing with a `label`, without executing custom code."""
-    return declared_label(name) if is_custom(name) else built_in[without_options(name)].label + options_as_text(name)
-
-
-def _label_in(definition: ast.stmt) -> str | None:
-    first = None
-    for node in ast.walk(definition):
-        match node:
-            case (
-                ast.Assign(targets=[ast.Name(id="label")], value=ast.Constant(value=str(text)))
-                | ast.AnnAssign(target=ast.Name(id="label"), value=ast.Constant(value=str(text)))
-                | ast.keyword(arg="label", value=ast.Constant(value=str(text)))
-            ) if text.strip() and text.isprintable():
-                return text.strip()
-            case (
-                ast.Return(value=ast.Call(args=[ast.Constant(value=str(text)), *_]))
-                | ast.Assign(value=ast.Call(args=[ast.Constant(value=str(text)), *_]))
-            ) if not isinstance(definition, ast.ClassDef) and text.isprintable():
-                first = first or text.strip()
-    return first

@@ -9,7 +9,7 @@ from torch import Tensor, cat, nn, zeros
 from torch.nn.functional import embedding, pad
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import CustomName, declared_label, is_custom, refuse_options, resolve_class
+from flsim.base.extensions import CustomName, is_custom, refuse_options, resolve_class, short_name
 from flsim.base.settings import settings
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hf import OF_BASE, RECORDED, HuggingFaceModel
@@ -308,5 +308,5 @@ class ModelHParams(ModelSettings):
     def label(self) -> str:
         """Return the architecture's name in a row of a table; empty for "cifg"."""
         if is_custom(self.architecture):  # naming a row must not execute code
-            return declared_label(self.architecture)
+            return short_name(self.architecture)
         return BUILT_IN[self.architecture].label_of(self)

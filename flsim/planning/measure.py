@@ -12,7 +12,6 @@ Training is assumed to wait for evaluations. If evaluators have separate cores, 
 
 import math
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -386,7 +385,6 @@ SAME_TIME = {
     *("privacy.clip", "privacy.noise_multiplier", "privacy.delta"),
 }
 MEMORY_EVERY = 1.0  # seconds between two measurements of memory
-TRIES = 50  # to remove a folder that processes which are about to end may still write to
 NOTE = (
     "Time = start + rounds x round + evaluations x evaluation. Each configuration was measured by a short run of three "
     f"rounds, or of 3 x {STEPS} steps of central training, with two evaluations: Round is the second round, Evaluation "
@@ -517,16 +515,9 @@ def measure(
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield a folder that is removed after the block, even if processes that are about to end still write to it."""
-    folder = Path(tempfile.mkdtemp(prefix="flsim-plan-"))
-    try:
-        yield folder
-    finally:
-        for _ in range(TRIES):
-            shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
-                break
-            time.sleep(0.1)
+    """Yield a folder that is removed after the block."""
+    with tempfile.TemporaryDirectory(prefix="flsim-plan-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def cost_of(run: Path, seconds: float) -> Cost:

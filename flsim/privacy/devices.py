@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -19,14 +19,15 @@ from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError, first_line
 from flsim.base.files import file_digest
 from flsim.base.rng import stream
+from flsim.base.settings import NUMBER, bounds, settings
 
 Thing = TypeVar("Thing")
+Law = Literal["half-normal", "exponential", "constant"]
 MOST_SPREAD = 10  # then a typical factor is e^-50; larger spreads underflow
-LAWS = ("half-normal", "exponential", "constant")
 COLUMNS = ("user", "from", "to")  # of a trace
 
 
-@dataclass(frozen=True)
+@settings
 class Durations:
     """The law of the durations of users' training, whose mean is 1.
 
@@ -35,14 +36,8 @@ class Durations:
     rounds. The factors are lognormal, and their mean is 1; with 0, all users are equally fast.
     """
 
-    law: str = "half-normal"
-    spread: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.law not in LAWS:
-            raise InputError(f"durations must be one of {', '.join(LAWS)}, found {self.law!r}")
-        if not (isinstance(self.spread, float | int) and 0 <= self.spread <= MOST_SPREAD):
-            raise InputError(f"spread must be from 0 to {MOST_SPREAD}, found {self.spread!r}")
+    durations: Law = "half-normal"
+    spread: Annotated[float, bounds(ge=0, le=MOST_SPREAD), NUMBER] = 0.0
 
     def factors(self, seed: int, population: int) -> Floats:
         """Return the factor of each user, float64 [population]."""
@@ -51,7 +46,7 @@ class Durations:
 
     def draw(self, rng: np.random.Generator, number: int) -> Floats:
         """Return independent durations of users whose factor is 1, float64 [number]."""
-        match self.law:
+        match self.durations:
             case "half-normal":
                 return np.abs(rng.normal(scale=math.sqrt(math.pi / 2), size=number))
             case "exponential":
@@ -64,7 +59,7 @@ class Durations:
 
     def within(self, deadline: float) -> float:
         """Return the probability that a user whose factor is 1 needs at most `deadline`."""
-        match self.law:
+        match self.durations:
             case "half-normal":
                 return math.erf(deadline / math.sqrt(math.pi))
             case "exponential":
@@ -139,32 +134,21 @@ def simulated_buffers(
         is_busy[users] = False
 
 
-@dataclass(frozen=True)
+@settings
 class Days:
     """Availability of users by the time of day, of at most 0.5 on average.
 
-    User u is available in round r with probability mean (1 + cos(2 pi (r / day - phase_u))), independently. The phases
-    are uniform between 0 and `zones`: with 0, all users sleep at the same time.
+    User u is available in round r with probability availability (1 + cos(2 pi (r / day - phase_u))), independently. The
+    phases are uniform between 0 and `zones`: with 0, all users sleep at the same time.
     """
 
-    mean: float
-    day: float
-    zones: float
-
-    def __post_init__(self) -> None:
-        for name, value, least, most in (
-            ("availability", self.mean, 0, 0.5),
-            ("day", self.day, 1, math.inf),
-            ("zones", self.zones, 0, 1),
-        ):
-            if not (isinstance(value, float | int) and least <= value <= most):
-                raise InputError(f"{name} must be from {least} to {most}, found {value!r}")
-        if not self.mean:
-            raise InputError("availability must be above 0, or no user ever takes part")
+    availability: Annotated[float, bounds(gt=0, le=0.5), NUMBER]
+    day: Annotated[float, bounds(ge=1), NUMBER]
+    zones: Annotated[float, bounds(ge=0, le=1), NUMBER]
 
     def available(self, seed: int, round_: int, population: int) -> Flags:
         phases = self.zones * stream(seed, "phases").random(population)
-        chances = self.mean * (1 + np.cos(2 * math.pi * (round_ / self.day - phases)))
+        chances = self.availability * (1 + np.cos(2 * math.pi * (round_ / self.day - phases)))
         return stream(seed, "availability", round_).random(population) < chances
 
 

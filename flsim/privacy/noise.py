@@ -200,8 +200,7 @@ class Process:
     Attributes:
         seed: the experiment's seed.
         shapes: shapes of the parameters, by name.
-        label: the part of a row's name in tables that names the process; "" for none. Custom code without a label is
-            named NAME.
+        label: the part of a row's name in tables that names the process; "" for none. Custom code is named NAME.
         settings: for a built-in process, the fields that `privacy.noise_options` sets; other fields follow from the
             run.
     """

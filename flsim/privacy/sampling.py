@@ -27,7 +27,7 @@ from flsim.base.extensions import (
     without_options,
 )
 from flsim.base.rng import stream
-from flsim.privacy.devices import Buffer, Days, Durations, Trace, buffers, cohorts_of_available
+from flsim.privacy.devices import Buffer, Days, Durations, Law, Trace, buffers, cohorts_of_available
 
 if TYPE_CHECKING:  # importing takes half a second in every process of a run
     from dp_accounting import DpEvent
@@ -50,8 +50,7 @@ class Sampler(ABC):
     Attributes:
         cohort: users per round; the expected number, if cohorts differ in size. Sums of clipped updates are divided by
             it.
-        label: the part of a row's name in tables that names the sampler; "" for none. Custom code without a label is
-            named NAME.
+        label: the part of a row's name in tables that names the sampler; "" for none. Custom code is named NAME.
         relation: the difference between neighbouring data sets for which `event` holds: one user's data
             ("replace-one"), or the presence of one user ("add-or-remove-one").
         has_repeats: whether a cohort can contain a user more than once. Each occurrence counts as a separate user in
@@ -70,7 +69,7 @@ class Sampler(ABC):
     cohort: int
     dropout: float = field(default=0.0, kw_only=True)
     deadline: float | None = field(default=None, kw_only=True)
-    durations: str = field(default="half-normal", kw_only=True)
+    durations: Law = field(default="half-normal", kw_only=True)
     spread: float = field(default=0.0, kw_only=True)
     label: ClassVar[str] = ""
     relation: ClassVar[Relation] = "add-or-remove-one"

@@ -176,7 +176,6 @@ class Evaluation:
     attempt: int  # number of the attempt, from 1
     seconds: Finite  # wall-clock time since the evaluator got the checkpoint
     ended: Finite  # seconds since 1970, on the clock of the evaluator's machine if known
-    cpu_seconds: Finite | None = None  # processor time with the start of the process; None if the process was lost
     reason: str | None = None  # one line; None if the rows are stored
 
 

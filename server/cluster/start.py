@@ -6,7 +6,6 @@ this process as SIGKILL would, which is the best-tested end of a run.
 
 import ctypes
 import importlib.util
-import io
 import logging
 import os
 import shutil
@@ -71,7 +70,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
         internals.take_sigterm_back()
         stack.enter_context(_in_thread(_watch, _processes()))
         try:
-            with redirect_stdout(_RayMessages()):
+            with redirect_stdout(sys.stderr):  # of messages of Ray, because standard output is for results
                 yield
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT) from None
@@ -223,19 +222,6 @@ def _wait_for(process: "subprocess.Popen[bytes]", host: str, port: int) -> None:
             time.sleep(LOOK)
         else:
             return
-
-
-class _RayMessages(io.TextIOBase):
-    """A stream that sends Ray's messages to standard error, line by line, because standard output is for results."""
-
-    def __init__(self) -> None:
-        self._line = ""
-
-    def write(self, text: str) -> int:
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            say(line)
-        return len(text)
 
 
 @contextmanager

@@ -1,33 +1,25 @@
 """The launch of a federated run: on a Ray cluster, with client processes on its machines, or in this process."""
 
-from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import count
+from collections.abc import Sequence
 
 import torch
-from flwr.app import Error, Message
 
 from flsim.base.errors import InputError
-from flsim.base.logs import log
 from flsim.base.progress import say
 from flsim.privacy.sampling import shard_ranges
 from flsim.runs.config import SystemHParams
 from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.hparams import Precision
-from server.cluster.causes import one_line
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.federated import rounds
 from server.federated.rounds import with_shards
-from server.pool.client import app_named
-from server.pool.evaluations import EvaluationInProcess, gpu_shares
-from server.pool.grid import ClientShare, ShardGrid, code_of, log_fields, places, ray_grid
+from server.pool.evaluations import gpu_shares
+from server.pool.grid import ClientShare, places, ray_grid
 from server.stopping import Stop, stopping
 
 APP = "clients.app:app"  # by name, because server and clients share only messages
 ROUNDING = 1e-4  # the smallest share of a GPU in Ray
-RUNS = count(1)  # numbers of this process's runs in Flower
 
 
 def simulate(
@@ -64,10 +56,9 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     with stopping(stop):
         run = with_shards(run, 1)
         asked = run.federated.system.gpus_per_client
-        has_gpu = torch.cuda.is_available() and asked != 0
-        refuse_tf32_without_gpu(run.federated.local.precision, float(has_gpu))
-        grid = InProcessGrid(APP, run.federated.system.known_shards)
-        rounds.train(grid, run, stop, retrain_lost=retrain_lost, service=EvaluationInProcess(evaluate_checkpoint))
+        gpus = (1.0 if asked is None else asked) if torch.cuda.is_available() else 0.0
+        refuse_tf32_without_gpu(run.federated.local.precision, gpus)
+        rounds.train(None, run, stop, gpus, retrain_lost)
 
 
 def _say_of_canaries(run: Run) -> None:
@@ -94,23 +85,21 @@ def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[flo
 def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dict[str, float]], shards: int) -> float:
     """Return the GPUs of an evaluator, on nodes with "CPU" and "GPU"; 0 if clients use all and none is required.
 
-    Client processes start as in `server.pool.grid.RayGrid`, and Ray fills one GPU of a node before the next. InputError
-    if the settings put evaluators on GPUs that clients use: evaluators would be requested repeatedly, and fail.
+    Client processes start as in `server.pool.grid.RayGrid`. InputError if the settings put evaluators on GPUs that
+    clients use: evaluators would be requested repeatedly, and fail.
     """
     gpus = [node.get("GPU", 0.0) for node in resources]
     client, evaluator = client_gpu_shares(system, gpus)
+    if not evaluator:
+        return 0.0
     share = ClientShare(system.cpus_per_client, client)
     clients = places(dict(enumerate(map(share.fits, resources))), shards)
-    started = 0
-    for node, gpus_of_node in enumerate(gpus):
-        free = [1.0] * int(gpus_of_node)
-        take_gpus(free, client, clients.count(node))
-        started += take_gpus(free, evaluator, system.evaluators - started)
-    if not evaluator or started == system.evaluators:
+    fitting = sum(int((total - clients.count(node) * client) / evaluator + ROUNDING) for node, total in enumerate(gpus))
+    if fitting >= system.evaluators:
         return evaluator
     if system.gpus_for_evaluation is not None:
         raise InputError(
-            f"clients of system.gpus_per_client = {client:g} leave GPUs for {started} of {system.evaluators} "
+            f"clients of system.gpus_per_client = {client:g} leave GPUs for {fitting} of {system.evaluators} "
             f"evaluators of system.gpus_for_evaluation = {evaluator:g}; lower one of the two, or set "
             f"gpus_for_evaluation to 0 to evaluate on CPUs"
         )
@@ -119,18 +108,6 @@ def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dic
         "evaluate on GPUs, do not set gpus_per_client"
     )
     return 0.0
-
-
-def take_gpus(free: list[float], share: float, processes: int) -> int:
-    """Take a share of one GPU, or complete GPUs, for each process from the `free` shares; return how many fit."""
-    needed = max(1, round(share))  # GPUs of a process
-    for started in range(processes):
-        fitting = [index for index, room in enumerate(free) if room >= min(share, 1.0) - ROUNDING][:needed]
-        if not share or len(fitting) < needed:
-            return started
-        for index in fitting:
-            free[index] -= min(share, 1.0)
-    return processes
 
 
 def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
@@ -150,42 +127,3 @@ def say_what_stays_idle(
             f"{name}: {room} client processes fit, but only {shards} work at the same time, because "
             f"system.shards = {shards};{gpus} a new run with system.shards = {room} would use all"
         )
-
-
-class InProcessGrid(ShardGrid):
-    """A grid that answers one message, in order, at each call of `pull_messages`, with the bits of `RayGrid`."""
-
-    def __init__(self, app: str, shards: int) -> None:
-        super().__init__(shards, run_id=next(RUNS))
-        self._app = app_named(app)
-        self._waiting = deque[Message]()
-
-    def get_node_ids(self) -> list[int]:
-        return list(range(self._shards))
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Queue messages. A newer message to a node replaces an unanswered one."""
-        pushed = [self._numbered(message) for message in messages]
-        nodes = {message.metadata.dst_node_id for message in pushed}
-        earlier = [message for message in self._waiting if message.metadata.dst_node_id not in nodes]
-        self._waiting = deque([*earlier, *pushed])
-        return [message.metadata.message_id for message in pushed]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Answer the first of these messages that is waiting, and return its reply; empty if none is waiting."""
-        # One at a time, so that the sums of many shards need not fit in memory, and a signal waits for only one shard.
-        asked = {*message_ids}
-        message = next((message for message in self._waiting if message.metadata.message_id in asked), None)
-        if message is None:
-            return []
-        self._waiting.remove(message)
-        return [self._reply(message)]
-
-    def _reply(self, message: Message) -> Message:
-        """Return the app's reply, or an error with its reason, as a client process would."""
-        try:
-            return self._app(message, self._context(message.metadata.dst_node_id))
-        except Exception as error:  # after any error, the request is repeated, and finally the run fails
-            reason = one_line(error)
-            log.warning("client failed", extra=log_fields(message) | {"failure": "client raised", "reason": reason})
-            return Message(Error(code_of(error), reason), reply_to=message)

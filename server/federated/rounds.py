@@ -1,30 +1,34 @@
 """The rounds of a federated run: training, logging, checkpoints, evaluations, and the exchange of requests."""
 
+import os
+import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 
-from flsim.algorithms import micro_cohorts
+from flsim.algorithms import micro_cohorts, user_states
 from flsim.algorithms.checkpoint import digest_of, latest, round_of
 from flsim.algorithms.fedavg import Send
 from flsim.algorithms.summation import BranchReply, Reply, RoundRequest, ShardReply, ShardWork, branches
 from flsim.algorithms.wire import Address, decode_delta, decode_reply, encode_requests
 from flsim.base.errors import InputError, Interrupted, RunFailed
+from flsim.base.extensions import custom_code_errors
 from flsim.base.files import NewLines
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import ledger
 from flsim.runs.config.federated import SHARDS
 from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.recovery import hold_lock, recover
 from flsim.training.local import threads
 from flsim.training.update import Counts, State, UpdateSum
+from server.cluster.causes import one_line
 from server.pool.client import sum_request
 from server.pool.evaluations import EvaluationInProcess
 from server.pool.grid import OWN_CODE_FAILED
@@ -68,11 +72,24 @@ class Deadline:
         self._longest = max(self._longest, seconds)
 
 
-POLL = 0.005  # seconds between polls at first; Grid.send_and_receive would sleep 0.1
+POLL = 0.005  # seconds between polls at first; Flower's Grid.send_and_receive would sleep 0.1
 START_POLL = 0.02  # seconds between polls during the start of client processes, which need the processor
 PATIENT_POLL = 0.1  # seconds between polls for slow replies
 NODES_DEADLINE = 600.0  # seconds for the start of a client, as for an evaluator: a busy machine needs minutes
 WORTH_SAYING = 60.0  # seconds without a client until a message is printed
+
+
+class ShardGrid(Protocol):
+    """The part of a Flower Grid that rounds need, with a node for each shard."""
+
+    def get_node_ids(self) -> list[int]:
+        """Return all nodes while clients run, otherwise none."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages, and return their ids."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return replies that have arrived, each once, without waiting."""
 
 
 class ShardFailed(RunFailed):
@@ -83,7 +100,7 @@ class ShardFailed(RunFailed):
 class Exchange:
     """The sender of requests to nodes, which collects their replies."""
 
-    grid: Grid
+    grid: ShardGrid
     shards: int
     # number of consecutive shards that a client process adds; 0 for all. It is used only with a grid that holds arrays.
     branch: int
@@ -222,7 +239,7 @@ class _RoundExchange:
         return branch if all(shard in self._held for shard in shards) else None
 
 
-def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[int]:
+def wait_for_nodes(grid: ShardGrid, shards: int, stop: Stop, seconds: float) -> list[int]:
     """Return a node id for each shard, in ascending order; nodes exist while clients run."""
     began, is_told = time.monotonic(), False
     while len(nodes := sorted(grid.get_node_ids())) < shards:
@@ -240,6 +257,30 @@ def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[
     return nodes[:shards]
 
 
+def send_in_process(run: Run, stop: Stop, gpus: float) -> Send:
+    """Return a function that trains requests in this process, one shard after another; `gpus` is 0 for a CPU."""
+    states, sizes = user_states.UserStates(run.path / user_states.FOLDER), micro_cohorts.MicroCohorts(run.path)
+    training = run.federated.training_of(run.users, run.rounds, "cuda" if gpus else "cpu", states, sizes)
+    with custom_code_errors():
+        engine = training.engine_here(min(1.0, gpus or 1.0))
+    worker = f"{socket.gethostname()}/{os.getpid()}"
+
+    def send(asked: Sequence[RoundRequest]) -> Iterator[Reply]:
+        for request in asked:
+            stop.check()
+            began = time.monotonic()
+            try:
+                with threads(run.config.system.training_threads), custom_code_errors():
+                    update = training.update(engine, request)
+                run.verify()
+            except Exception as error:
+                reason = one_line(error)
+                raise ShardFailed(f"round {request.round + 1}: shard {request.shard} failed with: {reason}") from error
+            yield ShardReply(request.round, request.shard, update, worker, time.monotonic() - began)
+
+    return send
+
+
 def explain(run: Run, failed: ShardFailed) -> RunFailed:
     """Return the error to raise for a shard that keeps failing: with its cause if a file of the run is damaged."""
     try:
@@ -250,50 +291,41 @@ def explain(run: Run, failed: ShardFailed) -> RunFailed:
     return failed
 
 
-def train(
-    grid: Grid,
-    run: Run,
-    stop: Stop,
-    evaluation_gpus: float = 0.0,
-    retrain_lost: bool = False,
-    service: EvaluationInProcess | None = None,
-) -> State:
+def train(grid: ShardGrid | None, run: Run, stop: Stop, gpus: float = 0.0, retrain_lost: bool = False) -> State:
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
-    `stop` requests a checkpoint of the last completed round and the end (Interrupted). Evaluations are in this process
-    (`service`), or in processes with `evaluation_gpus` (0: a CPU). Raises InputError for a central run, Diverged with
-    the last good checkpoint, RunFailed if a shard or an evaluation failed.
+    Without a grid, this process trains and evaluates. `gpus` are those of an evaluator, or of this process (0: a CPU).
+    `stop` requests a checkpoint of the last completed round and the end (Interrupted). Raises InputError for a central
+    run, Diverged with the last good checkpoint, RunFailed if a shard or an evaluation failed.
     """
     system = run.federated.system
     # Sums of complete models are limited by memory bandwidth, and a second thread would wait for cores that clients
     # use.
     with hold_lock(run), logging_to(run.path), threads(1):
         newest = latest(run.path / "checkpoints")
-        if newest is None or round_of(newest) < run.rounds:  # else only evaluations can be missing, without clients
+        if grid and (newest is None or round_of(newest) < run.rounds):  # else only evaluations can be missing
             wait_for_nodes(grid, system.known_shards, stop, NODES_DEADLINE)
         has_user_states = run.federated.training_of(run.users, run.rounds).method.user_slots
         run.record()  # now, because the run is locked and all checks have passed
         recover(run, retrain_lost)
-        address = Address(str(run.path.resolve()), run.config.digest)
-        exchange = Exchange(
-            grid,
-            shards=system.known_shards,
-            branch=system.known_branch,
-            address=address,
-            deadline=Deadline(system.deadline),
-            retries=system.retries,
-            stop=stop,
-        )
+        if grid is None:
+            send_all = send_in_process(run, stop, gpus)
+            service = EvaluationInProcess(run.path.resolve(), evaluate_checkpoint)
+        else:
+            address = Address(str(run.path.resolve()), run.config.digest)
+            deadline, service = Deadline(system.deadline), None
+            exchange = Exchange(grid, system.known_shards, system.known_branch, address, deadline, system.retries, stop)
+            send_all = exchange.send
 
         def send(asked: Sequence[RoundRequest]) -> Iterator[Reply]:
             if has_user_states:
                 asked = [replace(request, oldest_resumable_round=run.oldest_round) for request in asked]
             try:
-                yield from exchange.send(asked)
+                yield from send_all(asked)
             except ShardFailed as failed:
                 raise explain(run, failed) from failed
 
-        with supervised(run, evaluation_gpus, service, stop) as evaluations:
+        with supervised(run, gpus, service, stop) as evaluations:
             return train_rounds(run, run.latest_state(), send, evaluations)
 
 

@@ -33,16 +33,12 @@ def apart(content: RecordDict) -> tuple[RecordDict, Arrays]:
     return RecordDict({name: record for name, record in content.items() if name not in arrays}), arrays
 
 
-def app_named(app: str) -> ClientApp:
-    module, _, name = app.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 class Client:
     """The actor, which processes one message after another."""
 
     def __init__(self, app: str) -> None:
-        self._app = app_named(app)
+        module, _, name = app.partition(":")
+        self._app: ClientApp = getattr(importlib.import_module(module), name)
 
     def ready(self) -> None:
         """Return once the process runs."""

@@ -1,4 +1,4 @@
-"""Evaluation during training: Ray actors that process a bounded queue of checkpoints of one or several runs.
+"""Evaluation during training: Ray actors that process a bounded queue of checkpoints of a run.
 
 A checkpoint is on disk before it is submitted, and its rows are on disk, atomically, after its evaluation. Therefore
 `Run.unevaluated` finds missing work after any failure, and a repeated evaluation has no effect.
@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import RLock
 
 import ray
 import torch
@@ -21,6 +20,7 @@ from flsim.base.errors import Diverged, RunFailed, is_out_of_memory
 from flsim.base.progress import say
 from flsim.base.settings import Count, Natural, NotNegative, Seconds, settings
 from flsim.results.store import Evaluation, Outcome, log_evaluation
+from flsim.training.local import threads
 from server.cluster.causes import reason_of
 from server.pool.actors import Actor, Actors
 
@@ -39,7 +39,7 @@ Work = Callable[[Path, Path], object]
 class ServiceHParams:
     evaluators: Count = 1  # number of processes
     num_gpus: NotNegative = 0.0  # GPUs of each process, which clients must leave free; with 0, one CPU thread
-    queue: Count = 100  # largest number of checkpoints of a run in the service, with outcomes that were not returned
+    queue: Count = 100  # largest number of checkpoints in the service, with outcomes that were not returned
     deadline: Seconds = 6 * 3600.0  # for an attempt; a process that takes longer is killed
     retries: Natural = 3  # further attempts at a checkpoint whose process died, was killed, or ran out of memory
 
@@ -63,17 +63,16 @@ class _Evaluator:
             limit_memory(num_gpus)
         else:
             torch.set_num_threads(1)
-        self._work, self._spent = work, 0.0
+        self._work = work
 
     def ready(self) -> None:
         """Return once the process runs."""
 
-    def evaluate(self, run: Path, checkpoint: Path, _ready: None) -> tuple[float, float, float]:
-        """Return the seconds of the work, its time of end, and the processor seconds since the last work."""
+    def evaluate(self, run: Path, checkpoint: Path, _ready: None) -> tuple[float, float]:
+        """Return the seconds of the work, and its time of end."""
         began = time.monotonic()
         self._work(run, checkpoint)
-        spent, self._spent = self._spent, time.process_time()
-        return time.monotonic() - began, time.time(), self._spent - spent
+        return time.monotonic() - began, time.time()
 
 
 def limit_memory(num_gpus: float) -> None:
@@ -85,86 +84,68 @@ def limit_memory(num_gpus: float) -> None:
 
 @dataclass(frozen=True)
 class _Job:
-    run: Path
     checkpoint: Path
     attempt: int = 1
 
 
 class EvaluationService:
-    """A service that evaluates checkpoints of any number of runs during training; only `drain` waits.
+    """A service that evaluates checkpoints of a run during training; only `drain` waits.
 
-    A process that dies, hangs, or runs out of memory is replaced, and its checkpoint is tried again, after the others
-    of its run. After its retries, the failure is its outcome. Every attempt has a line in its run's evaluations.jsonl.
+    A process that dies, hangs, or runs out of memory is replaced, and its checkpoint is tried again, after the others.
+    After its retries, the failure is its outcome. Every attempt has a line in the run's evaluations.jsonl.
 
-    If the queue of a run is full, `submit` returns False and drops the checkpoint, which must be submitted again later,
-    so training does not wait and memory does not grow. Runs take turns. The queue advances in `submit`, `poll` and
-    `drain`, in any thread of the caller.
+    If the queue is full, `submit` returns False and drops the checkpoint, which must be submitted again later, so
+    training does not wait and memory does not grow. The queue advances in `submit`, `poll` and `drain`.
     """
 
-    def __init__(self, work: Work, hparams: ServiceHParams | None = None) -> None:
+    def __init__(self, run: Path, work: Work, hparams: ServiceHParams | None = None) -> None:
         """Prepare the service of `work`, which other processes import, on a run and a checkpoint; none starts yet."""
-        self._work, self._hparams = work, hparams or ServiceHParams()
+        self._run, self._work, self._hparams = run, work, hparams or ServiceHParams()
         self._pool = Actors[_Job]()
-        self._waiting: dict[Path, deque[_Job]] = {}  # queued jobs by run, in the order of the runs' turns
-        self._ended: dict[Path, list[Evaluation]] = {}  # outcomes by run, until `poll` or `drain` returns them
-        self._lock = RLock()
+        self._waiting: deque[_Job] = deque()
+        self._ended: list[Evaluation] = []  # outcomes, until `poll` or `drain` returns them
 
-    def pending(self, run: Path) -> int:
-        """Return the number of a run's submissions whose outcomes were not returned by `poll` or `drain`."""
-        with self._lock:
-            return len(self._jobs(run)) + len(self._ended.get(run, ()))
+    @property
+    def pending(self) -> int:
+        """Return the number of submissions whose outcomes were not returned by `poll` or `drain`."""
+        return len(self._jobs()) + len(self._ended)
 
-    def submit(self, run: Path, checkpoint: Path) -> bool:
+    def submit(self, checkpoint: Path) -> bool:
         """Queue a checkpoint, unless it is queued or running; return whether there is space. RunFailed without Ray."""
-        with self._lock:
-            self._advance()
-            if checkpoint in [job.checkpoint for job in self._jobs(run)]:
-                return True
-            if self.pending(run) >= self._hparams.queue:
-                return False
-            self._wait(_Job(run, checkpoint))
-            self._dispatch()
+        self._advance()
+        if checkpoint in [job.checkpoint for job in self._jobs()]:
             return True
+        if self.pending >= self._hparams.queue:
+            return False
+        self._waiting.append(_Job(checkpoint))
+        self._dispatch()
+        return True
 
-    def poll(self, run: Path) -> list[Evaluation]:
-        """Return the outcomes of a run's evaluations that ended since the last call, in that order; does not wait."""
-        with self._lock:
-            if self._jobs(run):
-                self._advance()
-            return self._ended.pop(run, [])
-
-    def drain(self, run: Path, timeout: float = math.inf) -> list[Evaluation]:
-        """Wait, at most `timeout` seconds, until nothing of the run is pending, and return outcomes like `poll`."""
-        until = time.monotonic() + timeout
-        ended = self.poll(run)
-        while self.pending(run) and (seconds := until - time.monotonic()) > 0:
-            with self._lock:
-                replies = [actor.reply for actor, _ in self._pool.busy()]
-            if replies:  # several runs can share the pool, so any reply advances the queue
-                ray.wait(replies, timeout=min(LOOK, seconds))
-            ended += self.poll(run)
+    def poll(self) -> list[Evaluation]:
+        """Return the outcomes of evaluations that ended since the last call, in that order; does not wait."""
+        if self._jobs():
+            self._advance()
+        ended, self._ended = self._ended, []
         return ended
 
-    def forget(self, run: Path) -> None:
-        with self._lock:
-            for actor, job in self._pool.busy():
-                if job.run == run:
-                    self._pool.end(actor)
-            self._waiting.pop(run, None)
-            self._ended.pop(run, None)
+    def drain(self, timeout: float = math.inf) -> list[Evaluation]:
+        """Wait, at most `timeout` seconds, until nothing is pending, and return outcomes like `poll`."""
+        until = time.monotonic() + timeout
+        ended = self.poll()
+        while self.pending and (seconds := until - time.monotonic()) > 0:
+            if replies := [actor.reply for actor, _ in self._pool.busy()]:
+                ray.wait(replies, timeout=min(LOOK, seconds))
+            ended += self.poll()
+        return ended
 
     def close(self) -> None:
-        with self._lock:
-            self._pool.close()
-            self._waiting.clear()
-            self._ended.clear()
+        self._pool.close()
+        self._waiting.clear()
+        self._ended.clear()
 
-    def _jobs(self, run: Path) -> list[_Job]:
-        """Return a run's jobs, queued or in work."""
-        return [*self._waiting.get(run, ()), *(job for _, job in self._pool.busy() if job.run == run)]
-
-    def _wait(self, job: _Job) -> None:
-        self._waiting.setdefault(job.run, deque()).append(job)
+    def _jobs(self) -> list[_Job]:
+        """Return the jobs, queued or in work."""
+        return [*self._waiting, *(job for _, job in self._pool.busy())]
 
     def _advance(self) -> None:
         """Process ended and late evaluations, and assign queued jobs."""
@@ -181,19 +162,13 @@ class EvaluationService:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Assign queued jobs to idle processes, and start the allowed number of processes; runs take turns."""
-        while self._waiting:
-            if not self._pool.idle() and len(self._pool) == self._hparams.evaluators:
-                return
+        """Assign queued jobs to idle processes, and start the allowed number of processes."""
+        while self._waiting and (self._pool.idle() or len(self._pool) < self._hparams.evaluators):
             actor = next(iter(self._pool.idle()), None) or self._start()
-            run = next(iter(self._waiting))
-            jobs = self._waiting.pop(run)
-            job = jobs.popleft()
+            job = self._waiting.popleft()
             # The reply of `ready` is an argument, so work begins only after this process knows that the actor runs.
             # Otherwise an actor that hangs in between would have the deadline of a start.
-            self._pool.send(actor, job, "evaluate", job.run, job.checkpoint, actor.ready)
-            if jobs:
-                self._waiting[run] = jobs  # at the end of the dict, so that other runs have their turns first
+            self._pool.send(actor, job, "evaluate", self._run, job.checkpoint, actor.ready)
 
     def _start(self) -> Actor[_Job]:
         # num_cpus=0: the number of client processes is computed from all CPUs of a machine (`RayGrid`, and Flower's
@@ -210,7 +185,7 @@ class EvaluationService:
             hint = "; check that its share of the GPUs is free" if self._hparams.num_gpus else ""
         return f"{what} within {limit:g} s{hint}" if time.monotonic() - actor.since > limit else None
 
-    def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float, float] | RayError) -> None:
+    def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float] | RayError) -> None:
         if not isinstance(outcome, RayError):
             self._end(actor, job, "stored", took=outcome)
         elif not isinstance(outcome, RayTaskError) or is_out_of_memory(outcome.cause or outcome):
@@ -228,9 +203,9 @@ class EvaluationService:
             self._end(actor, job, "failed", f"it failed{tries}: {reason}")
             return
         self._end(actor, job, "retried", reason)
-        message = f"{job.run.name}: the evaluation of {job.checkpoint.name} is tried again: {reason}"
+        message = f"{self._run.name}: the evaluation of {job.checkpoint.name} is tried again: {reason}"
         say(message, file=job.checkpoint.name, attempt=job.attempt)
-        self._wait(replace(job, attempt=job.attempt + 1))
+        self._waiting.append(replace(job, attempt=job.attempt + 1))
 
     def _end(
         self,
@@ -238,58 +213,54 @@ class EvaluationService:
         job: _Job,
         outcome: Outcome,
         reason: str | None = None,
-        took: tuple[float, float, float] | None = None,
+        took: tuple[float, float] | None = None,
     ) -> None:
-        seconds, ended, cpu = took or (time.monotonic() - actor.since, time.time(), None)
+        seconds, ended = took or (time.monotonic() - actor.since, time.time())
         name, seconds, ended = job.checkpoint.name, round(seconds, 3), round(ended, 3)
-        evaluation = Evaluation(name, outcome, job.attempt, seconds, ended, cpu, reason)
-        log_evaluation(job.run, evaluation)
+        evaluation = Evaluation(name, outcome, job.attempt, seconds, ended, reason)
+        log_evaluation(self._run, evaluation)
         if outcome != "retried":
-            self._ended.setdefault(job.run, []).append(evaluation)
+            self._ended.append(evaluation)
 
 
 class EvaluationInProcess:
     """A service like `EvaluationService`, without Ray, which evaluates a checkpoint when it is submitted."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def __init__(self, run: Path, work: Work) -> None:
+        self._run, self._work = run, work
         self._ended: list[Evaluation] = []
 
-    def pending(self, run: Path) -> int:  # noqa: ARG002 (the interface of a service for several runs)
+    @property
+    def pending(self) -> int:
         """Return the number of submissions whose outcomes were not returned by `poll` or `drain`."""
         return len(self._ended)
 
-    def submit(self, run: Path, checkpoint: Path) -> bool:
+    def submit(self, checkpoint: Path) -> bool:
         """Evaluate a checkpoint, and return True; a failure is an outcome."""
-        began, cpu, threads = time.monotonic(), time.process_time(), torch.get_num_threads()
-        torch.set_num_threads(1)  # as in evaluators, which gives the same bits
+        began = time.monotonic()
         outcome: Outcome = "stored"
         reason = None
         try:
-            self._work(run, checkpoint)
+            with threads(1):  # as in evaluators, which gives the same bits
+                self._work(self._run, checkpoint)
         except Diverged as error:
             outcome, reason = "diverged", str(error)
         except Exception as error:  # training continues after any error
             outcome, reason = "failed", str(error) or repr(error)
-        finally:
-            torch.set_num_threads(threads)
-        seconds, spent = time.monotonic() - began, time.process_time() - cpu
-        evaluation = Evaluation(checkpoint.name, outcome, 1, round(seconds, 3), round(time.time(), 3), spent, reason)
-        log_evaluation(run, evaluation)
+        seconds = round(time.monotonic() - began, 3)
+        evaluation = Evaluation(checkpoint.name, outcome, 1, seconds, round(time.time(), 3), reason)
+        log_evaluation(self._run, evaluation)
         self._ended.append(evaluation)
         return True
 
-    def poll(self, run: Path) -> list[Evaluation]:  # noqa: ARG002
+    def poll(self) -> list[Evaluation]:
         """Return the outcomes since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
-    def drain(self, run: Path, timeout: float = math.inf) -> list[Evaluation]:  # noqa: ARG002 (nothing is waited for)
+    def drain(self, timeout: float = math.inf) -> list[Evaluation]:  # noqa: ARG002 (nothing is waited for)
         """Return outcomes like `poll`."""
-        return self.poll(run)
-
-    def forget(self, run: Path) -> None:  # noqa: ARG002
-        self._ended.clear()
+        return self.poll()
 
     def close(self) -> None:
         self._ended.clear()

@@ -1,4 +1,4 @@
-"""Flower's message layer on Ray: a Flower Grid whose nodes are shards, served by client processes on all Ray nodes.
+"""Flower's message layer on Ray: a grid whose nodes are shards, served by client processes on all Ray nodes.
 
 Flower's simulation engine never uses a machine that joins, handles few messages at a time, polls every 0.1 s, and loses
 the message of a process that hangs. ClientApp, messages, ServerApp and results, bit for bit, are those of Flower's
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import ray
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
 from ray import ObjectRef
 from ray.exceptions import RayError, RayTaskError
 
@@ -27,7 +26,7 @@ from server.cluster.nodes import Nodes
 from server.pool.actors import Actor, Actors
 from server.pool.client import Client, apart, summed_nodes
 
-SERVER = 0  # the node that sends requests
+RUN, SERVER = 1, 0  # the only run of a grid, and the node that sends requests
 CLIENT_FAILED = 0  # Flower's code for an error that has no code
 OWN_CODE_FAILED = 1_000  # code for an error of custom code, which would occur again; Flower's codes are smaller
 
@@ -35,49 +34,6 @@ OWN_CODE_FAILED = 1_000  # code for an error of custom code, which would occur a
 def log_fields(message: Message) -> dict[str, Any]:
     """Return the round and shard of a message for the log."""
     return {"round": int(message.metadata.group_id or 0), "shard": int(message.metadata.dst_node_id)}
-
-
-def code_of(error: BaseException | None) -> int:
-    """Return the code of the Flower error for an exception of a client."""
-    return OWN_CODE_FAILED if isinstance(error, CustomCodeError) else CLIENT_FAILED
-
-
-class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types
-    def __init__(self, shards: int, run_id: int = 1) -> None:
-        self._shards, self._run_id, self._numbers = shards, run_id, count(1)
-        send_as(run=run_id, node=SERVER)
-
-    def set_run(self, run: Any) -> None:
-        """Accept Flower's run and ignore it, because a grid belongs to one run."""
-
-    @property
-    def run(self) -> Any:
-        """Raise an error, because there is no Flower run, and flsim does not request it."""
-        raise AttributeError("a run of flsim is flsim.runs.folder.Run, not one of Flower's")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Push messages and wait for all replies, or for `timeout` seconds."""
-        until = time.monotonic() + (float("inf") if timeout is None else timeout)
-        unanswered = self.push_messages(messages)
-        replies: list[Message] = []
-        while unanswered and time.monotonic() < until:
-            replies += self.pull_messages(unanswered)
-            answered = {reply.metadata.reply_to_message_id for reply in replies}
-            unanswered = [id_ for id_ in unanswered if id_ not in answered]
-            time.sleep(0.005)
-        return replies
-
-    def _numbered(self, message: Message) -> Message:
-        return numbered(message, next(self._numbers))
-
-    def _context(self, node: int) -> Context:
-        config = {"partition-id": node, "num-partitions": self._shards}
-        return Context(run_id=self._run_id, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
 
 LOOK = 1.0  # seconds between two checks of the machines
@@ -135,19 +91,19 @@ class Job:
         return int(self.message.metadata.dst_node_id)
 
 
-def nearest(idle: list[Actor[Job]], parts: Sequence[RemoteArrays]) -> list[Actor[Job]]:
+def nearest(idle: list[Actor[Job]], parts: Sequence[RemoteArrays]) -> Actor[Job]:
+    """Return an idle process on the machine that stores most of the parts."""
     on = Counter(part.machine for part in parts)
-    most = max(on[process.machine] for process in idle)
-    return [process for process in idle if on[process.machine] == most]
+    return max(idle, key=lambda process: on[process.machine])
 
 
-class RayGrid(ShardGrid):
+class RayGrid:
     """Flower nodes 0 to shards - 1, one for each shard, and the processes that serve them.
 
-    There are as many processes as fit on the machines, and no more than shards. A message goes to the process that
-    served its node before, or to an idle one. A process that dies is replaced, and its message is answered with an
-    error. Messages of a machine that leaves go to others; a machine that joins is used from the next check on. A newer
-    message to a node replaces an unanswered one, whose process hangs, and is killed.
+    There are as many processes as fit on the machines, and no more than shards. A message goes to an idle process. A
+    process that dies is replaced, and its message is answered with an error. Messages of a machine that leaves go to
+    others; a machine that joins is used from the next check on. A newer message to a node replaces an unanswered one,
+    whose process hangs, and is killed.
 
     A grid that holds arrays returns replies without them, until `server.pool.client.sum_request` requests the sum of
     those of several nodes. A newer message to a node drops its stored arrays. The grid advances when messages are
@@ -156,13 +112,13 @@ class RayGrid(ShardGrid):
 
     def __init__(self, app: str, shards: int, share: ClientShare, machines: Nodes, holds: bool = False) -> None:
         """Prepare the grid for Flower's `app`, ``module:attribute``, which processes import; none starts yet."""
-        super().__init__(shards)
+        self._shards, self._numbers = shards, count(1)
+        send_as(run=RUN, node=SERVER)
         self._app, self._share, self._machines, self._holds = app, share, machines, holds
         self._processes = Actors[Job]()
         self._waiting: deque[Job] = deque()
         self._replies: dict[str, tuple[Job, Message]] = {}
         self._held: dict[int, RemoteArrays] = {}
-        self._served_by: dict[int, Actor[Job]] = {}  # the last process of each node
         self._patient_until: float | None = None
         self._looked, self._failed_starts = -LOOK, 0
 
@@ -254,8 +210,9 @@ class RayGrid(ShardGrid):
             log.warning("client failed", extra=log_fields(job.message) | {"machine": process.machine} | fields)
             if not lives:
                 self._end(process)
-            code = code_of(reply.cause if isinstance(reply, RayTaskError) else None)
-            reply, job.replied = Message(Error(code, fields["reason"]), reply_to=job.message), None
+            is_own_code = lives and isinstance(reply.cause, CustomCodeError)
+            error = Error(OWN_CODE_FAILED if is_own_code else CLIENT_FAILED, fields["reason"])
+            reply, job.replied = Message(error, reply_to=job.message), None
         elif self._holds and not job.parts and job.replied is not None:
             self._held[job.node], job.replied = RemoteArrays(job.replied, process.machine), None
         for node in summed_nodes(job.message):
@@ -282,29 +239,24 @@ class RayGrid(ShardGrid):
             job = self._waiting.popleft()
             if job.parts:
                 parts = [part.arrays for part in job.parts]
-                process = self._pick(nearest(idle, job.parts))
-                job.replied = self._processes.send(process, job, "sum", job.message, *parts, values=2)
+                job.replied = self._processes.send(nearest(idle, job.parts), job, "sum", job.message, *parts, values=2)
                 continue
-            before = self._served_by.get(job.node)
-            process = before if before in idle else self._pick(idle)
-            self._served_by[job.node] = process
             arguments = job.message, self._context(job.node), self._holds, [*job.arrays], *job.arrays.values()
-            job.replied = self._processes.send(process, job, "run", *arguments, values=2)
-
-    def _pick(self, idle: list[Actor[Job]]) -> Actor[Job]:
-        """Return an idle process, preferably one whose cached shard no queued message needs."""
-        reserved = {self._served_by.get(job.node) for job in self._waiting}
-        return next((process for process in idle if process not in reserved), idle[0])
+            job.replied = self._processes.send(idle[0], job, "run", *arguments, values=2)
 
     def _job(self, message: Message, stored: dict[int, ObjectRef]) -> Job:
         """Return a message as a job, with its arrays in Ray's object store, unless they are `stored` already."""
-        message = self._numbered(message)
+        message = numbered(message, next(self._numbers))
         message.content, arrays = apart(message.content)
         for record in arrays.values():
             if id(record) not in stored:
                 stored[id(record)] = ray.put(record)
         references = {name: stored[id(record)] for name, record in arrays.items()}
         return Job(message, references, [self._held[node] for node in summed_nodes(message)])
+
+    def _context(self, node: int) -> Context:
+        config = {"partition-id": node, "num-partitions": self._shards}
+        return Context(run_id=RUN, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
     def _withdraw(self, nodes: set[int]) -> None:
         """Drop earlier messages to nodes; a process that still works on one of them hangs, and is killed."""
@@ -319,7 +271,6 @@ class RayGrid(ShardGrid):
     def _end(self, process: Actor[Job]) -> None:
         self._processes.end(process)
         self._looked = -LOOK  # so that another process replaces it immediately
-        self._served_by = {node: served for node, served in self._served_by.items() if served is not process}
         log.info("client process ended", extra=self._room(process))
 
     def _room(self, process: Actor[Job]) -> dict[str, Any]:

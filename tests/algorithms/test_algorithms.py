@@ -18,16 +18,14 @@ from populations import InMemory
 from stepping import LAYOUT
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.algorithm import Answer, Trained
 from flsim.algorithms.built_in import FedAvgHParams
-from flsim.algorithms.fedavg import LocalUser
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
-from flsim.models.architectures import ModelHParams, build
+from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.folder import Run
@@ -242,14 +240,6 @@ def test_runs_are_killed_and_resume_to_the_same_bits(
     for path in (killed, whole):
         assert {int(user.name) for user in (path / "users").glob("*/*")} == sampled
         assert max(len(list(user.iterdir())) for user in (path / "users").glob("*/*")) <= 4
-
-
-def test_algorithms_of_older_run_folders_store_states_by_their_former_name() -> None:
-    """`kept` of an answer and of a user is what `user_state` is."""
-    state = {"times": {"w": torch.ones(1)}}
-    answer = Answer(Trained({}, 0, 0.0, 0), {}, kept=state)
-    user = LocalUser(build(12, ModelHParams(3, 5)), (), LocalHParams(), 0.1, {}, state)
-    assert answer.user_state is user.kept is user.user_state is state
 
 
 STEPS = 12

@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,13 +18,14 @@ from flsim.algorithms.checkpoint import digest_of
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.privacy.devices import LAWS, Durations, buffers, simulated_buffers
+from flsim.privacy.devices import Durations, Law, buffers, simulated_buffers
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import draw_cohort
 from flsim.training.local import epoch_orders
 from flsim.training.update import State
 
 MODEL = flsim.Model(3, 5)
+LAWS: tuple[Law, ...] = get_args(Law)
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def training_of(method: flsim.FedAvg, users: flsim.Planted, rounds: int = 1) -> 
     spread=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_as_many_users_train_at_any_time_and_each_answers_once(
-    size: int, concurrency: int, spare: int, law: str, spread: float, seed: int
+    size: int, concurrency: int, spare: int, law: Law, spread: float, seed: int
 ) -> None:
     """Users in training after a round are those who began by then and answer later, as far as they answer in time."""
     population = size + concurrency - 1 + spare
@@ -64,7 +66,7 @@ def test_as_many_users_train_at_any_time_and_each_answers_once(
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_the_mean_staleness_is_that_of_littles_law(law: str) -> None:
+def test_the_mean_staleness_is_that_of_littles_law(law: Law) -> None:
     """`concurrency` users in training, and `size` answers a step: a user trains for concurrency / size steps.
 
     Little (1961). Staleness counts complete steps: a step of 20 answers begins on average half a step after the user,
@@ -166,9 +168,9 @@ def test_settings_that_do_not_fit_are_refused(users: flsim.Planted) -> None:
             next(flsim.simulate(users, MODEL, method, 1))
     for options, reason in (
         ({"concurrency": 0}, "concurrency must be at least 1, found 0"),
-        ({"concurrency": 8, "durations": "gamma"}, "durations must be one of half-normal, exponential, constant"),
-        ({"concurrency": 8, "spread": -1}, "spread must be from 0 to 10, found -1"),
-        ({"concurrency": 8, "spread": 1e200}, r"spread must be from 0 to 10, found 1e\+200"),
+        ({"concurrency": 8, "durations": "gamma"}, "durations must be 'half-normal', 'exponential' or 'constant'"),
+        ({"concurrency": 8, "spread": -1}, "spread must be at least 0, found -1"),
+        ({"concurrency": 8, "spread": 1e200}, r"spread must be at most 10, found 1e\+200"),
         ({"concurrency": 8, "dropout": 0.1}, "remove dropout"),
     ):
         with pytest.raises(InputError, match=reason):

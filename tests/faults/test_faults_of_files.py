@@ -62,7 +62,7 @@ def test_whatever_finds_no_room_is_named(experiment: Experiment, undisturbed: Pa
         settings, state = config.load(experiment.config, [f"data.corpus='{corpus}'"]), run.latest_state()
         before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
         fill(disk)
-        ended = Evaluation("round-000010.safetensors", "failed", 1, 1.0, 1.0, None, "x" * 10_000)
+        ended = Evaluation("round-000010.safetensors", "failed", 1, 1.0, 1.0, "x" * 10_000)
         row = Row(run.identity, 10, "perplexity", "", 1.0)
         writes: dict[str, Callable[[], object]] = {
             "checkpoints/round-000030.safetensors": lambda: run.save(state),

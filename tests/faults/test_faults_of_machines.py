@@ -14,7 +14,7 @@ from faulty import OPTIONS, SETTINGS, assert_equal_runs, ended, events, kill, si
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from helpers import TINY, Experiment, MakeCorpus, start, wait_for_round
-from raynodes import free_place, joined, named, tree
+from raynodes import free_place, joined, named, replies_of, tree
 from waiting import wait_until
 
 from server.cluster.nodes import Nodes
@@ -122,9 +122,7 @@ def lines(run: Path) -> list[dict[str, list[str]]]:
 
 def answers(grid: RayGrid, messages: list[Message]) -> list[Message]:
     """All replies, in the order of the messages."""
-    replies = grid.send_and_receive(messages, timeout=120)
-    assert len(replies) == len(messages)
-    return sorted(replies, key=lambda reply: int(reply.metadata.reply_to_message_id))
+    return sorted(replies_of(grid, messages), key=lambda reply: int(reply.metadata.reply_to_message_id))
 
 
 def requests(*nodes: int) -> list[Message]:

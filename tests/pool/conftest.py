@@ -34,8 +34,14 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(local_ray: None) -> Iterator[EvaluationService]:
+def shared_service(local_ray: None) -> Iterator[EvaluationService]:
     """A service for all tests of a file, which leave nothing pending: a new process takes seconds to start."""
-    service = EvaluationService(work)
+    service = EvaluationService(Path(), work)
     yield service
     service.close()
+
+
+@pytest.fixture
+def service(shared_service: EvaluationService, run: Path) -> EvaluationService:
+    shared_service._run = run
+    return shared_service

@@ -11,6 +11,7 @@ import ray
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from raynodes import replies_of
 from waiting import wait_until
 
 from flsim.algorithms.summation import BranchReply, Reply, RoundRequest, ShardReply, TreeSum
@@ -84,7 +85,7 @@ def test_parameters_are_stored_once_and_each_client_gets_its_own_copy(grid: RayG
         assert len({job.arrays[name] for job in jobs}) == 1
     assert len(stored) == 2
     assert all(not job.message.content.array_records for job in jobs)
-    replies = [decode_reply(reply.content) for reply in grid.send_and_receive(messages, timeout=60)]
+    replies = [decode_reply(reply.content) for reply in replies_of(grid, messages)]
     assert {reply.shard: reply.update.delta["weight"][0].item() for reply in replies} == {
         shard: value + 0.25 for shard, value in enumerate(VALUES)
     }
@@ -107,7 +108,7 @@ def test_nothing_of_a_round_is_kept_once_its_replies_are_taken(grid: RayGrid, tm
     """Ray forgets parameters and sums when the last reference to them is gone, and jobs hold these references."""
     before = jobs_in_memory()
     for _ in range(3):
-        assert len(grid.send_and_receive(requests(*range(6), folder=tmp_path), timeout=60)) == 6
+        assert len(replies_of(grid, requests(*range(6), folder=tmp_path))) == 6
     assert jobs_in_memory() == before
 
 
@@ -150,13 +151,13 @@ def test_held_sums_are_added_in_the_order_that_is_asked_for(grid: RayGrid, tmp_p
     """And a newer message to a node drops what is held of it."""
 
     def summed(*shards: int) -> float:
-        replies = grid.send_and_receive(requests(*shards, folder=tmp_path), timeout=60)
+        replies = replies_of(grid, requests(*shards, folder=tmp_path))
         assert [[*reply.content.array_records] for reply in replies] == [[]] * len(shards)
         assert {decode_reply(reply.content).update.counts.weight for reply in replies} == {
             VALUES[shard] for shard in shards
         }
         assert set(grid._held) == set(shards)
-        (reply,) = grid.send_and_receive([sum_request([*shards], "1")], timeout=60)
+        (reply,) = replies_of(grid, [sum_request([*shards], "1")])
         assert not grid._held
         values = reply.content.array_records["delta"]["weight"].numpy()
         assert len(set(values.tolist())) == 1
@@ -166,7 +167,7 @@ def test_held_sums_are_added_in_the_order_that_is_asked_for(grid: RayGrid, tmp_p
     assert summed(0, 2, 1, 3) == 4.0  # ((1 + 3) + 2^53) - 2^53
     assert summed(1, 0, 3, 2) == 3.0  # ((2^53 + 1) - 2^53) + 3
     assert summed(5) == 7.0
-    grid.send_and_receive(requests(0, 1, folder=tmp_path), timeout=60)
+    replies_of(grid, requests(0, 1, folder=tmp_path))
     assert set(grid._held) == {0, 1}
     ids = grid.push_messages(requests(1, folder=tmp_path))
     assert set(grid._held) == {0}

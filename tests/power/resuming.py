@@ -9,7 +9,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -20,13 +20,10 @@ import torch
 
 from flsim import cli
 from flsim.algorithms.checkpoint import digest_of, latest, load
-from flsim.algorithms.summation import Reply, RoundRequest
 from flsim.results.store import read_run
-from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from server import central as central_server
 from server import sweep
-from server.federated.rounds import Exchange
 from server.pool.evaluations import EvaluationInProcess
 from server.sweep import Job, JobEnd
 
@@ -39,12 +36,6 @@ class NodesHere:
 
     def check(self) -> None:
         """This process is equal to itself."""
-
-
-def send_here(exchange: Exchange, asked: Sequence[RoundRequest]) -> Iterable[Reply]:
-    """Stands in for `server.federated.rounds.Exchange.send`: trains what is asked for."""
-    run = Run.open(Path(exchange.address.run))
-    return run.federated.training_of(run.users, run.rounds).send_in_process()(asked)
 
 
 def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[JobEnd]:
@@ -66,12 +57,13 @@ def without_ray() -> Iterator[None]:
             patch.setattr(module, "Nodes", NodesHere)
             patch.setattr(module, "say_where", lambda *_: None)
         patch.setattr("server.central.attempt", lambda run, gpus: central_server.train(run.path, gpus))
-        patch.setattr("server.federated.launch.ray_grid", lambda *_: nullcontext())
-        patch.setattr("server.federated.rounds.wait_for_nodes", lambda *_: [])
-        patch.setattr(Exchange, "send", send_here)
+        patch.setattr("server.federated.launch.ray_grid", lambda *_: nullcontext())  # rounds are trained in process
         patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
         patch.setattr("server.sweep._as_resources_allow", jobs_here)
-        patch.setattr("server.supervision._service_of", lambda *_: EvaluationInProcess(evaluate_checkpoint))
+        patch.setattr(
+            "server.supervision._service_of",
+            lambda run, _: EvaluationInProcess(run.path.resolve(), evaluate_checkpoint),
+        )
         yield
 
 

@@ -3,9 +3,10 @@
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import Experiment
-from tracker_files import ALL, of_mlflow, of_tensorboard, of_wandb
 from waiting import wait_until
 
 from flsim.algorithms import checkpoint
@@ -28,6 +28,69 @@ from flsim.runs.trackers import News
 from server import central as central_server
 from server.pool.evaluations import EvaluationService
 from server.supervision import supervised
+
+ALL = ("tensorboard", "mlflow", "wandb")
+Scalars = dict[str, dict[int, list[float]]]  # tag -> round -> values, each as often as it is there
+
+
+def of_tensorboard(run: Path) -> Scalars:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    scalars: Scalars = {}
+    if (run / "tensorboard").exists():
+        events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+        for tag in events.Tags()["scalars"]:
+            for entry in events.Scalars(tag):
+                scalars.setdefault(tag, {}).setdefault(entry.step, []).append(entry.value)
+    return scalars
+
+
+def of_mlflow(run: Path) -> Scalars:
+    from mlflow import MlflowClient
+
+    scalars: Scalars = {}
+    if (run / "mlflow" / "run_id").exists():
+        client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
+        known = client.get_run((run / "mlflow" / "run_id").read_text())
+        for tag in known.data.metrics:
+            for entry in client.get_metric_history(known.info.run_id, tag):
+                scalars.setdefault(tag, {}).setdefault(entry.step, []).append(entry.value)
+    return scalars
+
+
+def of_wandb(run: Path) -> Scalars:
+    """The history in the one folder that would be synchronized."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    scalars: Scalars = {}
+    folders = list((run / "wandb").glob("offline-run-*"))
+    for record in records(next(folders[0].glob("*.wandb"))) if folders else ():
+        history = Record.FromString(record).history
+        items = {(entry.key or ".".join(entry.nested_key)): json.loads(entry.value_json) for entry in history.item}
+        for round_ in [value for tag, value in items.items() if tag.endswith("/round")]:
+            for tag, value in items.items():
+                if "/" in tag:
+                    scalars.setdefault(tag, {}).setdefault(round_, []).append(float(value))
+    assert len(folders) <= 1
+    return scalars
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """Yield the records of a LevelDB log: blocks of 32 KiB, of chunks with a header of checksum, length and type."""
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 2**15 - at % 2**15 < 7:
+            at += 2**15 - at % 2**15
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        if not kind:  # not written yet
+            return
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # the whole, or the last part
+            yield whole
+            whole = b""
+
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
 
@@ -60,7 +123,7 @@ def line_of(round_: int) -> dict[str, Any]:
 
 def simulate(run: Run, last: int = 8, after: Callable[[int], None] = lambda _: None) -> None:
     """Rounds from the newest checkpoint on, as the server writes them, but without clients; Ray is not needed."""
-    with supervised(run, service=EvaluationService(evaluate_checkpoint)):
+    with supervised(run, service=EvaluationService(run.path, evaluate_checkpoint)):
         state = run.latest_state()
         for round_ in range(state.round + 1, last + 1):
             run.log_round(**line_of(round_), workers=["node/1"])
@@ -147,7 +210,7 @@ def test_steps_of_central_training_are_told_as_they_are_saved(experiment: Experi
     central = ("training.kind=central", "training.steps=20", "training.batch_size=9", "evaluation.references=100")
     settings = config.load(experiment.config, (*central, "evaluation.every=10", "system.checkpoint_every=7"))
     run = Run.create(settings, experiment.folder / "central")
-    with supervised(run, service=EvaluationService(evaluate_checkpoint)):
+    with supervised(run, service=EvaluationService(run.path, evaluate_checkpoint)):
         for news in central_server.train(run.path, gpus=0.0):
             if news.saved and run.is_evaluated_at(news.step):
                 evaluate_checkpoint(run.path, run.path / "checkpoints" / checkpoint.checkpoint_name(news.step))

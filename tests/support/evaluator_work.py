@@ -43,7 +43,7 @@ def wait_for(path: Path, look: Callable[[], object] = lambda: None) -> None:
 def work(run: Path, checkpoint: Path) -> None:
     """Note in the run's parent folder who works on what, and do what the checkpoint's name says, or wait."""
     name, folder = checkpoint.name, run.parent
-    note(folder, f"{name} {os.getpid()} {os.nice(0)} {torch.get_num_threads()} {run.name}")
+    note(folder, f"{name} {os.getpid()} {os.nice(0)} {torch.get_num_threads()}")
     (folder / f"{name}.started").touch()
     if (folder / f"{name}.wait").exists():
         wait_for(folder / f"{name}.go")
@@ -67,9 +67,9 @@ def outcomes_of(ended: Sequence[Evaluation]) -> list[tuple[str, str, int]]:
     return [(one.checkpoint, one.outcome, one.attempt) for one in ended]
 
 
-def poll_until(service: EvaluationService, run: Path) -> list[tuple[str, str, int]]:
+def poll_until(service: EvaluationService) -> list[tuple[str, str, int]]:
     """Return the evaluations that ended first."""
     deadline = time.monotonic() + TIMEOUT
-    while not (ended := service.poll(run)):
+    while not (ended := service.poll()):
         assert time.monotonic() < deadline, "no evaluation ended"
     return outcomes_of(ended)

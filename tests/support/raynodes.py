@@ -10,6 +10,10 @@ from pathlib import Path
 
 import psutil
 import ray
+from flwr.app import Message
+from waiting import wait_until
+
+from server.pool.grid import RayGrid
 
 # Ray gives workers and drivers ports from 10002 on without looking whether they are taken, which ends a process of
 # another cluster's tests that run at the same time; with 0 the kernel chooses.
@@ -76,6 +80,18 @@ def listening(processes: Sequence[psutil.Process]) -> set[str]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def replies_of(grid: RayGrid, messages: list[Message]) -> list[Message]:
+    """All replies, in the order of their arrival."""
+    ids, replies = grid.push_messages(messages), list[Message]()
+
+    def have_come() -> bool:
+        replies.extend(grid.pull_messages(ids))
+        return len(replies) == len(ids)
+
+    wait_until(have_come)
+    return replies
 
 
 def tree(process: psutil.Process) -> list[psutil.Process]:

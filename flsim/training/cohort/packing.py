@@ -1,8 +1,7 @@
 """Training steps as flat arrays: every position of every batch, laid out before training, with little padding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -298,9 +297,6 @@ def narrowed(params: Params, like: Params) -> Params:
 # first rows, so their numbers determine all positions.
 
 
-AT_ONCE = 2**15  # positions, so that intermediate arrays fit in the cache of a processor
-
-
 @dataclass(frozen=True)
 class Segments:
     """The rows of all steps of a micro-cohort; a segment is a step of a user, ordered by step, then user.
@@ -314,16 +310,6 @@ class Segments:
     length: Ints  # int64 [rows], number of positions of each row; by segment, longest row first
     start: Ints  # int64 [rows], position of the first word of each row in all words of the users
     has_eos: NDArray[np.bool_]  # bool [rows], whether the row's last target is EOS
-
-    def parts(self, positions: int) -> "Iterator[tuple[slice, Segments]]":
-        """Yield the segments of complete steps, with about this many positions, and the slice of these segments."""
-        filled = np.cumsum(np.bincount(self.step, self.sizes.sum(1))) // positions
-        ends = np.searchsorted(self.step, np.flatnonzero(np.diff(filled, append=-1)), side="right").tolist()
-        rows = np.append(0, np.cumsum(self.sizes[:, 0]))
-        for first, last in pairwise([0, *ends]):
-            own, of_rows = slice(first, last), slice(rows[first], rows[last])
-            per_row = self.length[of_rows], self.start[of_rows], self.has_eos[of_rows]
-            yield own, Segments(self.step[own], self.user[own], self.sizes[own], *per_row)
 
 
 def pack_users(
@@ -345,8 +331,7 @@ def pack_users(
     # One additional token at both ends: the input of a first word and the target of a last one are replaced.
     unread = np.zeros(1, layout.token_type)
     words = np.concatenate([unread, *(records.tokens for records, _ in members), unread], dtype=layout.token_type)
-    for places, part in segments.parts(AT_ONCE):
-        _fill(data.numpy(), first[:, places], step_rows[places], part, words, layout)
+    _fill(data.numpy(), first, step_rows, segments, words, layout)
 
     tokens = np.zeros(len(group), np.int64)
     np.add.at(tokens, order[segments.user], count)
@@ -397,7 +382,7 @@ def _begins(users: Sequence[Records]) -> tuple[Ints, Ints]:
 
 
 def _fill(flat: NDArray[np.int32], first: Ints, rows: Ints, segments: Segments, words: Tokens, layout: Layout) -> None:
-    """Write the positions of some segments into the int32 array of all steps, which has 0 there.
+    """Write the positions of all segments into the int32 array of all steps, which has 0 there.
 
     `first` [3, segments] has offsets of tokens, places and targets, `rows` [segments] rows in a step's shape. `words`
     has one token before and one after.

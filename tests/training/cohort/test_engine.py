@@ -16,7 +16,6 @@ from networks import CIFG, RECURRENT, random_network
 from populations import InMemory
 from smoothing import smooth_steps
 from stacking import LAYOUT, assert_equal, model_of, start_of
-from strategies import hparams_strategy, users_strategy
 from torch_positions import TorchPositionKernels, WideKernels, WidePositionKernels
 from training_oracle import train_cohort
 
@@ -26,6 +25,19 @@ from flsim.training.cohort.engine import CohortEngine, StackedTrainer, bounds
 from flsim.training.cohort.kernels import Kernels
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum
+
+users_strategy = st.lists(st.lists(st.lists(st.integers(1, 9), max_size=6), max_size=7), min_size=1, max_size=5)
+hparams_strategy = st.builds(
+    LocalHParams,
+    epochs=st.integers(1, 2),
+    batch_size=st.integers(1, 8),
+    learning_rate=st.sampled_from((0.05, 0.5)),
+    optimizer=st.sampled_from(("sgd", "momentum", "adam", "rmsprop")),
+    momentum=st.sampled_from((0.0, 0.9)),
+    gradient_clip=st.none() | st.sampled_from((0.01, 0.3, 100.0)),
+    proximal=st.sampled_from((0.0, 0.7)),
+    max_records=st.none() | st.integers(1, 7),
+)
 
 
 def engine_of(start: Params, hparams: LocalHParams, users: int | None, kernels: Kernels | None) -> CohortEngine:
