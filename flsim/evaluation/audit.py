@@ -16,7 +16,6 @@ from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout
 from flsim.evaluation import evaluate
-from flsim.measures.prediction import predict_by_steps
 from flsim.models.language_model import LanguageModel, ModelSettings, State, TrainableModel
 from flsim.results.rows import REFERENCES, Row
 
@@ -252,12 +251,12 @@ def audit(
         except Diverged as error:
             raise InputError(f"{name}: {error}; measure a checkpoint from before training diverged") from error
     refuse_inconsistent(checked)
-    of_canaries = evaluate.measure_canaries(checked, canaries, layout, hparams, seed, device)
+    of_canaries = evaluate.measure_canaries(checked, canaries, layout, hparams, seed)
     of_model = {}
     if test is None or not len(test):
         evaluate.refuse_own_of_model(hparams.also)
     else:
-        of_model = evaluate.measure_model(checked, predict_by_steps(checked, device), test, hparams, seed, device)
+        of_model = evaluate.measure_model(checked, test, hparams, seed)
     return evaluate.rows_of(
         run or name, round, of_canaries, of_model | {REFERENCES: evaluate.count_references(canaries, hparams)}
     )

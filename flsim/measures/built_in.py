@@ -154,7 +154,7 @@ PERPLEXITY = number_of_model(
 def utility(probe: ModelProbe) -> dict[str, float]:
     from flsim.measures.prediction import utility as predicted
 
-    sums = predicted(probe.predict, probe.test, probe.chosen)
+    sums = predicted(probe.model, probe.test, probe.chosen)
     return {
         ACCURACY.name: sums.accuracy,
         ACCURACY_ALL_TOKENS.name: sums.accuracy_all_tokens,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from flsim.measures.quantity import Quantity, Subject
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from flsim.canaries.spec import Canary
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from flsim.data.vocabulary import Layout
     from flsim.measures.memorization.random_sampling import RandomSampler
     from flsim.measures.memorization.score import Template
-    from flsim.measures.prediction import Predict
-    from flsim.models.language_model import LanguageModel
+    from flsim.models.language_model import LanguageModel, TrainableModel
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,15 @@ class ModelProbe:
     """A model with text that it was not trained on: the input of a measure of the model.
 
     Attributes:
-        model: the model.
-        predict: the function that predicts batches of records, see `flsim.measures.prediction.Predict`.
+        model: the model, which `flsim.models.language_model.predictions` applies to batches of records.
         test: users whose text has no canary.
         chosen: indices of the test users to measure on, ascending.
-        device: the device on which the model reads tokens.
         seed: the experiment's seed.
     """
 
-    model: "LanguageModel"
-    predict: "Predict"
+    model: "TrainableModel"
     test: "Users"
     chosen: Sequence[int]
-    device: "torch.device"
     seed: int
 
 

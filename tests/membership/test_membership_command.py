@@ -34,7 +34,7 @@ def rarest(candidates):
 ADDING = """
 import sys
 from pathlib import Path
-from flsim.attacks.membership import stored
+from flsim.attacks.membership import attacked as stored
 run, identity = Path(sys.argv[1]), sys.argv[2]
 rows = stored.newest_rows(run, identity).head(1)
 print(flush=True)
