@@ -70,7 +70,7 @@ def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
     from flsim.measures.memorization.score import Template
 
     if canary.template is not None:
-        return Template.from_positions(canary.template.allowed[known:])
+        return Template(tuple(tuple(sorted(ids)) for ids in canary.template.allowed[known:]))
     of_words = max(canary.tokens) <= layout.last_word or not layout.pieces
     return (Template.words if of_words else Template.text)(layout, len(canary.tokens) - known)
 
