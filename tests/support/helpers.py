@@ -239,6 +239,13 @@ def assert_refused(folder: Path, arguments: Sequence[str], message: str) -> None
     assert sorted(folder.rglob("*")) == before
 
 
+def refusal(flsim: Flsim, *arguments: object) -> str:
+    """Return the one line with which a command refuses its arguments, with exit code 2 and without other output."""
+    code, out, err = flsim(*arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1), err
+    return err
+
+
 def enumerated(probabilities: Sequence[float], successes: int) -> float:
     """Return the probability of so many successes or more, as the sum over all outcomes."""
     outcomes = product((0, 1), repeat=len(probabilities))
