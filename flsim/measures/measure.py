@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from flsim.models.language_model import LanguageModel, TrainableModel
 
 
+Values = tuple[float | None, ...]
+
+
 @dataclass(frozen=True)
 class Probe:
     """A canary with a model: the input of a measure of canaries.
@@ -100,7 +103,7 @@ class Measure:
         name: the name by which a built-in measure is requested, or the name of a custom measure in its file.
         compute: function of a `Probe`, or of a `ModelProbe` if its quantities are of the model. It returns the value of
             each quantity by name, or the number itself if there is one quantity. Values of partial quantities can be
-            omitted.
+            omitted. Built-in measures can return values in the order of quantities, with None for a missing value.
         quantities: descriptions of its numbers.
         description: a phrase about the measure, for the help of the command line.
         family: function that describes values whose names depend on the canaries, by name.
@@ -108,7 +111,7 @@ class Measure:
     """
 
     name: str
-    compute: Callable[[Any], Mapping[str, float] | float]
+    compute: Callable[[Any], Mapping[str, float] | Values | float]
     quantities: tuple[Quantity, ...] = ()
     description: str = ""
     family: Callable[[str], Quantity | None] | None = None
