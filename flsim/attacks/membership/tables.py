@@ -15,7 +15,7 @@ from flsim.attacks.result import Result, over_seeds, text_of
 from flsim.base.statistics import paired_t_p
 from flsim.results.seeds import named_apart
 from flsim.runs.folder import Run
-from flsim.show.figure import legend_below, plain, subplots, write_figure
+from flsim.show.figure import legend_below, plain, subplots
 from flsim.show.plots import draw_roc
 from flsim.show.table import Field, Table, note, table_of
 
@@ -145,10 +145,6 @@ def means_to_text(rows: pd.DataFrame) -> str:
 
 
 # Figure of ROC curves of attacks on membership.
-
-
-def plot(attacked: Mapping[Path, Result], path: Path) -> None:
-    write_figure(lambda: draw(attacked), path)
 
 
 def draw(attacked: Mapping[Path, Result]) -> Figure:
