@@ -153,7 +153,7 @@ def test_adapters_of_a_hugging_face_model(experiment: Experiment) -> None:
 
 def test_one_line_names_the_rounds_that_have_a_checkpoint(experiment: Experiment, flsim: Flsim) -> None:
     run = train_here(experiment, ["system.checkpoint_every=4", "evaluation.every=2"])
-    assert refusal(flsim, "reveal", run, "--round", 2).endswith("rounds that can be attacked: 1, 3\n")
+    assert refusal(flsim, "reveal", run, "--round", 2).endswith("rounds that can be attacked: 1, 3")
     assert flsim("reveal", run, "--round", 5)[0] == 2
     assert api.reveal(run, records=1, references=1).frame["round"].unique() == [3]
 

@@ -240,10 +240,11 @@ def assert_refused(folder: Path, arguments: Sequence[str], message: str) -> None
 
 
 def refusal(flsim: Flsim, *arguments: object) -> str:
-    """Return the one line with which a command refuses its arguments, with exit code 2 and without other output."""
+    """Return the one line, below lines of progress, in which a command refuses its arguments with exit code 2."""
     code, out, err = flsim(*arguments)
-    assert (code, out, len(err.splitlines())) == (2, "", 1), err
-    return err
+    refusals = [line for line in err.splitlines() if line.startswith("flsim: ")]
+    assert (code, out, refusals) == (2, "", err.splitlines()[-1:]), err
+    return refusals[0]
 
 
 def enumerated(probabilities: Sequence[float], successes: int) -> float:
