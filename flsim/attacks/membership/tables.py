@@ -14,7 +14,7 @@ from flsim.attacks.membership.attacked import LEVELS, column
 from flsim.attacks.result import Result, over_seeds, text_of
 from flsim.base.statistics import paired_t_p
 from flsim.results.seeds import named_apart
-from flsim.runs.folder import Run
+from flsim.results.store import read_run_file
 from flsim.show.figure import legend_below, plain, subplots
 from flsim.show.plots import draw_roc
 from flsim.show.table import Field, Table, note, table_of
@@ -103,7 +103,7 @@ def means_over_seeds(attacked: Mapping[Path, Result]) -> pd.DataFrame:
     """
     names = named_apart(attacked)
     rows = pd.concat(
-        [one.frame.assign(**names[path], seed=Run.open(path).config.seed) for path, one in attacked.items()],
+        [one.frame.assign(**names[path], seed=read_run_file(path)["seed"]) for path, one in attacked.items()],
         ignore_index=True,
     )
     return with_differences(rows.assign(tpr=rows[column("tpr", LEVEL)]))
