@@ -180,9 +180,10 @@ def membership(
     from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams
     from flsim.attacks.membership.inference import attack_run
     from flsim.attacks.membership.shadows import by_setting as by_shadows
-    from flsim.attacks.membership.tables import means_over_seeds, means_to_text, shadows_to_text, to_text
+    from flsim.attacks.membership.tables import draw, means_over_seeds, means_to_text, shadows_to_text, to_text
     from flsim.attacks.membership.users import attack_users
     from flsim.results.sweeps import expanded, over_runs, run_folders
+    from flsim.show.figure import write_figure
     from flsim.show.table import json_rows
 
     options.check_device(device)
@@ -220,9 +221,7 @@ def membership(
         runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
     )
     if out is not None:
-        from flsim.attacks.membership.tables import plot
-
-        plot(results, out)
+        write_figure(lambda: draw(results), out)
     if by_setting:
         means = means_over_seeds(results)
         options.show(lambda: json_rows(means), lambda: means_to_text(means), as_json)
@@ -294,9 +293,10 @@ def extract(
     from flsim.attacks.extraction.extract import extract as extract_from
     from flsim.attacks.extraction.personal import personal_data_of
     from flsim.attacks.extraction.personal import to_text as personal_data_to_text
-    from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
+    from flsim.attacks.extraction.tables import draw, over_seeds_to_text, to_text
     from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams
     from flsim.results.sweeps import over_runs
+    from flsim.show.figure import write_figure
 
     options.check_device(device)
     elsewhere = ElsewhereHParams(model, members, non_members, text_column, user_column)
@@ -326,9 +326,7 @@ def extract(
         elsewhere=elsewhere,
     )
     if out is not None:
-        from flsim.attacks.extraction.tables import plot
-
-        plot(measured, out, by_setting)
+        write_figure(lambda: draw(measured, by_setting), out)
     text = over_seeds_to_text if by_setting else to_text
     options.show(measured.to_json, lambda: text(measured), as_json)
 
@@ -370,14 +368,13 @@ def forgetting(
     """
     options.refuse_json_and_csv(as_json, as_csv)
     from flsim.attacks.forgetting.measure import measure_forgetting
-    from flsim.attacks.forgetting.tables import to_text
+    from flsim.attacks.forgetting.tables import draw, to_text
+    from flsim.show.figure import write_figure
     from flsim.show.table import to_csv
 
     measured = measure_forgetting(*runs, alpha=alpha, by_hardness=by_hardness, pool=pool)
     if out is not None:
-        from flsim.attacks.forgetting.tables import plot
-
-        plot(measured, out)
+        write_figure(lambda: draw(measured), out)
     text = to_csv(measured.success) if as_csv else to_text(measured)
     options.show(measured.to_json, lambda: text, as_json)
 
@@ -412,12 +409,11 @@ def reveal(
         noise: Noise multiplier of further sums, for a run with a clip; repeatable, e.g. --noise 0.1 --noise 1.
     """
     from flsim.attacks.reveal.reveal import reveal as reveal_in
-    from flsim.attacks.reveal.tables import to_text
+    from flsim.attacks.reveal.tables import draw, to_text
+    from flsim.show.figure import write_figure
 
     options.check_device(device)
     revealed = reveal_in(*runs, round=round, records=records, references=references, noise=noise or (), device=device)
     if out is not None:
-        from flsim.attacks.reveal.tables import plot
-
-        plot(revealed, out)
+        write_figure(lambda: draw(revealed), out)
     options.show(revealed.to_json, lambda: to_text(revealed), as_json)

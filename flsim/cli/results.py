@@ -191,7 +191,6 @@ def compare(
 
 
 def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
-    from flsim.attacks.membership import tables
     from flsim.results.differences import compare_runs
     from flsim.results.store import read_run
     from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown
@@ -204,14 +203,8 @@ def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | No
     if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
         raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
     compared = compare_runs(first, second, round, epoch)
-    proven = tables.Proof.read(a, round, epoch), tables.Proof.read(b, round, epoch)
-    texts = {
-        "md": "\n".join(filter(None, [runs_to_markdown(compared), tables.to_markdown(*proven)])),
-        "latex": runs_to_latex(compared),
-        "csv": to_csv(compared.table),
-    }
-    proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
-    return compared.table, texts, runs_to_json(compared) | proof
+    texts = {"md": runs_to_markdown(compared), "latex": runs_to_latex(compared), "csv": to_csv(compared.table)}
+    return compared.table, texts, runs_to_json(compared)
 
 
 def _compared_sweeps(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":

@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from flsim.base.errors import Diverged, InputError
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout
 from flsim.evaluation import evaluate
-from flsim.measures.prediction import predict_by_steps
 from flsim.models.language_model import LanguageModel, ModelSettings, State, TrainableModel
 from flsim.results.rows import REFERENCES, Row
 
@@ -31,8 +29,7 @@ class ForwardModel(nn.Module):
     """A causal module as a `LanguageModel`; each step reads all tokens so far again.
 
     It is simple, and correct for any map from tokens to logits. A model with a cache is faster with custom `start` and
-    `step`. A state is the tokens int64 [N, context] and the number of tokens so far, int64 [N], so that rows of
-    different lengths can be stepped at once.
+    `step`. A state is the tokens so far, at most `context` of them.
 
     Args:
         module: the module; if `ids` are given, it has its own ids.
@@ -50,17 +47,6 @@ class ForwardModel(nn.Module):
 
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
         tokens = tokens[:, -self.context :]
-        read = pad(tokens, (0, self.context - tokens.shape[1]))
-        return self._answer(read, torch.full_like(read[:, 0], tokens.shape[1]))
-
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        read, lengths = state
-        read = torch.where(lengths[:, None] < self.context, read, read.roll(-1, 1))
-        place = lengths.clamp(max=self.context - 1)
-        return self._answer(read.scatter(1, place[:, None], tokens[:, None]), place + 1)
-
-    def _answer(self, read: Tensor, lengths: Tensor) -> tuple[State, Tensor]:
-        tokens = read[:, : int(lengths.max())]  # tokens after the end of a row do not affect a causal module
         output = self.module(tokens if self._ids is None else self._ids[0, tokens])
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
@@ -68,9 +54,12 @@ class ForwardModel(nn.Module):
                 f"forward must map tokens [B, T] to logits [B, T, V]; for {list(tokens.shape)}, it returned "
                 f"{_shape(logits)}"
             )
-        last = logits[torch.arange(len(tokens), device=tokens.device), lengths - 1]
+        last = logits[:, -1]
         log_probs = last.to(torch.promote_types(last.dtype, torch.float32)).log_softmax(-1)
-        return (read, lengths), log_probs if self._ids is None else _renumbered(log_probs, self._ids[1])
+        return (tokens,), log_probs if self._ids is None else _renumbered(log_probs, self._ids[1])
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        return self.start(torch.cat([state[0], tokens[:, None]], dim=1))
 
 
 def _renumbered(log_probs: Tensor, ids: Tensor) -> Tensor:
@@ -252,12 +241,12 @@ def audit(
         except Diverged as error:
             raise InputError(f"{name}: {error}; measure a checkpoint from before training diverged") from error
     refuse_inconsistent(checked)
-    of_canaries = evaluate.measure_canaries(checked, canaries, layout, hparams, seed, device)
+    of_canaries = evaluate.measure_canaries(checked, canaries, layout, hparams, seed)
     of_model = {}
     if test is None or not len(test):
         evaluate.refuse_own_of_model(hparams.also)
     else:
-        of_model = evaluate.measure_model(checked, predict_by_steps(checked, device), test, hparams, seed, device)
+        of_model = evaluate.measure_model(checked, test, hparams, seed)
     return evaluate.rows_of(
         run or name, round, of_canaries, of_model | {REFERENCES: evaluate.count_references(canaries, hparams)}
     )

@@ -28,7 +28,6 @@ from flsim.measures.measure import Measure, ModelProbe, Probe, continuations
 from flsim.measures.memorization.importance_sampling import refuse_too_many_samples
 from flsim.measures.memorization.random_sampling import RandomSampler, references, refuse_too_many
 from flsim.measures.memorization.search import beam_search
-from flsim.measures.prediction import Predict, predict_with
 from flsim.measures.quantity import Quantity, Subject, refuse_unfit
 from flsim.models.architectures import ModelHParams, build
 from flsim.models.language_model import LanguageModel, TrainableModel, refusing_changes
@@ -115,8 +114,8 @@ def evaluate(
         if hparams.weight_bits is not None:
             model = quantized(model, hparams.weight_bits)
         measured = () if hparams.utility_only else canaries
-        of_canaries = measure_canaries(model, measured, test.layout, hparams, seed, model.device, without)
-        of_model = measure_model(model, predict_with(model), test, hparams, seed, model.device)
+        of_canaries = measure_canaries(model, measured, test.layout, hparams, seed, without)
+        of_model = measure_model(model, test, hparams, seed)
     except Diverged as error:
         raise Diverged(f"round {round}: {error}") from error
     return rows_of(run, round, of_canaries, of_model | {REFERENCES: count_references(canaries, hparams)})
@@ -172,24 +171,23 @@ def refuse_non_finite(model: nn.Module) -> None:
 
 
 def measure_canaries(
-    model: LanguageModel,
+    model: TrainableModel,
     canaries: Sequence[Canary],
     layout: Layout,
     hparams: EvaluationHParams,
     seed: int,
-    device: torch.device,
     without: Sequence[LanguageModel] = (),
 ) -> list[tuple[str, dict[str, float]]]:
-    """Return (id, metric -> value) of each canary, in the order of ids, with a model that reads tokens on `device`."""
+    """Return (id, metric -> value) of each canary, in the order of ids."""
     chosen = _chosen("canary", hparams) | {measure.name: measure for measure in WITH_OTHER_MODELS if without}
     drawn = {
-        space: _references(*space, canaries, layout, hparams, seed).to(device)
+        space: _references(*space, canaries, layout, hparams, seed).to(model.device)
         for space in {_space(canary, hparams) for canary in canaries}
     }
     samplers = {space: RandomSampler(model, among) for space, among in drawn.items()}
     measured = []
     for canary in tracked("measuring canaries", sorted(canaries, key=lambda canary: canary.id)):
-        tokens = torch.tensor((layout.bos, *canary.tokens), device=device)
+        tokens = torch.tensor((layout.bos, *canary.tokens), device=model.device)
         known = 1 + known_words(canary, hparams)
         probe = Probe(
             model=model,
@@ -240,18 +238,11 @@ def _secrets(template: Secrets, canaries: Sequence[Canary]) -> NDArray[np.int64]
     return np.unique([tokens[one.known :] for one, tokens in own if one and one.hidden == template], axis=0)
 
 
-def measure_model(
-    model: LanguageModel,
-    predict: Predict,
-    test: Users,
-    hparams: EvaluationHParams,
-    seed: int,
-    device: torch.device,
-) -> dict[str, float]:
+def measure_model(model: TrainableModel, test: Users, hparams: EvaluationHParams, seed: int) -> dict[str, float]:
     """Return metric -> value of the model, over the test users that the seed chooses."""
     count = min(hparams.test_users or len(test), len(test))
     users = stream(seed, "test users").choice(len(test), count, replace=False)
-    probe = ModelProbe(model, predict, test, tuple(sorted(map(int, users))), device, seed)
+    probe = ModelProbe(model, test, tuple(sorted(map(int, users))), seed)
     values: dict[str, float] = {}
     for name, measure in _chosen("model", hparams).items():
         values |= values_of(name, measure, probe)
@@ -307,7 +298,11 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
     or did not compute finite numbers; and Diverged if a built-in measure met a value that is not finite.
     """
     if not is_custom(name):
-        return dict(measure.compute(probe))  # type: ignore[arg-type]
+        found = measure.compute(probe)
+        if isinstance(found, Mapping):
+            return dict(found)
+        named = zip(measure.quantities, found if isinstance(found, tuple) else (found,), strict=True)
+        return {quantity.name: float(value) for quantity, value in named if value is not None}
     models, words = [probe.model], {}
     if isinstance(probe, Probe):
         models += probe.without

@@ -9,7 +9,7 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
-from flsim.measures.measure import Measure, ModelProbe, Probe
+from flsim.measures.measure import Measure, ModelProbe, Probe, Values
 from flsim.measures.quantity import EVERYWHERE, Quantity, interval_of
 
 if TYPE_CHECKING:
@@ -67,20 +67,15 @@ MEMORIZED = of_flag(
 )
 
 
-def random_sampling(probe: Probe) -> dict[str, float]:
+def random_sampling(probe: Probe) -> Values:
     """Rank a canary among R; with `decide`, compute only whether it has rank 1, at a fraction of the cost."""
     from flsim.measures.memorization.exposure import exposure
 
     if probe.decide:
-        memorized = probe.sampler.decide(probe.prefix, probe.continuation)
-        return {LOG_PERPLEXITY.name: probe.score, MEMORIZED.name: float(memorized)}
+        return probe.score, None, None, probe.sampler.decide(probe.prefix, probe.continuation)
     sampled = probe.sampler.rank(probe.prefix, probe.continuation)
-    return {
-        LOG_PERPLEXITY.name: sampled.log_perplexity,
-        RANK.name: sampled.rank,
-        EXPOSURE.name: exposure(sampled.rank, sampled.references),
-        MEMORIZED.name: float(sampled.memorized),
-    }
+    bits = exposure(sampled.rank, sampled.references)
+    return sampled.log_perplexity, sampled.rank, bits, sampled.memorized
 
 
 RANDOM_SAMPLING = Measure(
@@ -102,13 +97,13 @@ EXTRACTED = of_flag(
 )
 
 
-def search(probe: Probe) -> dict[str, float]:
+def search(probe: Probe) -> float:
     import torch
 
     from flsim.measures.memorization.search import beam_search
 
     tokens, _ = beam_search(probe.model, probe.prefix, probe.template, probe.beam_width)
-    return {EXTRACTED.name: float(torch.equal(tokens[0], probe.continuation))}
+    return float(torch.equal(tokens[0], probe.continuation))
 
 
 BEAM_SEARCH = Measure("beam search", search, (EXTRACTED,), "extraction by beam search")
@@ -151,15 +146,11 @@ PERPLEXITY = number_of_model(
 )
 
 
-def utility(probe: ModelProbe) -> dict[str, float]:
+def utility(probe: ModelProbe) -> Values:
     from flsim.measures.prediction import utility as predicted
 
-    sums = predicted(probe.predict, probe.test, probe.chosen)
-    return {
-        ACCURACY.name: sums.accuracy,
-        ACCURACY_ALL_TOKENS.name: sums.accuracy_all_tokens,
-        PERPLEXITY.name: sums.perplexity,
-    }
+    sums = predicted(probe.model, probe.test, probe.chosen)
+    return sums.accuracy, sums.accuracy_all_tokens, sums.perplexity
 
 
 UTILITY = Measure("utility", utility, (ACCURACY, ACCURACY_ALL_TOKENS, PERPLEXITY), "accuracy and perplexity")
@@ -198,19 +189,18 @@ SPACE_NODES = of_count(
 )
 
 
-def space(probe: Probe) -> dict[str, float]:
+def space(probe: Probe) -> Values:
     """Enumerate the sequences that can be as likely as the canary, or sample if there are too many."""
     from flsim.measures.memorization.importance_sampling import space_exposure
     from flsim.measures.memorization.search import enumerate_space
 
     exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.template, probe.nodes)
     if exact:
-        counts = {SPACE_RANK.name: float(exact.rank), SPACE_NODES.name: float(exact.nodes)}
-        return dict.fromkeys((SPACE_BITS.name, SPACE_LOW.name, SPACE_HIGH.name), exact.exposure) | counts
+        return exact.exposure, exact.exposure, exact.exposure, exact.rank, exact.nodes
     exposure = space_exposure(
         probe.model, probe.prefix, probe.continuation, probe.template, probe.samples, probe.seed, probe.canary.id
     )
-    return {SPACE_BITS.name: exposure.bits, SPACE_LOW.name: exposure.low, SPACE_HIGH.name: exposure.high}
+    return exposure.bits, exposure.low, exposure.high, None, None
 
 
 SPACE = Measure(
@@ -257,20 +247,14 @@ FIT_REFERENCES = of_count(
 )
 
 
-def extrapolation(probe: Probe) -> dict[str, float]:
+def extrapolation(probe: Probe) -> Values:
     from flsim.measures.memorization.exposure import extrapolate
     from flsim.measures.memorization.score import log_perplexity
 
     fitted = sample_of(probe.references)
     scores = log_perplexity(probe.model, probe.prefix, fitted)
     fit = extrapolate(probe.score, scores, probe.seed)
-    return {
-        FIT_BITS.name: fit.exposure.bits,
-        FIT_LOW.name: fit.exposure.low,
-        FIT_HIGH.name: fit.exposure.high,
-        FIT_P.name: fit.p_value,
-        FIT_REFERENCES.name: float(len(fitted)),
-    }
+    return fit.exposure.bits, fit.exposure.low, fit.exposure.high, fit.p_value, len(fitted)
 
 
 def sample_of(references: "Tensor") -> "Tensor":
@@ -305,8 +289,8 @@ PATH_NODES = of_count(
 )
 
 
-def path(probe: Probe) -> dict[str, float]:
-    """Return 1 if no continuation is more likely than the canary, 0 if another is as likely, none if unknown.
+def path(probe: Probe) -> Values:
+    """Return 1 if no continuation is more likely than the canary, 0 if another is as likely, None if unknown.
 
     The search ends when the most likely continuation is proven, or at the limit of nodes. A more likely answer proves
     that the canary is not the most likely, even if the search ended early. Proofs hold up to rounding.
@@ -314,10 +298,9 @@ def path(probe: Probe) -> dict[str, float]:
     from flsim.measures.memorization.search import shortest_path
 
     extraction = shortest_path(probe.model, probe.prefix, probe.template, probe.nodes)
-    nodes = {PATH_NODES.name: float(extraction.nodes)}
     if extraction.tokens == tuple(probe.continuation.tolist()):
-        return {PATH_PROVEN.name: 1.0, **nodes} if extraction.complete else nodes
-    return {PATH_PROVEN.name: 0.0, **nodes} if extraction.score <= probe.score else nodes
+        return 1.0 if extraction.complete else None, extraction.nodes
+    return 0.0 if extraction.score <= probe.score else None, extraction.nodes
 
 
 PATH = Measure("path", path, (PATH_PROVEN, PATH_NODES), "extraction by shortest-path search")
@@ -335,13 +318,13 @@ GENERATION_HITS = of_count(
 )
 
 
-def generation(probe: Probe) -> dict[str, float]:
+def generation(probe: Probe) -> float:
     from flsim.base.rng import stream
     from flsim.measures.memorization.importance_sampling import draw
 
     rng = stream(probe.seed, "generation", probe.canary.id)
     sampled = draw(probe.model, probe.prefix, probe.template, {1.0: 1.0}, probe.samples, rng).words[: probe.samples]
-    return {GENERATION_HITS.name: int((sampled == probe.continuation).all(1).sum())}
+    return int((sampled == probe.continuation).all(1).sum())
 
 
 GENERATION = Measure("generation", generation, (GENERATION_HITS,), "samples of the model")
@@ -414,18 +397,15 @@ CALIBRATED_BITS = of_bits(
 )
 
 
-def calibrated(probe: Probe) -> dict[str, float]:
-    """Rank the canary by calibrated scores; return nothing if there is no model without it."""
+def calibrated(probe: Probe) -> Values:
+    """Rank the canary by calibrated scores."""
     from flsim.measures.memorization.exposure import calibrated_rank, exposure, mean_scores
 
-    if not probe.without:
-        return {}
     canary_mean = mean_scores(probe.without, probe.prefix, probe.continuation[None])
     means = mean_scores(probe.without, probe.prefix, probe.references)
     canary = probe.prefix, probe.continuation
     score, rank = calibrated_rank(probe.model, *canary, probe.references, float(canary_mean), means)
-    bits = exposure(rank, len(probe.references))
-    return {CALIBRATED_SCORE.name: score, CALIBRATED_RANK.name: rank, CALIBRATED_BITS.name: bits}
+    return score, rank, exposure(rank, len(probe.references))
 
 
 CALIBRATED = Measure(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from flsim.measures.quantity import Quantity, Subject
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from flsim.canaries.spec import Canary
@@ -16,8 +15,10 @@ if TYPE_CHECKING:
     from flsim.data.vocabulary import Layout
     from flsim.measures.memorization.random_sampling import RandomSampler
     from flsim.measures.memorization.score import Template
-    from flsim.measures.prediction import Predict
-    from flsim.models.language_model import LanguageModel
+    from flsim.models.language_model import LanguageModel, TrainableModel
+
+
+Values = tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
     from flsim.measures.memorization.score import Template
 
     if canary.template is not None:
-        return Template.from_positions(canary.template.allowed[known:])
+        return Template(tuple(tuple(sorted(ids)) for ids in canary.template.allowed[known:]))
     of_words = max(canary.tokens) <= layout.last_word or not layout.pieces
     return (Template.words if of_words else Template.text)(layout, len(canary.tokens) - known)
 
@@ -82,19 +83,15 @@ class ModelProbe:
     """A model with text that it was not trained on: the input of a measure of the model.
 
     Attributes:
-        model: the model.
-        predict: the function that predicts batches of records, see `flsim.measures.prediction.Predict`.
+        model: the model, which `flsim.models.language_model.predictions` applies to batches of records.
         test: users whose text has no canary.
         chosen: indices of the test users to measure on, ascending.
-        device: the device on which the model reads tokens.
         seed: the experiment's seed.
     """
 
-    model: "LanguageModel"
-    predict: "Predict"
+    model: "TrainableModel"
     test: "Users"
     chosen: Sequence[int]
-    device: "torch.device"
     seed: int
 
 
@@ -106,7 +103,7 @@ class Measure:
         name: the name by which a built-in measure is requested, or the name of a custom measure in its file.
         compute: function of a `Probe`, or of a `ModelProbe` if its quantities are of the model. It returns the value of
             each quantity by name, or the number itself if there is one quantity. Values of partial quantities can be
-            omitted.
+            omitted. Built-in measures can return values in the order of quantities, with None for a missing value.
         quantities: descriptions of its numbers.
         description: a phrase about the measure, for the help of the command line.
         family: function that describes values whose names depend on the canaries, by name.
@@ -114,7 +111,7 @@ class Measure:
     """
 
     name: str
-    compute: Callable[[Any], Mapping[str, float] | float]
+    compute: Callable[[Any], Mapping[str, float] | Values | float]
     quantities: tuple[Quantity, ...] = ()
     description: str = ""
     family: Callable[[str], Quantity | None] | None = None

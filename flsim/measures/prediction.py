@@ -5,22 +5,18 @@ Thakkar et al. (2020), section 4.1, "Evaluation Methods"; words only, as in Tens
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 
 import torch
-from torch import Tensor
 
 from flsim.base.errors import Diverged
 from flsim.data.records import Batch, Records, Users, batch, batches_by_length
 from flsim.data.vocabulary import Layout
-from flsim.models.language_model import LanguageModel, TrainableModel, predictions
+from flsim.models.language_model import TrainableModel, predictions
 
 POOL_WORDS = 2**16  # words of a pool of users, whose records are sorted by length
 LOGITS = 2**22  # logits in one batch
-
-Predict = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
-"""From (inputs, targets, pad) to (targets, nats, choices), like `flsim.models.language_model.predictions`."""
 
 
 @dataclass(frozen=True)
@@ -60,46 +56,17 @@ class Utility:
             return math.inf
 
 
-def predict_with(model: TrainableModel) -> Predict:
-    """Return a function that predicts all positions of a batch at once, with a flsim model on its device."""
-    device = model.device
-    return lambda inputs, targets, pad: predictions(model, inputs.to(device), targets.to(device), pad)
-
-
-def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
-    """Return a function that predicts one position after another, with any model that reads tokens on this device."""
-
-    def predict(inputs: Tensor, targets: Tensor, pad: int) -> tuple[Tensor, Tensor, Tensor]:
-        inputs, targets = inputs.to(device), targets.to(device)
-        columns = []
-        state, log_probs = model.start(inputs[:, :1])
-        for column in range(inputs.shape[1]):
-            more = (targets[:, column:] != pad).any(1)
-            if column:
-                state, log_probs = model.step(tuple(part[more] for part in state), inputs[more, column])
-            else:
-                state, log_probs = tuple(part[more] for part in state), log_probs[more]
-            inputs, targets = inputs[more], targets[more]
-            real = targets[:, column] != pad  # not in a prompt
-            target, predicted = targets[real, column], log_probs[real]
-            columns.append((target, -predicted.gather(1, target[:, None])[:, 0], predicted.argmax(1)))
-        target, nats, choice = (torch.cat(part) for part in zip(*columns, strict=True))
-        return target, nats, choice
-
-    return predict
-
-
-def utility(model: TrainableModel | Predict, users: Users, chosen: Iterable[int] | None = None) -> Utility:
-    """Measure a model, or its prediction function, on every record of a population, or of chosen users."""
-    predict = predict_with(model) if isinstance(model, TrainableModel) else model
+def utility(model: TrainableModel, users: Users, chosen: Iterable[int] | None = None) -> Utility:
+    """Measure a model on every record of a population, or of chosen users."""
     total = Utility()
     for part in _batches(users, range(len(users)) if chosen is None else chosen):
-        total = total.merge(_measure(predict, part, users.layout))
+        total = total.merge(_measure(model, part, users.layout))
     return total
 
 
-def _measure(predict: Predict, part: Batch, layout: Layout) -> Utility:
-    target, nats, choice = predict(torch.from_numpy(part.inputs), torch.from_numpy(part.targets), layout.pad)
+def _measure(model: TrainableModel, part: Batch, layout: Layout) -> Utility:
+    inputs, targets = (torch.from_numpy(side).to(model.device) for side in (part.inputs, part.targets))
+    target, nats, choice = predictions(model, inputs, targets, layout.pad)
     loss = float(nats.double().sum())
     if not math.isfinite(loss):
         raise Diverged("a cross-entropy is not finite; the model's values overflow")

@@ -3,10 +3,8 @@
 import io
 import json
 import math
-import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,21 +14,21 @@ import pandas as pd
 import pytest
 import scipy
 import torch
-from helpers import PRIVATE, TESTED, Flsim, MakeCorpus, Trained
+from helpers import PRIVATE, TESTED, Flsim, MakeCorpus, Trained, refusal
 
 import flsim as api
 from benchmarks.alarms import bench_alarms, describe
 from benchmarks.alarms.cases import Case, most_alarms
-from benchmarks.alarms.elsewhere import ELSEWHERE, Elsewhere
+from benchmarks.alarms.elsewhere import ELSEWHERE
 from benchmarks.alarms.ours import ESTIMATES, OURS, epsilon_of_noise, right_guesses, right_guesses_of_users
 from flsim.algorithms.built_in import FedAvgHParams
 from flsim.algorithms.checkpoint import load
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.attacks.audit import coins
-from flsim.attacks.audit.audit import COLUMNS, audit_subject, to_text
+from flsim.attacks.audit.audit import COLUMNS, audit_subject
 from flsim.attacks.audit.claim import Claim, LedgerTest
 from flsim.attacks.audit.rounds import CanaryUsers, epsilon_of_cosines
-from flsim.attacks.audit.subject import Coins, Subject, subject_of
+from flsim.attacks.audit.subject import Subject, subject_of
 from flsim.attacks.audit.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
 from flsim.base.rng import stream
 from flsim.models.architectures import ModelHParams
@@ -108,10 +106,7 @@ def test_a_ledger_is_held_against_what_was_detected(trained_here: Trained, flsim
 def test_what_cannot_be_audited_is_one_line(
     trained_here: Trained, flsim: Flsim, options: tuple[str, ...], message: str
 ) -> None:
-    code, out, err = flsim("audit", trained_here(), *options)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in refusal(flsim, "audit", trained_here(), *options)
 
 
 FIELDS = ("method", "unit", "neighbours", "n_in", "n_out", "estimate", "low", "high", "confidence", "delta", "kind")
@@ -429,22 +424,6 @@ def test_a_row_has_what_could_have_been_found(subject: Subject) -> None:
     assert row["refutable"] < subject.claim.epsilon
 
 
-@pytest.mark.parametrize(("mu", "number"), [(0.5, 100), (30.0, None)])
-def test_a_test_that_refutes_nothing_names_the_canaries_that_would(
-    subject: Subject, mu: float, number: int | None
-) -> None:
-    """Two of 10 canaries are guessed. Under epsilon 0 both guesses are right with probability 1/4."""
-    design = Coins(np.arange(1.0, 11.0), np.array([True, False] * 5), np.ones(10, np.int64))
-    one = replace(subject, coins=design, canary_users=None, claim=(claim := claim_of_gaussian(mu)))
-    text = " ".join(to_text(one, audit_subject(one)).split())
-    assert "cannot be tested" in text
-    (named,) = re.findall(r"trade-off, coins: no epsilon .* of (\d+) canaries would refute", text) or [None]
-    assert named == (None if number is None else str(number))
-    if number is not None:
-        assert LedgerTest(number, number // 5, 1).needed(claim.curve) is not None
-        assert LedgerTest(number // 2, number // 10, 1).needed(claim.curve) is None
-
-
 # How often bounds exceed the truth: mechanisms whose epsilon is known, and models that know nothing.
 #
 # The simulations are those of `python -m benchmarks alarms`. They are seeded, so they pass or fail for good. A bound at
@@ -455,13 +434,6 @@ def test_a_test_that_refutes_nothing_names_the_canaries_that_would(
 SIMULATIONS = 2_000
 PAGE = Path(__file__).parents[2] / "docs" / "audit-tests.md"
 PROMISING = [case for case in (*OURS, *ESTIMATES) if case.promised is not None]
-ALARMING = {
-    "largest bound of 528 pairs (k-, k+)",
-    "largest bound of 10 numbers of guesses",
-    "the same, larger noise allowed",
-    "largest absolute mu of the vertices",
-    "shared references, treated as separate",
-}
 
 
 @pytest.mark.parametrize("case", PROMISING, ids=lambda case: f"{case.bound}: {case.truth}")
@@ -487,22 +459,6 @@ def test_canary_users_are_seen_under_little_noise_and_not_where_they_are_absent(
     delta = normal(0.5 - epsilon) - np.exp(epsilon) * normal(-0.5 - epsilon)  # Balle and Wang (2018), theorem 8
     assert delta == pytest.approx(1e-5, rel=1e-6)
     assert epsilon_of_noise(None) == 0
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in ESTIMATES if case.truth.startswith("randomized")], ids=lambda case: case.truth
-)
-def test_an_estimate_for_gaussians_is_no_bound_for_others(case: Case) -> None:
-    assert case.alarms(SIMULATIONS) > SIMULATIONS / 2
-
-
-@pytest.mark.parametrize("other", ELSEWHERE, ids=lambda other: f"{other.project}: {other.procedure}")
-def test_searches_that_are_not_paid_for_raise_false_alarms(other: Elsewhere) -> None:
-    """Ours, of the same data, does not. Hulls take longer, and a tenth of the simulations shows as much."""
-    simulations = SIMULATIONS // 10 if "jax" in other.project else SIMULATIONS
-    theirs, ours = other.alarms(simulations)
-    assert ours <= most_alarms(other.promised, simulations)
-    assert (theirs > most_alarms(other.promised, simulations)) == (other.procedure in ALARMING)
 
 
 def test_the_command_prints_what_was_measured(benchmark_command: Flsim) -> None:

@@ -90,17 +90,6 @@ def test_forward_steps_are_what_forward_says_of_the_whole() -> None:
                 state, found = model.step(state, tokens[:, read])
 
 
-def test_rows_that_have_read_more_and_less_step_together() -> None:
-    module = Means()
-    model = from_forward(module, 6)
-    short, long = torch.tensor([[10, 1]]), torch.tensor([[10, 2, 3, 4]])
-    joined = tuple(map(torch.cat, zip(model.start(short)[0], model.start(long)[0], strict=True)))
-    _, found = model.step(joined, torch.tensor([5, 6]))
-    for row, tokens in enumerate(([10, 1, 5], [10, 2, 3, 4, 6])):
-        expected = module(torch.tensor([tokens]))[0, -1].log_softmax(-1)
-        torch.testing.assert_close(found[row], expected, rtol=1e-12, atol=1e-12)
-
-
 class ByHead:
     """One of our models whose state has further axes, as a KV cache has."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers import Flsim, Trained, rows
+from helpers import Flsim, Trained, refusal, rows
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config
@@ -92,11 +92,9 @@ def test_attacks_load_an_adapter_again(base: Path, tmp_path: Path, flsim: Flsim)
     (row,) = json.loads(text)["runs"][0]["rows"]
     assert (row["n_in"], row["untrained_auroc"]) == (2, 0.5)  # the base minus itself is 0 for all
     with_adapter(base, adapter, 2)
-    code, _, err = flsim("extract", out)
-    assert (code, "not the parameters that" in err) == (2, True)
+    assert "not the parameters that" in refusal(flsim, "extract", out)
     shutil.rmtree(adapter)
-    code, _, err = flsim("extract", out)
-    assert (code, "has no model of transformers or peft; name the folder of a model" in err) == (2, True)
+    assert "has no model of transformers or peft; name the folder of a model" in refusal(flsim, "extract", out)
 
 
 def test_rows_of_an_exported_run_are_those_of_the_run(trained_here: Trained, tmp_path: Path, flsim: Flsim) -> None:

@@ -36,7 +36,7 @@ def canaries(model: CIFGLanguageModel) -> list[Canary]:
 @pytest.fixture(scope="module")
 def measured(model: CIFGLanguageModel, canaries: list[Canary]) -> dict[str, dict[str, float]]:
     hparams = EvaluationHParams(references=COUNT, also=tuple(ALSO), samples=4_000, nodes=10_000)
-    return dict(measure_canaries(model, canaries, LAYOUT, hparams, SEED, torch.device("cpu")))
+    return dict(measure_canaries(model, canaries, LAYOUT, hparams, SEED))
 
 
 def scores(model: CIFGLanguageModel, canary: Canary) -> tuple[Tensor, float]:
@@ -114,9 +114,7 @@ def test_a_fit_takes_all_references_up_to_a_bound(references: int, used: int) ->
 
 def test_decisions_are_those_of_ranks(model: CIFGLanguageModel, canaries: list[Canary]) -> None:
     hparams = [EvaluationHParams(COUNT, decide=decide) for decide in (False, True)]
-    ranked, decided = (
-        dict(measure_canaries(model, canaries, LAYOUT, one, SEED, torch.device("cpu"))) for one in hparams
-    )
+    ranked, decided = (dict(measure_canaries(model, canaries, LAYOUT, one, SEED)) for one in hparams)
     for canary in canaries:
         kept = {name: value for name, value in ranked[canary.id].items() if name not in ("rank", "exposure")}
         assert decided[canary.id] == kept

@@ -83,7 +83,7 @@ def test_greedy_by_one_pass_is_what_generation_writes(architecture: str) -> None
     strings, expected = list[list[int]](), list[bool]()
     for prefix in prefixes.tolist():
         start = torch.tensor([WIDE.bos, *prefix])
-        (written,) = beam_search(model, start, Template.tokens(WIDE, 4), 1)[0].tolist()
+        (written,) = beam_search(model, start, Template((tuple(range(WIDE.vocabulary_size)),) * 4), 1)[0].tolist()
         changed = [*written[:2], (written[2] + 1) % WIDE.vocabulary_size, written[3]]
         strings += [[*prefix, *written], [*prefix, *changed], [*prefix, *written[:2]]]
         expected += [True, False, True]

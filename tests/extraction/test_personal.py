@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from dumps import write_jsonl
-from helpers import TINY, Experiment, Flsim, train_here
+from helpers import TINY, Experiment, Flsim, refusal, train_here
 
 import flsim as api
 from flsim.attacks.extraction.personal import (
@@ -162,9 +162,7 @@ def test_a_run_on_text_with_personal_data(experiment: Experiment, flsim: Flsim) 
     ],
 )
 def test_refusals_are_one_line(trained_here: Any, flsim: Flsim, options: tuple[object, ...], message: str) -> None:
-    code, out, err = flsim("extract", trained_here(), *options)
-    assert (code, out) == (2, "")
-    assert message in err
+    assert message in refusal(flsim, "extract", trained_here(), *options)
 
 
 def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
@@ -211,12 +209,12 @@ def test_personal_data_of_a_model_from_elsewhere(flsim: Flsim, tmp_path: Path, m
     found = {row["reach"]: row for row in json.loads(out)["runs"][0]["rows"]}
     assert [(row["extracted"], row["strings"]) for row in found.values()] == [(1, 2), (1, 2)]
     assert [(row["control_extracted"], row["control_strings"]) for row in found.values()] == [(0, 1), (0, 1)]
-    code, out, err = flsim(*personal)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "stores no text of users; name files of records with --members and --non-members" in err
+    assert "stores no text of users; name files of records with --members and --non-members" in refusal(
+        flsim, *personal
+    )
 
 
 def test_personal_data_take_no_options_of_sampling(tmp_path: Path, flsim: Flsim) -> None:
-    code, _, err = flsim("extract", tmp_path, "--personal-data", "--top-k", "5")
-    assert code == 2
-    assert "--top-k: --personal-data decodes greedily" in err
+    assert "--top-k: --personal-data decodes greedily" in refusal(
+        flsim, "extract", tmp_path, "--personal-data", "--top-k", "5"
+    )

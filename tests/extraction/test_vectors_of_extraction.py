@@ -234,7 +234,10 @@ def test_every_word_is_tried_as_a_prompt(architecture: str) -> None:
     model = untrained(architecture, 1)
     continuations = one_word_continuations(model, LENGTH, LAYOUT, CPU)
     words = range(LAYOUT.first_word, LAYOUT.last_word + 1)
-    prompts, template = [torch.tensor([LAYOUT.bos, word]) for word in words], Template.tokens(LAYOUT, LENGTH)
+    prompts, template = (
+        [torch.tensor([LAYOUT.bos, word]) for word in words],
+        Template((tuple(range(LAYOUT.vocabulary_size)),) * LENGTH),
+    )
     written = [beam_search(model, prompt, template, 1)[0][0].tolist() for prompt in prompts]
     assert continuations.tolist() == written
     other = [(written[0][0] + 1) % LAYOUT.vocabulary_size, *written[0][1:]]

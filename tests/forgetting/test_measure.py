@@ -19,7 +19,7 @@ from scipy.stats import binom, norm
 import flsim as api
 from flsim.attacks.forgetting.measure import TYPES, Forgetting, measure, observations
 from flsim.attacks.forgetting.success import canary_times, p_after_window
-from flsim.attacks.forgetting.tables import draw, plot, time_text, to_text
+from flsim.attacks.forgetting.tables import draw, time_text, to_text
 from flsim.base.errors import InputError
 from flsim.base.statistics import log_rank_p, t_interval
 from flsim.data.synthetic import make_synthetic
@@ -177,7 +177,7 @@ def test_nothing_to_measure_is_refused() -> None:
     assert unused.success.empty
     assert "No canary was used." in to_text(unused)
     with pytest.raises(InputError, match="the plot is empty"):
-        plot(unused, Path("never.png"))
+        draw(unused)
 
 
 def test_the_figure_has_the_medians_of_both_arms(measured: Forgetting) -> None:
@@ -239,7 +239,7 @@ def test_measures_without_ranks_have_neither_a_plot_nor_panels_of_exposure() -> 
     assert len(measured.success)
     assert forgetting_figures(measured) == []
     with pytest.raises(InputError, match="the plot is empty"):
-        plot(measured, Path("never.png"))
+        draw(measured)
 
 
 LEVEL, SURE = 0.05, 0.999

@@ -239,6 +239,14 @@ def assert_refused(folder: Path, arguments: Sequence[str], message: str) -> None
     assert sorted(folder.rglob("*")) == before
 
 
+def refusal(flsim: Flsim, *arguments: object) -> str:
+    """Return the one line, below lines of progress, in which a command refuses its arguments with exit code 2."""
+    code, out, err = flsim(*arguments)
+    refusals = [line for line in err.splitlines() if line.startswith("flsim: ")]
+    assert (code, out, refusals) == (2, "", err.splitlines()[-1:]), err
+    return refusals[0]
+
+
 def enumerated(probabilities: Sequence[float], successes: int) -> float:
     """Return the probability of so many successes or more, as the sum over all outcomes."""
     outcomes = product((0, 1), repeat=len(probabilities))

@@ -26,10 +26,6 @@ from flsim.training.update import State
 
 CONFIDENCE = 0.95
 OF_EACH_KIND = 0.1  # shares of canaries that are guessed as planted and as not planted, fixed before ranks are known
-# numbers of canaries, 10 to 500,000
-NUMBERS: list[int] = [digit * 10**zeros for zeros in range(1, 6) for digit in (1, 2, 5)]
-MOST_GUESSES = 100_000  # largest number that is computed, in seconds
-LEAST_SHOWN = 0.005  # resolution of an epsilon with two decimals
 COLUMNS = {
     "run": "string",
     "setting": "string",
@@ -246,21 +242,6 @@ def ceiling_of_coins(groups: Sequence[int], delta: float) -> float | None:
     return coins.epsilon_of_coins(len(groups), guessed, guessed, delta, users=max(groups)) if guessed else None
 
 
-def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
-    """Return the first of `NUMBERS` of canaries whose best outcome, in the test of a row, would refute a claim."""
-    neighbours = 1 if row["neighbours"] == "zero-out" else int(row["group"]) * claim.steps
-    for canaries in NUMBERS:
-        if row["method"] == "trade-off":
-            test = LedgerTest.of_ranks(canaries, row["threshold"], row["n_out"], neighbours)
-        else:
-            test = LedgerTest(canaries, 2 * _of_each_kind(canaries), neighbours)
-        if test.guesses > MOST_GUESSES:
-            break
-        if test.refutes(claim.curve, test.guesses):
-            return canaries
-    return None
-
-
 def pooled(subjects: Sequence[Subject]) -> Subject:
     """Return runs of one setting as one subject of an audit of ranks; each canary is in one run."""
     return replace(
@@ -452,15 +433,6 @@ def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
         )
     if claim is not None and set(table["method"]) <= {"participation", "noise"}:
         yield "The run has no canaries or canary users that could test the claim."
-    for row in table.to_dict("records"):
-        if (
-            claim is not None
-            and pd.notna(row["refutable"])
-            and row["refutable"] < LEAST_SHOWN
-            and (number := canaries_needed(row, claim))
-        ):
-            what = f"{number:,} canar{'y users' if 'canary users' in row['method'] else 'ies'}"
-            yield f"{row['method']}: no epsilon can be refuted. The best outcome of {what} would refute the ledger."
     if users is not None and len(users.members):
         moved = float(users.members.mean()) * users.dimension**0.5
         yield (

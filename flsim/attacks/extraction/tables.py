@@ -13,7 +13,7 @@ from flsim.attacks.extraction.extract import Extraction
 from flsim.attacks.extraction.rates import GREEDY, NEAR, ONE_WORD, SAMPLING, USERS
 from flsim.attacks.extraction.strings import CANARY, RECORD
 from flsim.attacks.result import text_of
-from flsim.show.figure import legend_below, line_style, plain, subplots, write_figure
+from flsim.show.figure import legend_below, line_style, plain, subplots
 from flsim.show.table import Field, Table, table_of
 
 PRINTED_TRIES = (1_000, 1_000_000)
@@ -114,10 +114,6 @@ def _scheme(measured: Extraction) -> str:
 SHOWN_P = 0.5
 SIDES = {"": ("trained", "-"), "control_": ("control", ":")}
 LINE = "One of n samples is the suffix with probability {:g}\nBand: 95% interval over {}"
-
-
-def plot(measured: Extraction, path: Path, over_seeds: bool) -> None:
-    write_figure(lambda: draw(measured, over_seeds), path)
 
 
 def draw(measured: Extraction, over_seeds: bool) -> Figure:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from flsim.attacks.forgetting.success import grid
 from flsim.attacks.result import text_of
 from flsim.base.errors import InputError
 from flsim.results.tables import user_share
-from flsim.show.figure import LINES, RULE, STRONG, draw_band, draw_line, legend_below, plain, subplots, write_figure
+from flsim.show.figure import LINES, RULE, STRONG, draw_band, draw_line, legend_below, plain, subplots
 from flsim.show.table import Field, Table, table_of
 
 LEVEL = 0.05  # level of a corrected log-rank test
@@ -241,21 +240,17 @@ def scale_rounds(axes: Axes, lines: Mapping[str, Points]) -> None:
     axes.minorticks_off()
 
 
-def plot(measured: Forgetting, path: Path) -> None:
-    """Write the figure of `draw`, atomically. Raises InputError if no exposure was measured after a canary's use."""
+def draw(measured: Forgetting) -> Figure:
+    """Return a figure with a panel for each setting and window, and a line for each group of canaries.
+
+    A line is the mean over seeds of the median exposure, with its interval. The panel below has the advantage. Raises
+    InputError if no exposure was measured after a canary's use.
+    """
     if measured.success["bits_in"].isna().all():
         raise InputError(
             "no exposure was measured after a canary was used, so the plot is empty; evaluate later rounds, without "
             "evaluation.decide"
         )
-    write_figure(lambda: draw(measured), path)
-
-
-def draw(measured: Forgetting) -> Figure:
-    """Return a figure with a panel for each setting and window, and a line for each group of canaries.
-
-    A line is the mean over seeds of the median exposure, with its interval. The panel below has the advantage.
-    """
     panels, names = panels_of(measured)
     several = measured.times["series"].nunique() > 1
     columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))

@@ -32,16 +32,12 @@ class Attack:
         name: the name of the attack in options and tables.
         score: function of `Candidates` that returns a score of each record, float64 [N], where larger means membership.
             It does not know which records are members. For an attack with `fit`, it returns statistics [N, F].
-        description: a phrase about the score.
-        source: the paper that describes it.
         fit: function of statistics [n, F] and membership bool [n] of one half of the records; it returns the function
             that scores the other half. The attack is then measured only on the other half.
     """
 
     name: str
     score: Callable[["Candidates"], Any]
-    description: str = ""
-    source: str = ""
     fit: Callable[[Floats, Flags], Learned] | None = None
 
 

@@ -1,8 +1,7 @@
-"""Attacks on membership as tables and ROC curves, with means over seeds, and two runs side by side."""
+"""Attacks on membership as tables and ROC curves, with means over seeds."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flsim.attacks.audit.audit import audit_subject, to_json
-from flsim.attacks.audit.claim import in_words
-from flsim.attacks.audit.subject import Subject, subject_of
-from flsim.attacks.membership.attacked import LEVELS, column, newest_rows
+from flsim.attacks.membership.attacked import LEVELS, column
 from flsim.attacks.result import Result, over_seeds, refuse_unlike, text_of
-from flsim.base.errors import InputError
 from flsim.base.statistics import paired_t_p
 from flsim.results.seeds import named_apart
-from flsim.results.store import read_run
-from flsim.runs.folder import Run
-from flsim.show.figure import legend_below, plain, subplots, write_figure
+from flsim.results.store import read_run_file
+from flsim.show.figure import legend_below, plain, subplots
 from flsim.show.plots import draw_roc
-from flsim.show.table import Column, Field, Table, json_rows, markdown, note, table_of
+from flsim.show.table import Field, Table, note, table_of
 
 LEVEL = 0.01  # false-positive rate of the rate in means over seeds
 AREA = (
@@ -109,7 +103,7 @@ def means_over_seeds(attacked: Mapping[Path, Result]) -> pd.DataFrame:
     """
     names = named_apart(attacked)
     rows = pd.concat(
-        [one.frame.assign(**names[path], seed=Run.open(path).config.seed) for path, one in attacked.items()],
+        [one.frame.assign(**names[path], seed=read_run_file(path)["seed"]) for path, one in attacked.items()],
         ignore_index=True,
     )
     refuse_unlike(rows, ["unit", "attack", "series", "setting"])
@@ -154,10 +148,6 @@ def means_to_text(rows: pd.DataFrame) -> str:
 # Figure of ROC curves of attacks on membership.
 
 
-def plot(attacked: Mapping[Path, Result], path: Path) -> None:
-    write_figure(lambda: draw(attacked), path)
-
-
 def draw(attacked: Mapping[Path, Result]) -> Figure:
     """Return a figure with a panel for each run, and a curve for each attack and unit on logarithmic scales."""
     every = pd.concat([result.frame for result in attacked.values()])
@@ -195,68 +185,3 @@ def draw_attacks(axes: Axes, rows: pd.DataFrame, names: Sequence[str]) -> None:
 
 def _floats(row: Mapping[Any, Any], *names: str) -> tuple[Any, ...]:
     return tuple(np.array(list(row[f"curve_{name}"]), dtype="float64") for name in names)
-
-
-# Evidence about two runs side by side: their audits, and stored rows of attacks on membership.
-
-
-NOTE = (
-    ">=: a lower bound on epsilon with 95% confidence. About: an estimate, which can exceed the true epsilon. "
-    "Ledger: whether a test refutes the claim of the run. Limit: the largest epsilon that the test can refute "
-    "if all guesses are right. Cannot be tested: no outcome refutes the claim. Attacks on membership: the "
-    "probability that a member scores above a non-member (AUROC), with a 95% interval by resampling authors; "
-    "with *, an attack without the model also succeeds. No row tests the difference between the runs. `flsim "
-    "audit` and `flsim membership` have more."
-)
-
-
-@dataclass(frozen=True)
-class Proof:
-    """The evidence about one run: its audit, without a subject if it cannot be audited, and stored rows of attacks."""
-
-    subject: Subject | None
-    audited: Result
-    membership: pd.DataFrame
-
-    @classmethod
-    def read(cls, path: Path, round: int | None = None, epoch: float | None = None) -> "Proof":
-        """Read the evidence about a run at an evaluated round or epoch; by default the last round."""
-        subject, identity = None, read_run(path).identity
-        with suppress(InputError):  # for example a missing checkpoint, which the rest of the comparison does not need
-            subject = subject_of(path, round, epoch)
-        audited = Result(frame=pd.DataFrame()) if subject is None else audit_subject(subject)
-        return cls(subject, audited, newest_rows(path, identity))
-
-    def statements(self) -> dict[str, str]:
-        named: dict[str, str] = {}
-        for row in self.audited.frame.to_dict("records"):
-            if pd.notna(row["low"]) and row["method"] != "tpr":
-                named[row["method"]] = f">= {row['low']:.2f}"
-            elif (outcome := in_words(row)) and pd.notna(row["p_value"]):  # a test of the rounds
-                named[f"ledger, {row['method']}"] = f"{outcome} (p = {row['p_value']:.2g})"
-            elif outcome:
-                named[row["method"].replace("trade-off", "ledger")] = outcome
-                named[row["method"].replace("trade-off", "limit")] = f"{row['refutable']:.2f}"
-            elif row["kind"] == "estimate":
-                named[row["method"]] = f"about {row['estimate']:.2f}"
-        if self.subject is not None and self.subject.claim is not None:
-            named["epsilon of the ledger"] = f"{self.subject.claim.epsilon:.3g}"
-        for row in self.membership.to_dict("records"):
-            interval = f"({row['auroc_low']:.3f}-{row['auroc_high']:.3f})" + "*" * bool(row["is_confounded"])
-            named[f"{row['unit']}s: {row['attack']}"] = f"{row['auroc']:.3f} {interval}"
-        return named
-
-    def to_json(self) -> dict[str, Any]:
-        audited = {} if self.subject is None else to_json(self.subject, self.audited)
-        return audited | {"membership": json_rows(self.membership)}
-
-
-def to_markdown(a: Proof, b: Proof) -> str:
-    """Return a section with a row for each statement on either run; empty if there is none."""
-    first, second = a.statements(), b.statements()
-    names = list(dict.fromkeys([*first, *second]))
-    if not names:
-        return ""
-    sides = [Column(side, [values.get(name, "") for name in names]) for side, values in (("a", first), ("b", second))]
-    table = markdown([Column("Epsilon, or attack on", names, is_number=False)], [sides])
-    return f"## Evidence from audits and attacks\n\n{table}\n{note(NOTE)}"

@@ -83,19 +83,15 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
         others = [(train, np.setdiff1d(np.array(outside, np.int64), getattr(run.train, "users", [])))]
     else:
         others = [(split, np.unique(split.owners(positions))) for split, positions in never_trained(run.corpus)[0]]
-    parts: list[Records] = []
-    names, of_authors, numbers, shares = [], [], [], []
+    found = list[tuple[Records, str, str, float]]()
     for split, users, is_in in [(train, members, True), *((split, users, False) for split, users in others)]:
         part = "in" if is_in else split.folder.name
         places = np.sort(stream(run.config.seed, "user inference", part).permutation(len(users))[:count])
         for user in users[places].tolist():
-            records = fresh_of(split, user, share, most)
-            if len(records):
-                parts.append(records)
-                names.append(f"{split.folder.name}:{user}")
-                of_authors.append(author_of(split.names[user]))
-                numbers.append(len(records))
-                shares.append(sizes[np.searchsorted(members, user)] / len(read) if is_in else 0.0)
+            if len(records := fresh_of(split, user, share, most)):
+                of_read = sizes[np.searchsorted(members, user)] / len(read) if is_in else 0.0
+                found.append((records, f"{split.folder.name}:{user}", author_of(split.names[user]), of_read))
+    parts, names, of_authors, shares = zip(*found, strict=True) if found else ((),) * 4
     is_member = np.array(shares) > 0
     if not is_member.any() or is_member.all():
         raise InputError(
@@ -103,8 +99,8 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
             f"{int((~is_member).sum())} other users, which is too few for an attack; set a larger "
             "data.user_holdout"
         )
-    owner = np.repeat(np.arange(len(names)), numbers)
-    return FreshRecords(Records.joined(parts), owner, tuple(names), tuple(of_authors), is_member, np.array(shares))
+    owner = np.repeat(np.arange(len(names)), [len(records) for records in parts])
+    return FreshRecords(Records.joined(parts), owner, names, of_authors, is_member, np.array(shares))
 
 
 def infer_users(

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from flsim.attacks.result import text_of
 from flsim.attacks.reveal.reveal import KEY, RARE, RARE_WORDS, WORDS, Revealed
 from flsim.attacks.reveal.sums import CANARY, CLIPPED, PLAIN, RECORD
-from flsim.show.figure import legend_below, line_style, plain, subplots, write_figure
+from flsim.show.figure import legend_below, line_style, plain, subplots
 from flsim.show.table import Field, table_of
 
 SUBJECTS = {
@@ -90,10 +90,6 @@ PANELS = {  # by subject: label of the y axis, column, its interval, column of t
     RECORD: (f"records, % with p <= {LEVEL:g}", *DETECTED),
     CANARY: (f"canaries, % with p <= {LEVEL:g}", *DETECTED),
 }
-
-
-def plot(revealed: Revealed, path: Path) -> None:
-    write_figure(lambda: draw(revealed), path)
 
 
 def draw(revealed: Revealed) -> Figure:

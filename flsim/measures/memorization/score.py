@@ -4,14 +4,13 @@ P(s|p) = sum over i of -log Pr(s_i | p, s_1, ..., s_{i-1}), in nats: Thakkar et 
 Methods". Carlini et al. (2018), definition 1, take the logarithm to base 2.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from flsim.base.errors import Diverged, InputError
+from flsim.base.errors import Diverged
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import LanguageModel, State
 
@@ -27,18 +26,6 @@ class Template:
 
     allowed: tuple[tuple[int, ...], ...]
 
-    def __post_init__(self) -> None:
-        if not self.allowed:
-            raise InputError("a template needs at least one position, found none")
-        for position, ids in enumerate(self.allowed):
-            if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0:
-                raise InputError(f"position {position} of a template must list different ids, ascending, found {ids}")
-
-    @classmethod
-    def from_positions(cls, positions: Iterable[int | Sequence[int]]) -> "Template":
-        """Return a template from one id for each fixed position, and the allowed ids, in any order, for the others."""
-        return cls(tuple((ids,) if isinstance(ids, int) else tuple(sorted(set(ids))) for ids in positions))
-
     @classmethod
     def words(cls, layout: Layout, length: int) -> "Template":
         """Return the space of `length` words, as in a canary: no PAD, OOV, BOS or EOS."""
@@ -48,11 +35,6 @@ class Template:
     def text(cls, layout: Layout, length: int) -> "Template":
         """Return the space of `length` tokens of text, which are words, and pieces of words if there are any."""
         return cls((tuple(layout.text_ids),) * length)
-
-    @classmethod
-    def tokens(cls, layout: Layout, length: int) -> "Template":
-        """Return the space of `length` tokens of any kind."""
-        return cls((tuple(range(layout.vocabulary_size)),) * length)
 
     @property
     def length(self) -> int:

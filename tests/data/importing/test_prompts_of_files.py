@@ -30,7 +30,8 @@ from flsim.data.importing.run import import_corpus
 from flsim.data.records import Records, batch
 from flsim.data.vocabulary import Layout
 from flsim.data.withheld import PartialSplit
-from flsim.measures.prediction import predict_by_steps, utility
+from flsim.evaluation.audit import Checked
+from flsim.measures.prediction import utility
 from flsim.models.architectures import ModelHParams
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.training.central import CentralHParams
@@ -179,7 +180,7 @@ def test_utility_counts_answers_alone() -> None:
     slow, count = slow_loss()
     assert measured.cross_entropy == pytest.approx(slow.item(), rel=1e-12)
     assert measured.tokens == count
-    by_steps = utility(predict_by_steps(MODEL, torch.device("cpu")), ONE_USER)
+    by_steps = utility(Checked(MODEL, LAYOUT, "ours"), ONE_USER)
     assert by_steps.cross_entropy == pytest.approx(measured.cross_entropy, rel=1e-12)
     assert replace(by_steps, cross_entropy=0.0) == replace(measured, cross_entropy=0.0)
 
