@@ -145,7 +145,7 @@ def test_length_machines_seeds_and_grids_can_be_added_with_a_command_each(folder
     add(folder, "seeds", only=["sgd"], seeds=[0, 1])
     add(folder, "fedavg", only=["fedavg"], overrides=["model.units=670"])  # the default
     partitions = ["iid", "non-iid"]
-    assert list(read_sweep(folder.path).commands) == [
+    assert [tuple(command.values()) for command in read_sweep(folder.path).commands] == [
         ("flsim sweep small.toml --only sgd", [f"sgd-{partition}-seed0" for partition in partitions]),
         ("longer", []),
         ("seeds", [f"sgd-{partition}-seed1" for partition in partitions]),
