@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError
+from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
-from flsim.base.files import from_json, inside
+from flsim.base.files import inside
 from flsim.base.progress import say
 from flsim.base.settings import with_present_names
 from flsim.results.published import with_question
@@ -230,7 +231,7 @@ def _sweep_of(path: Path) -> Path | None:
 def _read(path: Path) -> Sweep:
     """Return a sweep without the results of its runs."""
     try:
-        described = with_present_names(from_json((path / FILE).read_text(encoding="utf-8")))
+        described = with_present_names(from_json((path / FILE).read_bytes()))
         return SWEEP.validate_python({**described, "path": path})
     except OSError as error:
         raise InputError(f"{path}: not a sweep folder (it has no {FILE}); create one with `flsim sweep`") from error
