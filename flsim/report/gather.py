@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.measures.built_in import PRIMARY
+from flsim.canaries.population import is_drawn as is_planted
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.differences import name_of_configuration
@@ -40,16 +40,6 @@ class RunView:
     results: RunResults
     config: Config | None
     planned: SweepRun | None = None
-
-    def of_planted(self, metric: str) -> pd.DataFrame:
-        """Return float64 [rounds, planted canaries] of the rounds in which the metric was measured for all canaries."""
-        measured = {
-            round_: values
-            for round_ in self.results.evaluated
-            if (values := self.results.of_canaries(metric, round_, is_partial=True)) is not None
-        }
-        frame = pd.DataFrame(measured).T.dropna()
-        return frame[self.results.planted["canary"].tolist()] if len(frame) else frame
 
     def value(self, quantity: Quantity, round_: int | None = None) -> float:
         """Return the count of a flag, the mean over planted canaries, or a number of the model, as displayed."""
@@ -122,10 +112,12 @@ class Setting:
         """Return the rosters of all runs, with the quantities of planted canaries at the last round that is shown."""
         rounds, parts = dict(self.shown_runs), list[pd.DataFrame]()
         for run in rounds or self.runs:
-            roster = run.results.roster
+            roster, at = run.results.roster, rounds.get(run)
             for quantity in quantities:
-                values = run.of_planted(quantity.name).reindex(index=[rounds.get(run)], columns=roster["canary"])
-                roster = roster.assign(**{quantity.name: values.to_numpy("float64")[0]})
+                values = None if at is None else run.results.of_canaries(quantity.name, at, is_partial=True)
+                has_all = values is not None and not values.hasnans
+                planted = np.where(is_planted(roster), values, math.nan) if has_all else math.nan
+                roster = roster.assign(**{quantity.name: planted})
             parts.append(roster)
         return pd.concat(parts, ignore_index=True)
 
@@ -138,16 +130,6 @@ class Setting:
         scales = {quantity.name: 100 if quantity.is_flag else quantity.scale for quantity in quantities}
         frame = pd.DataFrame(rows, columns=["planted", "canaries", "p_u", "p_e", *COUNTS, *scales])
         return frame.assign(**{name: frame[name].astype("float64") * scale for name, scale in scales.items()})
-
-    @cached_property
-    def exposures(self) -> dict[int, float]:
-        """Return mean exposure at the last round that is shown, by seed; an unknown seed is a negative place."""
-        seeds = [
-            -place if run.results.seed is None else run.results.seed
-            for place, (run, _) in enumerate(self.shown_runs, 1)
-        ]
-        values = [run.value(PRIMARY, round_) for run, round_ in self.shown_runs]
-        return {seed: value for seed, value in zip(seeds, values, strict=True) if not math.isnan(value)}
 
     def curve(self, quantity: Quantity, in_epochs: bool) -> Curve:
         """Return the mean of a quantity over seeds, with a band from the lowest to the highest of several seeds."""
