@@ -269,6 +269,7 @@ def trace(
     from flsim.runs import roundlog
     from flsim.runs.folder import Run, participation
     from flsim.show import trace as traces
+    from flsim.show.table import json_rows
 
     results = read_run(run)
     took_part = None if results.is_elsewhere else participation(Run.open(run), results.evaluation())
@@ -276,7 +277,7 @@ def trace(
     if out is not None:
         traces.plot_trace(results, table, out)
     if as_json:
-        typer.echo(traces.to_json(table))
+        typer.echo(json.dumps(json_rows(table)))
     else:
         steps = [line["effective_step"] for line in roundlog.read(run) if line.get("effective_step") is not None]
         text = traces.to_text(table, results) + traces.steps_to_text(steps)
