@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -121,7 +121,11 @@ def read_sweep(path: Path) -> Sweep:
     sweep = _read(path)
     results = {name: read_run(folder) for name in _names(path) if is_run(folder := path / RUNS / name)}
     runs = [
-        replace(run, published=with_question(run.published) if run.published else None, results=results.get(run.name))
+        replace(
+            run,
+            published=cast("Published", with_question(run.published)) if run.published else None,
+            results=results.get(run.name),
+        )
         for run in sweep.runs
     ]
     newest = Command(command=sweep.command, runs=[run.name for run in runs])
