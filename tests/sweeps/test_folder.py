@@ -159,8 +159,8 @@ def test_a_folder_of_an_older_version_takes_runs_as_before(folder: SweepFolder) 
     (folder.path / FILE).write_text(json.dumps(about))
     planned = add(folder, "flsim sweep --only fedavg", only=["fedavg"], overrides=["canaries.count=3"])
     first, second = read_sweep(folder.path).commands
-    assert first[0] == "flsim sweep small.toml --only sgd"
-    assert second == ("flsim sweep --only fedavg", [run.name for run in planned])
+    assert first["command"] == "flsim sweep small.toml --only sgd"
+    assert second == {"command": "flsim sweep --only fedavg", "runs": [run.name for run in planned]}
 
 
 SWEEP = """
