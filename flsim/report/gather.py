@@ -12,7 +12,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.canaries.population import is_drawn as is_planted
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.differences import name_of_configuration
@@ -113,10 +112,11 @@ class Setting:
         rounds, parts = dict(self.shown_runs), list[pd.DataFrame]()
         for run in rounds or self.runs:
             roster, at = run.results.roster, rounds.get(run)
+            is_planted = roster["canary"].isin(run.results.planted["canary"])
             for quantity in quantities:
                 values = None if at is None else run.results.of_canaries(quantity.name, at, is_partial=True)
                 has_all = values is not None and not values.hasnans
-                planted = np.where(is_planted(roster), values, math.nan) if has_all else math.nan
+                planted = np.where(is_planted, values, math.nan) if has_all else math.nan
                 roster = roster.assign(**{quantity.name: planted})
             parts.append(roster)
         return pd.concat(parts, ignore_index=True)

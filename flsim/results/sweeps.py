@@ -236,7 +236,7 @@ def _read(path: Path) -> Sweep:
     """Return a sweep without the results of its runs."""
     try:
         described = with_present_names(from_json((path / FILE).read_bytes()))
-        return SWEEP.validate_python({**described, "path": path})
+        return SWEEP.validate_python(dict(described, path=path))
     except OSError as error:
         raise InputError(f"{path}: not a sweep folder (it has no {FILE}); create one with `flsim sweep`") from error
     except (ValidationError, TypeError) as error:
