@@ -115,9 +115,8 @@ class Setting:
             is_planted = roster["canary"].isin(run.results.planted["canary"])
             for quantity in quantities:
                 values = None if at is None else run.results.of_canaries(quantity.name, at, is_partial=True)
-                has_all = values is not None and not values.hasnans
-                planted = np.where(is_planted, values, math.nan) if has_all else math.nan
-                roster = roster.assign(**{quantity.name: planted})
+                known = values if values is not None and not values.hasnans else pd.Series(math.nan, roster.index)
+                roster = roster.assign(**{quantity.name: np.where(is_planted, known.to_numpy(), math.nan)})
             parts.append(roster)
         return pd.concat(parts, ignore_index=True)
 

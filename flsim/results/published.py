@@ -303,7 +303,7 @@ def against(table: pd.DataFrame) -> pd.DataFrame:
             ours, published = measured(table, metric)
             known = rows[["pairs", "twin"]].where(ours.notna() & published.notna())
             marks[[f"{metric}_pairs", f"{metric}_twin"]] = known
-    marks = marks.astype({name: AGAINST[name] for name in marks}).dropna(axis=1, how="all")
+    marks = marks.astype({name: AGAINST[str(name)] for name in marks}).dropna(axis=1, how="all")
     marked = pd.concat([table, marks], axis=1)
     marked.attrs = table.attrs | {COMPARED: True}  # pandas drops attributes that only one of the tables has
     return marked
@@ -370,7 +370,7 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, pd.Da
             clear = [[differ_by_more_than_chance((a, b), (n, m)) for b, m in counts] for a, n in counts]
             is_clear = np.array(clear)
         values = rows[["ours", "published"]].to_numpy("float64")
-        found = order(*values.T.tolist(), is_clear)
+        found = order(values[:, 0].tolist(), values[:, 1].tolist(), is_clear)
         twins, clear_twins = dict[str, str](), set[str]()
         places = {tuple(key): place for place, key in enumerate(rows[ROW[1:]].to_numpy())}
         for setting in rows[ROW[2]].unique():

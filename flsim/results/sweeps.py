@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
@@ -32,10 +32,9 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+@with_config(ConfigDict(extra="allow"))
 class Published(TypedDict, total=False):
     """A published row; other columns are numbers or texts of this table."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")
 
     table: str
     data: str
@@ -67,6 +66,10 @@ class Command(TypedDict):
     runs: list[str]
 
 
+PublishedRow = Annotated[Mapping[str, Any], BeforeValidator(TypeAdapter(Published).validate_python)]
+SessionOfWork = Annotated[Mapping[str, Any], BeforeValidator(TypeAdapter(Session).validate_python)]
+
+
 @dataclass(frozen=True, eq=False)
 class SweepRun:
     """A run of a sweep."""
@@ -75,7 +78,7 @@ class SweepRun:
     grid: str  # the block of rows that the run is in
     seed: Whole  # seed of everything in the run
     axes: Mapping[str, Any]  # values of the settings that the sweep varies, by name
-    published: Published | None  # the published row to compare with, from `flsim.results.published`; or None
+    published: PublishedRow | None  # the published row to compare with, from `flsim.results.published`; or None
     results: InstanceOf[RunResults] | None = None  # results of the run; None before its start
 
     @property
@@ -97,7 +100,7 @@ class Sweep:
     source: str | None  # the source of the published values; None if there are none
     command: str  # the newest command
     versions: Mapping[str, str]  # versions of the packages in the last session
-    sessions: Sequence[Session]
+    sessions: Sequence[SessionOfWork]
     runs: Sequence[SweepRun]  # all runs, in the table's order
     tuned: str = ""  # sentences on the search that chose settings; empty if there was none
     # all commands that added runs, in order; for an older sweep without stored commands, the newest command
@@ -123,7 +126,7 @@ def read_sweep(path: Path) -> Sweep:
     runs = [
         replace(
             run,
-            published=cast("Published", with_question(run.published)) if run.published else None,
+            published=with_question(run.published) if run.published else None,
             results=results.get(run.name),
         )
         for run in sweep.runs

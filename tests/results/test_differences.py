@@ -343,12 +343,16 @@ def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Ca
     a = [make_curve(f"a-{seed}", [(5, 1), (4, 5)], seed) for seed in range(5)]
     b = [make_curve(f"b-{seed}", [(5, 0), (4.5, 2 - seed)], seed) for seed in range(5)]
     late = [make_curve(f"late-{seed}", [(4, 5)], seed) for seed in range(5)]
-    compared = at_equal_perplexity({run.seed: [(run, b[run.seed])] for run in [*a[:3], late[3], a[4]]})
+    compared = at_equal_perplexity(
+        {seed: [both] for seed, both in enumerate(zip([*a[:3], late[3], a[4]], b, strict=True))}
+    )
     assert (compared["n"], compared["difference"]) == (4, pytest.approx(np.mean([1, 2, 3, 5])))
     assert compared["p"] == pytest.approx(stats.ttest_1samp([1, 2, 3, 5], 0).pvalue)
     assert compared["left_out"].startswith("seed 3 excluded: run late-3: ")
-    two = at_equal_perplexity({run.seed: [(run, b[run.seed])] for run in [*a[:3], *late[3:]]})["left_out"]
-    assert two.startswith("seeds 3, 4 excluded: run late-3: its first evaluation is already below perplexity 90.02")
+    two = at_equal_perplexity({seed: [both] for seed, both in enumerate(zip([*a[:3], *late[3:]], b, strict=True))})
+    assert two["left_out"].startswith(
+        "seeds 3, 4 excluded: run late-3: its first evaluation is already below perplexity 90.02"
+    )
     assert "difference" not in at_equal_perplexity({3: [(late[3], b[3])]})
 
 
