@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 
 from flsim.base.arrays import Floats
-from flsim.measures.built_in import PRIMARY
-from flsim.measures.quantity import Quantity, panels_first
+from flsim.base.statistics import t_interval
+from flsim.measures.built_in import PRIMARY, QUANTITIES
+from flsim.measures.quantity import Quantity, flags, panels_first
 from flsim.report.blocks import Block, Figure, Fold, folded, number
-from flsim.report.gather import Gathered, Setting, percent
-from flsim.results.differences import END, VALUES
+from flsim.report.gather import Gathered, Setting, by_configuration, percent
+from flsim.results.differences import END
 from flsim.results.tables import user_share
 from flsim.show import figure as show
 from flsim.show.figure import inline, label_above, panels, scale
@@ -26,59 +28,113 @@ TOGETHER = 4  # largest number of settings in a panel
 MOST = 12  # rows of a panel with dots
 STEP = 36  # pixels from a row to the next
 CELL, ROW, GAP = 36, 26, 10  # pixels of a cell of a heat map, and between maps
+POINTS = 40  # of a canary's line
+SHORT = 16  # characters of a title above half a panel
+FLAG = flags(QUANTITIES.values())[0]  # that distinguish lines of canaries
 BAND = "Lines are means over seeds, bands from the lowest to the highest seed."
 ALL_CONTRASTS = {"Each factor, with all other settings equal": True, "IID − non-IID in each setting": False}
 STYLES = {0: "IID", 1: "Non-IID", 2: "records drawn at random"}  # by number of a line style
 BEHIND: dict[str, Any] = {"facecolor": show.PAPER, "edgecolor": "none", "pad": 1}  # width of the text before a line
 
 
+@dataclass(frozen=True)
+class Dot:
+    """A mean in a row of a panel, with its 95% interval, its single values, and a name."""
+
+    name: str
+    style: int
+    mean: float
+    low: float
+    high: float
+    parts: Sequence[float] = ()
+
+    def text(self, template: str) -> str:
+        """Return the mean with its interval."""
+        mean, low, high = (number(value, template) for value in (self.mean, self.low, self.high))
+        return f"{self.name}: {mean}" + ("" if low == "–" else f" ({low} to {high})") + "."
+
+
+Rows = Mapping[str, Sequence[Dot]]
+
+
+def _dots(rows: Rows, ends: tuple[float, float], template: str, rule: float | None, title: str, id_: str) -> Markup:
+    """Return a panel with a row for each name: the means as numbers, and dots below, in bits."""
+    figure, (axes,) = panels(height=38 + STEP * len(rows), margins=(6, 10, 4, 34))
+    scale(axes.xaxis, *ends, "bits")
+    axes.set(ylim=(STEP * len(rows), 0), yticks=[])
+    if rule is not None:
+        show.draw_rule(axes, x=rule)
+    at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    for place, (name, dots) in enumerate(rows.items()):
+        lowered = re.sub("_([ure])\\b", lambda match: "ᵤᵣₑ"["ure".index(match[1])], name)
+        axes.annotate(lowered, (0, STEP * place + 11), (0, 0), color=show.INK, **at)
+        means = " / ".join(number(dot.mean, template) for dot in dots)
+        axes.annotate(means, (1, STEP * place + 11), (-6, 0), ha="right", bbox=BEHIND, **at)
+        for index, dot in enumerate(dots):
+            y = STEP * place + 24 + (8 * index - 4 if len(dots) > 1 else 0)
+            show.draw_interval(axes, y, dot.style, dot.mean, (dot.low, dot.high), dot.parts)
+        if place:
+            axes.axhline(STEP * place - 2, color=show.RULE, linewidth=0.75)
+    return inline(figure, id_, title, " ".join(dot.text(template) for dots in rows.values() for dot in dots))
+
+
+def overview(gathered: Gathered) -> list[Figure]:
+    """Return mean exposure at the end of training: a row for each setting with both of its partitions.
+
+    A seed without a run in one partition of a setting is also excluded from the other partition. No figure is returned
+    for a single mean.
+    """
+    rows: dict[str, list[Dot]] = {}
+    for line in gathered.lines:
+        exposures = {setting: setting.exposures for setting in line.settings if setting.exposures}
+        common = set.intersection(*map(set, exposures.values())) if exposures else set()
+        for setting, by_seed in exposures.items():
+            values = [value for seed, value in by_seed.items() if seed in common or not common]
+            interval, parts = t_interval(np.array(values)), values if len(values) > 1 else ()
+            name = f"{STYLES[setting.style]}, {line.label}"
+            dot = Dot(name, setting.style, float(np.mean(values)), *interval, parts)
+            rows.setdefault(line.label, []).append(dot)
+    dots = [dot for of_row in rows.values() for dot in of_row]
+    if len(dots) < 2:
+        return []
+    ceiling = max((run.ceiling or 0.0 for run in gathered.runs), default=0.0) or None
+    every = [value for dot in dots for value in (dot.mean, *dot.parts)]
+    ends = min(0.0, *every), ceiling or 1.1 * max(every) or 1.0
+    caption = (
+        f"{PRIMARY.caption} at the end of training, in {PRIMARY.unit}, with 95% intervals over seeds (Student’s t) and "
+        f"each seed (hollow).{f' Dotted: {ceiling:.1f}, the largest possible, log₂(|R| + 1).' if ceiling else ''}"
+    )
+    image = _dots(rows, ends, "{:.1f}", ceiling, PRIMARY.caption, "overview")
+    return [Figure(caption, [("", image)], legend_of(gathered.settings))]
+
+
 def forest(frame: pd.DataFrame, id_: str = "difference") -> list[Figure]:
     """Return the differences in exposure: of each factor, and of the partitions in each setting."""
     frame = frame[(frame["quantity"] == PRIMARY.name) & (frame["test"] == "t") & frame["difference"].notna()]
-    frame = frame.astype(dict.fromkeys(VALUES, "float64"))
+    frame = frame.astype(dict.fromkeys(("difference", "low", "high"), "float64"))
     images = list[tuple[str, Markup]]()
     for title, is_main in ALL_CONTRASTS.items():
-        rows = frame[frame["is_main"] == is_main]
-        names = rows["a"] + " − " + rows["b"] + ", " + rows["setting"].where(rows["setting"] != "", rows["factor"])
-        rows = rows.assign(name=names if is_main else rows["setting"])
-        furthest = 4 * rows["difference"].abs().max() + 0.1
-        low, high = (rows[["low", "difference", "high"]].stack().agg(end) for end in ("min", "max"))
-        low, high = max(-furthest, min(0.0, low)), min(furthest, max(0.0, high))
+        rows: dict[str, list[Dot]] = {}
+        for row in frame[frame["is_main"] == is_main].to_dict("records"):
+            name = f"{row['a']} − {row['b']}, {row['setting'] or row['factor']}" if is_main else row["setting"]
+            description = f"{name}, {'end of training' if row['at'] == END else row['at']}"
+            dot = Dot(description, int(row["at"] != END), row["difference"], row["low"], row["high"])
+            rows.setdefault(name, []).append(dot)
+        dots = [dot for of_row in rows.values() for dot in of_row]
+        furthest = 4 * max((abs(dot.mean) for dot in dots), default=0.0) + 0.1
+        values = [value for dot in dots for value in (dot.low, dot.mean, dot.high) if not math.isnan(value)]
+        low, high = max(-furthest, min([0.0, *values])), min(furthest, max([0.0, *values]))
         margin = 0.06 * (high - low) + 0.05
-        every = rows["name"].unique()
-        for first in range(0, len(every), MOST):
-            part = rows[rows["name"].isin(every[first : first + MOST])]
+        for first in range(0, len(rows), MOST):
+            part = dict(list(rows.items())[first : first + MOST])
             name = f"{id_}-{int(is_main)}-{first}"
-            images.append((title, _dots(part, (low - margin, high + margin), f"Exposure, {title}", name)))
+            image = _dots(part, (low - margin, high + margin), "{:+.2f}", 0.0, f"Exposure, {title}", name)
+            images.append((title, image))
     caption = (
         "Difference in mean exposure, a − b, with its 95% interval, at the end of training and at the first "
         "equal perplexity. Dotted: no difference. Intervals that end at the edge are cut."
     )
     return [Figure(caption, images, [(0, "end of training"), (1, "equal perplexity")])] if images else []
-
-
-def _dots(frame: pd.DataFrame, ends: tuple[float, float], title: str, id_: str) -> Markup:
-    """Return a panel with a row for each name: the differences as numbers, and dots with intervals below, in bits."""
-    groups, description = list(frame.groupby("name", sort=False)), list[str]()
-    figure, (axes,) = panels(height=38 + STEP * len(groups), margins=(6, 10, 4, 34))
-    scale(axes.xaxis, *ends, "bits")
-    axes.set(ylim=(STEP * len(groups), 0), yticks=[])
-    axes.axvline(0.0, **show.DOTTED)
-    at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-    for top, (name, rows) in zip(range(0, STEP * len(groups), STEP), groups, strict=True):
-        lowered = re.sub("_([ure])\\b", lambda match: "ᵤᵣₑ"["ure".index(match[1])], str(name))
-        axes.annotate(lowered, (0, top + 11), (0, 0), color=show.INK, **at)
-        means = " / ".join(number(mean, "{:+.2f}") for mean in rows["difference"])
-        axes.annotate(means, (1, top + 11), (-6, 0), ha="right", bbox=BEHIND, **at)
-        for place, row in enumerate(rows.to_dict("records")):
-            y = top + 24 + (8 * place - 4 if len(rows) > 1 else 0)
-            show.draw_interval(axes, y, int(row["at"] != END), row["difference"], (row["low"], row["high"]))
-            mean, low, high = (number(row[value], "{:+.2f}") for value in ("difference", "low", "high"))
-            interval = "" if low == "–" else f" ({low} to {high})"
-            description.append(f"{name}, {'end of training' if row['at'] == END else row['at']}: {mean}{interval}.")
-        if top:
-            axes.axhline(top - 2, color=show.RULE, linewidth=0.75)
-    return inline(figure, id_, title, " ".join(description))
 
 
 def curves(gathered: Gathered) -> list[Block]:
@@ -108,7 +164,7 @@ def curves(gathered: Gathered) -> list[Block]:
 def primary_curve(gathered: Gathered) -> list[Figure]:
     """Return mean exposure over training in one panel, for a report on few settings."""
     begun = [setting for setting in gathered.settings if setting.shown_runs][:TOGETHER]
-    if not any(len(setting.curve(PRIMARY, gathered.in_epochs).y) for setting in begun):
+    if not any(setting.exposures for setting in begun):
         return []
     panel = _curve(gathered, PRIMARY, {setting: style for style, setting in enumerate(begun)}, "first")
     legend = [(style, _named(setting)) for style, setting in enumerate(begun)]
@@ -163,6 +219,53 @@ def _utility_panel(paths: Mapping[Setting, Floats], id_: str) -> Markup:
         ends = (f"{bits:.1f} bits at perplexity {perplexity:.4g}" for perplexity, bits, *_ in (path[0], path[-1]))
         description.append(f"{setting.label}: from {' to '.join(ends)}.")
     return inline(figure, f"utility-{id_}", "Exposure against perplexity", " ".join(description))
+
+
+def traces(gathered: Gathered) -> list[Block]:
+    """Return a panel for each setting, with a thin line for every canary of one run, by configuration."""
+    images = list[tuple[str, Markup]]()
+    for index, setting in enumerate(gathered.settings):
+        run = (setting.shown_runs or [(setting.runs[0], 0)])[0][0]
+        bits, flag = run.of_planted(PRIMARY.name), run.of_planted(FLAG.name)
+        if bits.empty:
+            continue
+        rounds = bits.index[:: -math.ceil(len(bits) / POINTS)][::-1]
+        xs = [(run.results.epochs_of(round_) or 0.0) if gathered.in_epochs else float(round_) for round_ in rounds]
+        found = flag.iloc[-1] == 1 if len(flag) else pd.Series(False, bits.columns)
+        groups = by_configuration(run.results.planted)
+        columns = 2 if len(groups) > 1 and max(map(len, groups)) <= SHORT else 1
+        rows = math.ceil(len(groups) / columns)
+        size: dict[str, Any] = {"height": 32 + 92 * rows, "margins": (22, 6, 22, 30), "gaps": (22, 32)}
+        figure, grid = panels(rows=rows, columns=columns, sharex=True, sharey=True, **size)
+        scale(grid[0].xaxis, 0, max(xs) or 1.0, most=3, is_whole=not gathered.in_epochs)
+        top = max(float(bits.to_numpy().max()), run.ceiling or 1.0)
+        scale(grid[0].yaxis, min(0.0, float(bits.to_numpy().min())), 1.03 * top, most=2)
+        description = []
+        for axes, (name, planted) in zip(grid, groups.items(), strict=False):
+            if run.ceiling:
+                show.draw_rule(axes, y=run.ceiling)
+            canaries = planted["canary"]
+            memorized = canaries[found[canaries].to_numpy()]
+            missed: dict[str, Any] = {"color": show.STRONG, "linewidth": 0.9, "linestyle": (0, (3, 2))}
+            for ids, look in ((canaries[~canaries.isin(memorized)], missed), (memorized, {})):
+                show.draw_threads(axes, xs, bits.loc[rounds, ids].to_numpy().T.tolist(), **look)
+            axes.set_title(f"{name}: {len(memorized)}/{len(canaries)}", x=0, pad=5, color=show.INK)
+            ends = bits.loc[rounds[-1], canaries]
+            description.append(
+                f"{name}: {len(memorized)} of {len(canaries)} canaries {FLAG.outcome}; exposures end between "
+                f"{ends.min():.1f} and {ends.max():.1f} bits."
+            )
+        for axes in grid[len(groups) :]:
+            axes.set_axis_off()
+        grid[len(groups) - 1].set_xlabel(_x(gathered), loc="right", labelpad=2)
+        title = f"Exposure of each canary, {setting.label}"
+        images.append((setting.label, inline(figure, f"trace-{index}", title, " ".join(description))))
+    caption = (
+        f"Bits of exposure of each canary of the first seed, over {_x(gathered)}, by configuration. Solid: "
+        f"{FLAG.outcome} at the last evaluation, as {FLAG.title} {FLAG.finds}; dashed: not. Numbers: canaries "
+        f"{FLAG.outcome}, of all canaries."
+    )
+    return folded(Figure(caption, images), "Canary by canary", most=TOGETHER)
 
 
 def configurations(gathered: Gathered) -> list[Block]:

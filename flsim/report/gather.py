@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
+from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.differences import name_of_configuration
@@ -39,6 +40,16 @@ class RunView:
     results: RunResults
     config: Config | None
     planned: SweepRun | None = None
+
+    def of_planted(self, metric: str) -> pd.DataFrame:
+        """Return float64 [rounds, planted canaries] of the rounds in which the metric was measured for all canaries."""
+        measured = {
+            round_: values
+            for round_ in self.results.evaluated
+            if (values := self.results.of_canaries(metric, round_, is_partial=True)) is not None
+        }
+        frame = pd.DataFrame(measured).T.dropna()
+        return frame[self.results.planted["canary"].tolist()] if len(frame) else frame
 
     def value(self, quantity: Quantity, round_: int | None = None) -> float:
         """Return the count of a flag, the mean over planted canaries, or a number of the model, as displayed."""
@@ -129,6 +140,16 @@ class Setting:
         scales = {quantity.name: 100 if quantity.is_flag else quantity.scale for quantity in quantities}
         frame = pd.DataFrame(rows, columns=["planted", "canaries", "p_u", "p_e", *COUNTS, *scales])
         return frame.assign(**{name: frame[name].astype("float64") * scale for name, scale in scales.items()})
+
+    @cached_property
+    def exposures(self) -> dict[int, float]:
+        """Return mean exposure at the last round that is shown, by seed; an unknown seed is a negative place."""
+        seeds = [
+            -place if run.results.seed is None else run.results.seed
+            for place, (run, _) in enumerate(self.shown_runs, 1)
+        ]
+        values = [run.value(PRIMARY, round_) for run, round_ in self.shown_runs]
+        return {seed: value for seed, value in zip(seeds, values, strict=True) if not math.isnan(value)}
 
     def curve(self, quantity: Quantity, in_epochs: bool) -> Curve:
         """Return the mean of a quantity over seeds, with a band from the lowest to the highest of several seeds."""

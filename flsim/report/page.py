@@ -68,7 +68,9 @@ def answer(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
     room, top = max(1, ROWS // max(1, len(names))), list[dict[str, Any]]()
     for name in names[:ROWS]:
         top += [row for row in rows if row["row"] == name][:room]
-    figure = figures.forest(frame[frame["row"].isin(names[:ROWS])], "top") or figures.primary_curve(gathered)
+    is_large = len(gathered.lines) > figures.MOST
+    figure = figures.forest(frame[frame["row"].isin(names[:ROWS])], "top") if is_large else figures.overview(gathered)
+    figure = figure or figures.primary_curve(gathered)
     if not top:
         return [*figure, *tables.answer(gathered, ROWS)]
     more = f" The first {ROWS} of {len(names)} contrasts." if len(names) > ROWS else ""
@@ -94,6 +96,7 @@ def sections(gathered: Gathered, frame: pd.DataFrame) -> list[Section]:
         Section("training", "Over training", figures.curves(gathered)),
         Section("utility", "Exposure at equal utility", figures.by_perplexity(gathered)),
         Section("configurations", "By how often canaries occur", configurations),
+        Section("traces", "Canary by canary", figures.traces(gathered)),
         Section("forgetting", "Forgetting", tables.forgetting(gathered)),
         Section("proof", "What an attacker can prove", [*tables.proof(gathered), *tables.membership(gathered)]),
         Section("privacy", "Privacy", tables.privacy(gathered)),

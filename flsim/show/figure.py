@@ -6,7 +6,7 @@ fits light and dark pages. Sizes of panels are CSS pixels at the width of a phon
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from io import StringIO
 from pathlib import Path
@@ -44,7 +44,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 SYMBOLS = "●■▲◆▼✚✖◀▶"  # the markers as text
 DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.2, 1.5)), (0, (5, 1.7, 1.2, 1.7)))
 ROUNDS = "completed rounds (central: steps)"
-DOTTED: dict[str, Any] = {"color": SOFT, "linestyle": (0, (1, 2.5)), "linewidth": 1, "clip_on": False}
 MARKED = 16  # largest number of markers of a line
 STYLE: dict[Any, Any] = {
     "axes.edgecolor": STRONG,
@@ -223,18 +222,42 @@ def draw_band(axes: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, style: 
         axes.fill_between(np.asarray(x), *ends, **look).set_in_layout(False)
 
 
-def draw_interval(axes: Axes, y: float, style: int, mean: float, ends: tuple[float, float]) -> None:
-    """Draw a mean at a height, and its interval, cut at the ends of the x axis."""
+def draw_interval(
+    axes: Axes, y: float, style: int, mean: float, ends: tuple[float, float], parts: Sequence[float] = ()
+) -> None:
+    """Draw a mean at a height, its interval, cut at the ends of the x axis, and its single values as hollow markers."""
+    colour, (low, high) = line_style(style)["color"], axes.get_xlim()
     if not math.isnan(ends[0]):
-        colour = line_style(style)["color"]
-        axes.plot(np.clip(ends, *axes.get_xlim()), [y, y], color=colour, linewidth=1.8, clip_on=False)
+        axes.plot(np.clip(ends, low, high), [y, y], color=colour, linewidth=1.8, clip_on=False)
+    hollow: dict[str, Any] = {
+        "markersize": 3.5,
+        "markerfacecolor": PAPER,
+        "markeredgecolor": colour,
+        "markeredgewidth": 0.8,
+    }
+    draw_line(axes, parts, [y] * len(parts), style, linestyle="", marker="o", markevery=None, **hollow)
     draw_line(axes, [mean], [y], style, linestyle="")
 
 
-def draw_level(axes: Axes, y: float, text: str) -> None:
+def draw_threads(axes: Axes, x: Sequence[float], lines: Sequence[Sequence[float]], **options: Any) -> None:
+    """Draw thin lines over the same x as one element."""
+    look: dict[str, Any] = {"color": INK, "linewidth": 1.1} | options
+    gap = [math.nan]
+    ys = [value for line in lines for value in [*line, *gap]]
+    axes.plot([*x, *gap] * len(lines), ys, clip_on=False, **look)
+
+
+def draw_rule(axes: Axes, *, x: float | None = None, y: float | None = None, text: str = "") -> None:
     """Draw a dotted line across the panel, with a name at its end."""
-    axes.axhline(y, **DOTTED)
-    axes.annotate(text, (axes.get_xlim()[1], y), (0, 4), textcoords="offset points", ha="right", va="bottom")
+    look: dict[str, Any] = {"color": SOFT, "linestyle": (0, (1, 2.5)), "linewidth": 1, "clip_on": False}
+    _, right = axes.get_xlim()
+    _, top = axes.get_ylim()
+    if y is not None:
+        axes.axhline(y, **look)
+        axes.annotate(text, (right, y), (0, 4), textcoords="offset points", ha="right", va="bottom")
+    if x is not None:
+        axes.axvline(x, **look)
+        axes.annotate(text, (x, top), (-4, 0), textcoords="offset points", ha="right", va="top")
 
 
 def inline(figure: Figure, id_: str, title: str, description: str) -> Markup:

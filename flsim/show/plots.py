@@ -279,7 +279,7 @@ def draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
         if top < ceiling / 2:
             return
         panel.set_ylim(low, max(top, 1.09 * ceiling))
-        show.draw_level(panel, ceiling, f"largest exposure with |R| = {2**ceiling - 1:,.0f}")
+        show.draw_rule(panel, y=ceiling, text=f"largest exposure with |R| = {2**ceiling - 1:,.0f}")
 
 
 UTILITY_BARS = {

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -15,17 +16,18 @@ import pytest
 from helpers import Trained, assert_refused
 from htmlpage import Page, described, plain
 from reported import Made, roster, write_run, write_sweep
-from simulated_report import gathered_of
+from simulated_report import gathered_of, table_1
 
 from flsim.attacks.audit.audit import audit_subject
 from flsim.attacks.audit.subject import subject_of
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
+from flsim.base.statistics import t_interval
 from flsim.canaries.population import Partition
 from flsim.models.architectures import ModelHParams
-from flsim.report.blocks import Figure, Table
+from flsim.report.blocks import Figure, Table, number
 from flsim.report.contrasts import contrasts
-from flsim.report.figures import map_of
+from flsim.report.figures import map_of, overview
 from flsim.report.gather import Gathered, Line, RunView, Setting, gather
 from flsim.report.page import answer, render, write_report
 from flsim.report.provenance import settings
@@ -220,10 +222,24 @@ def test_a_large_sweep_stays_below_three_megabytes() -> None:
     assert 50_000 < len(render(Gathered([], [Line("A", settings)], [])).encode()) < 3_000_000 / 8
 
 
-def test_a_report_on_several_settings_begins_with_the_effects_of_factors() -> None:
+def test_the_figure_at_the_top_has_each_setting(page: Page, sweep: Made) -> None:
+    """FedAvg has two seeds and so an interval; the others have one seed."""
+    told = described(page, "Mean exposure")
+    for partition, name in (("iid", "IID"), ("non-iid", "Non-IID")):
+        runs = [read_run(sweep.path / "runs" / f"fedavg-{partition}-{seed}") for seed in (0, 1)]
+        means = [float(run.of_canaries("exposure", 30).mean()) for run in runs]  # type: ignore[union-attr]
+        low, high = (number(end) for end in t_interval(np.array(means)))
+        assert f"{name}, FedAvg, b_u=4: {np.mean(means):.1f} ({low} to {high})." in told
+        assert f"{name}, SGD, b_r=32: 5.1." in told
+    assert "b_u=6" not in told
+    assert page.html.index("overview-t") < page.html.index("<table")
+
+
+def test_a_report_on_many_settings_begins_with_the_effects_of_factors() -> None:
+    """Seven cohort sizes and six batch sizes in both partitions: 13 rows are more than a figure has."""
     data = {partition: DataHParams(Path("corpus"), partition) for partition in ("iid", "non-iid")}
-    federated = [TrainingHParams(rounds=50, cohort=size) for size in range(2, 5)]
-    central = [CentralTrainingHParams(steps=99, batch_size=size) for size in range(2, 4)]
+    federated = [TrainingHParams(rounds=50, cohort=size) for size in range(2, 9)]
+    central = [CentralTrainingHParams(steps=99, batch_size=size) for size in range(2, 8)]
     configs = [FederatedConfig(data[partition], training=each) for each in federated for partition in data]
     configs += [CentralConfig(data[partition], training=each) for each in central for partition in data]  # type: ignore[misc]
     gathered = gathered_of(configs, lambda config, _: 4.0 + (config.data.partition == "iid"), seeds=2)
@@ -233,6 +249,17 @@ def test_a_report_on_several_settings_begins_with_the_effects_of_factors() -> No
     assert "IID − non-IID, FedAvg, end of training: +1.00 (+1.00 to +1.00)." in str(figure.panels[0][1])
     assert isinstance(table, Table)
     assert 1 < len(table.rows) <= 8
+
+
+def test_the_figure_leaves_a_seed_that_diverged_out_of_both_partitions() -> None:
+    configs = [config for config in table_1() if config.label == "FedAvg, b_u=4"]
+    gathered = gathered_of(configs, lambda config, seed: 4.0 + seed + (config.data.partition == "iid"))
+    runs = gathered.settings[0].runs
+    runs[2] = replace(runs[2], results=replace(runs[2].results, status="diverged"))
+    with page_style():
+        (figure,) = overview(gathered)
+    assert "IID, FedAvg, b_u=4: 5.5" in str(figure.panels[0][1])  # seeds 0 and 1 of both
+    assert "Non-IID, FedAvg, b_u=4: 4.5" in str(figure.panels[0][1])
 
 
 def test_the_same_results_give_the_same_bytes_also_in_a_pipe(tmp_path: Path) -> None:
