@@ -36,7 +36,7 @@ from flsim.attacks.membership.shadows import collect, leave_one_out
 from flsim.base.arrays import Floats
 from flsim.base.rng import stream
 from flsim.base.statistics import auroc, holm, paired_t_p, share_interval, t_interval
-from flsim.results.differences import like_utility
+from flsim.results.differences import pair_at_like_utility, pairs_of_seeds
 from flsim.results.store import read_run
 
 RESULTS = Path(__file__).parent / "results"
@@ -437,8 +437,9 @@ def lora(folders: list[str], name: str = "lora") -> None:
         equal = []
         for data in sorted({data for _, data in groups}):
             both = [[read_run(path) for path in Path(folders[0]).glob(f"{one}-{data}-seed*")] for one in labels]
-            for seed, pair in like_utility(both[1], both[0]).pairs.items():
-                equal.append({"partition": data, "seed": seed, "exposure": pair.differences.mean()})
+            for seed, *runs in pairs_of_seeds(both[1], both[0]):
+                change = pair_at_like_utility(*runs).differences.mean()
+                equal.append({"partition": data, "seed": seed, "exposure": change})
         pd.DataFrame(equal).to_parquet(file, index=False)
     rows = []
     for partition, pairs in pd.read_parquet(file).groupby("partition"):

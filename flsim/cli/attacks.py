@@ -55,7 +55,7 @@ def audit(
     from flsim.base.progress import say
     from flsim.results.store import refuse_two_points
     from flsim.results.sweeps import over_runs
-    from flsim.show.table import to_csv
+    from flsim.show.table import Table
 
     if format == "latex":
         raise InputError("--format latex: audits have the formats md, csv and parquet; choose one of them")
@@ -72,14 +72,10 @@ def audit(
         if audited.frame.empty:
             say(f"run {subject.results.name}: has no row. {audited.notes[-1]}")
     frame = pd.concat([audited.frame for _, audited in pairs], ignore_index=True)
-    text = (
-        json.dumps({"runs": [to_json(*pair) for pair in pairs]}, indent=2) + "\n"
-        if as_json
-        else to_csv(frame)
-        if format == "csv"
-        else "\n".join(to_text(*pair) for pair in pairs)
-    )
-    options.write_table(frame, text, format, out)
+    text = "\n".join(to_text(*pair) for pair in pairs)
+    if as_json:
+        text = json.dumps({"runs": [to_json(*pair) for pair in pairs]}, indent=2) + "\n"
+    options.write_table(Table(frame, [], []), format, out, text)
 
 
 ELSEWHERE = "A model that was trained elsewhere"

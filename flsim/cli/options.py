@@ -17,7 +17,7 @@ from flsim.base.errors import InputError
 from flsim.base.machine import refuse_missing_device
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from flsim.show.table import Table
 
 # Headings of `flsim --help`.
 START = "Start"
@@ -128,14 +128,14 @@ def refuse_json_and_csv(as_json: bool, as_csv: bool) -> None:
         raise InputError("--json and --csv: choose one of them")
 
 
-def write_table(frame: "pd.DataFrame", text: str, format: Format, out: Path | None) -> None:
-    """Write a frame as Parquet, or print or write its text in another format."""
+def write_table(table: "Table", format: Format, out: Path | None, markdown: str | None = None) -> None:
+    """Write a table as Parquet, or print or write its text; `markdown` replaces its text in the format md."""
     from flsim.show.table import write_parquet
 
     if format == "parquet" and out is not None:
-        write_parquet(frame, out)
+        write_parquet(table.frame, out)
     else:
-        print_or_write(text, out)
+        print_or_write(markdown if format == "md" and markdown is not None else table.text(format), out)
 
 
 def show(value: Callable[[], object], text: Callable[[], str], as_json: bool) -> None:

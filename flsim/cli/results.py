@@ -1,6 +1,7 @@
 """`flsim table`, `plot`, `compare`, `trace`, `canaries` and `report`: results of runs, for people and for files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,9 +11,9 @@ from flsim.base.errors import InputError
 from flsim.cli import options
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from flsim.show.table import Table
 
-    Compared = tuple[pd.DataFrame, dict[str, str], dict[str, Any]]  # a frame; texts by format; an object of JSON
+    Compared = tuple[Table, str, dict[str, Any]]  # the differences; the text with all explanations; an object of JSON
 
 
 OverSeeds = Annotated[
@@ -87,13 +88,10 @@ def table(
         results.attrs[TUNED] = notes
         for sentence in notes if format == "csv" else ():
             say(sentence)  # below a table that is too wide for the note
-    text = "" if format == "parquet" else table_of_runs(results).text(format)
-    if format == "md" and why:
-        text += "\n" + note(f"No means over seeds: {why}.")
+    shown, below = table_of_runs(results), [note(f"No means over seeds: {why}.")] if why else []
     if over_seeds and format == "md":
-        compared = compare_partitions(read, round, epoch)
-        text += f"\n{compared}" if compared else ""
-    options.write_table(results, text, format, out)
+        below.append(compare_partitions(read, round, epoch))
+    options.write_table(shown, format, out, "\n".join(filter(None, [shown.markdown(), *below])))
 
 
 def plot(
@@ -170,7 +168,7 @@ def compare(
     """
     from flsim.base.progress import say
     from flsim.results.sweeps import expanded, is_sweep, tuned_notes
-    from flsim.show.table import TERMINAL, note
+    from flsim.show.table import note
 
     options.refuse_two_prints(format, out, as_json)
     a, b = _two(expanded([a]), None if b is None else expanded([b]))
@@ -178,23 +176,21 @@ def compare(
     kinds = {is_sweep(path) for path in paths}
     if len(kinds) > 1:
         raise InputError(f"{a} and {b}: a run and a sweep are not comparable; name two runs, a sweep, or two sweeps")
-    table, texts, as_object = (_compared_sweeps if True in kinds else _compared_runs)(a, b, round, epoch)
+    table, text, as_object = (_compared_sweeps if True in kinds else _compared_runs)(a, b, round, epoch)
     notes = tuned_notes(paths)
     for sentence in notes if format == "csv" else ():
         say(sentence)  # below a table that is too wide for the note
-    below = "".join(f"\n{note(text)}" for text in notes)
-    comments = "".join(f"% {line}\n" for text in notes for line in note(text, TERMINAL - 2).splitlines())
-    text = comments * (format == "latex") + texts.get(format, "") + below * (format == "md")
+    text = "\n".join([text, *map(note, notes)])
     if as_json:
         text = json.dumps(as_object | {"tuned": notes}, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    options.write_table(table, text, format, out)
+    options.write_table(replace(table, remarks="".join(map(note, notes))), format, out, text)
 
 
 def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
     from flsim.results.differences import compare_runs
     from flsim.results.store import read_run
-    from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown
-    from flsim.show.table import to_csv
+    from flsim.show.differences import runs_to_markdown, table_of_two_runs
+    from flsim.show.table import json_rows
 
     first = read_run(a)
     if b is None:
@@ -203,15 +199,16 @@ def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | No
     if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
         raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
     compared = compare_runs(first, second, round, epoch)
-    texts = {"md": runs_to_markdown(compared), "latex": runs_to_latex(compared), "csv": to_csv(compared.table)}
-    return compared.table, texts, runs_to_json(compared)
+    sides = dict(zip("ab", json_rows(compared.models), strict=True))
+    shown = {"compared": "runs"} | sides | {"rows": json_rows(compared.table)}
+    return table_of_two_runs(compared), runs_to_markdown(compared), shown
 
 
 def _compared_sweeps(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
     from flsim.results.differences import differences, same_names, twins
     from flsim.results.sweeps import read_sweep
     from flsim.show.differences import table_of_pairs
-    from flsim.show.table import json_rows, note, to_csv
+    from flsim.show.table import json_rows, note
 
     sweep = read_sweep(a)
     if b is None:
@@ -226,8 +223,7 @@ def _compared_sweeps(a: Path, b: Path | None, round: int | None, epoch: float | 
         why = frame["left_out"].dropna().iloc[0]
         raise InputError(f"{a}{'' if b is None else f' and {b}'}: there is no comparison: {why}")
     table = table_of_pairs(frame, pairs)
-    texts = {"md": f"{note(heading)}\n{table.markdown()}", "latex": table.latex(), "csv": to_csv(frame)}
-    return frame, texts, {**metadata, "rows": json_rows(frame)}
+    return table, f"{note(heading)}\n{table.markdown()}", {**metadata, "rows": json_rows(frame)}
 
 
 def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | None]:
@@ -269,6 +265,7 @@ def trace(
     from flsim.runs import roundlog
     from flsim.runs.folder import Run, participation
     from flsim.show import trace as traces
+    from flsim.show.table import json_rows
 
     results = read_run(run)
     took_part = None if results.is_elsewhere else participation(Run.open(run), results.evaluation())
@@ -276,7 +273,7 @@ def trace(
     if out is not None:
         traces.plot_trace(results, table, out)
     if as_json:
-        typer.echo(traces.to_json(table))
+        typer.echo(json.dumps(json_rows(table)))
     else:
         steps = [line["effective_step"] for line in roundlog.read(run) if line.get("effective_step") is not None]
         text = traces.to_text(table, results) + traces.steps_to_text(steps)
@@ -349,5 +346,4 @@ def canaries(
         tokens = written_after(opened, at, device)
         texts = {canary: opened.corpus.vocabulary.text(ids) for canary, ids in tokens.items()}
     table = canary_table(results, at, written=texts)
-    text = "" if format == "parquet" else table_of_canaries(table).text(format)
-    options.write_table(table, text, format, out)
+    options.write_table(table_of_canaries(table), format, out)

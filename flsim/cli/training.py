@@ -197,7 +197,7 @@ def demo(
     from flsim.results.tables import memorization_table
     from flsim.runs import config
     from flsim.runs.folder import Run
-    from flsim.show.differences import runs_to_markdown
+    from flsim.show.differences import table_of_two_runs
     from flsim.show.memorization import table_of_runs
     from flsim.show.plots import plot
     from server.launch import train
@@ -217,7 +217,7 @@ def demo(
         print_or_write(text, out / name)
     plot([iid, non_iid], out / "memorization.png")
     typer.echo(table.markdown())
-    typer.echo(runs_to_markdown(compare_runs(iid, non_iid)))
+    typer.echo(table_of_two_runs(compare_runs(iid, non_iid)).markdown())
     say(f"Plot: {out / 'memorization.png'}. Everything else: {out}.")
 
 

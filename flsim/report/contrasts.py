@@ -27,7 +27,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flsim.base.errors import InputError
 from flsim.base.settings import flat
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, panels_first
@@ -36,15 +35,13 @@ from flsim.results.columns import described
 from flsim.results.differences import (
     COLUMNS,
     END,
-    LIKE,
     Pair,
     Row,
+    at_equal_perplexity,
     compared_in,
     differences,
     frame_of,
-    left_out_text,
     of_mean,
-    pair_at_like_utility,
     planned,
     share_at_ceiling,
     two_means,
@@ -157,7 +154,8 @@ def _measured(
         if np.isfinite(a - b).all():
             tested = of_mean(a - b) | {"test": "t"} if quantity.of_canaries else {}
             yield common | two_means(quantity.name, float(a.mean()), float(b.mean())) | tested
-    yield common | {"at": LIKE, "quantity": PRIMARY.name, "test": "t"} | _at_equal_perplexity(pairs, seeds)
+    of_seeds = {seed: [(a[seed].results, b[seed].results) for a, b in pairs] for seed in seeds}
+    yield common | at_equal_perplexity(of_seeds)
 
 
 def _references(run: RunView) -> float | None:
@@ -170,21 +168,6 @@ def _means(side: Sequence[Sequence[RunView]], quantity: Quantity) -> NDArray[np.
     values = [[run.value(quantity) for run in runs] for runs in side]
     means: NDArray[np.float64] = (np.array(values, dtype="float64") / planted).mean(axis=1)
     return means
-
-
-def _at_equal_perplexity(pairs: Pairs, seeds: Sequence[int]) -> Row:
-    """Return the difference of exposure at the first equal perplexity, over the seeds whose pairs all have it."""
-    means, reasons = list[list[float]](), dict[int, str]()
-    for seed in seeds:
-        try:
-            of_pairs = [pair_at_like_utility(a[seed].results, b[seed].results) for a, b in pairs]
-            values = [(one.value_a, one.value_b, float(one.differences.mean())) for one in of_pairs]
-            means.append(np.mean(values, axis=0).tolist())
-        except InputError as error:
-            reasons[seed] = str(error)
-    lost = {"left_out": left_out_text(reasons)} if reasons else {}
-    a, b, change = np.array(means, dtype="float64").reshape(-1, 3).T
-    return lost | (two_means(PRIMARY.name, float(a.mean()), float(b.mean())) | of_mean(change) if len(means) else {})
 
 
 def _completed(setting: Setting) -> dict[int, RunView]:

@@ -122,10 +122,12 @@ class Setting:
         """Return the rosters of all runs, with the quantities of planted canaries at the last round that is shown."""
         rounds, parts = dict(self.shown_runs), list[pd.DataFrame]()
         for run in rounds or self.runs:
-            roster = run.results.roster
+            roster, at = run.results.roster, rounds.get(run)
+            is_planted = roster["canary"].isin(run.results.planted["canary"])
             for quantity in quantities:
-                values = run.of_planted(quantity.name).reindex(index=[rounds.get(run)], columns=roster["canary"])
-                roster = roster.assign(**{quantity.name: values.to_numpy("float64")[0]})
+                values = None if at is None else run.results.of_canaries(quantity.name, at, is_partial=True)
+                known = values if values is not None and not values.hasnans else pd.Series(math.nan, roster.index)
+                roster = roster.assign(**{quantity.name: np.where(is_planted, known.to_numpy(), math.nan)})
             parts.append(roster)
         return pd.concat(parts, ignore_index=True)
 

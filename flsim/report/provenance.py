@@ -94,8 +94,8 @@ def provenance(gathered: Gathered) -> list[Block]:
     blocks: list[Block] = []
     for sweep in gathered.sweeps:
         versions = ", ".join(f"{name} {number_}" for name, number_ in sweep.versions.items())
-        counts = [f" ({plural(len(names), 'run')})" * (len(sweep.commands) > 1) for _, names in sweep.commands]
-        facts = [("Command", f"`{name}`{count}") for (name, _), count in zip(sweep.commands, counts, strict=True)]
+        counts = [f" ({plural(len(one['runs']), 'run')})" * (len(sweep.commands) > 1) for one in sweep.commands]
+        facts = [("Command", f"`{one['command']}`{count}") for one, count in zip(sweep.commands, counts, strict=True)]
         blocks.append(Facts([*facts, *([("Versions", versions)] if versions else [])]))
         sessions = [
             {

@@ -1,21 +1,15 @@
 """Sections of a report: memorization with published values, contrasts, extracted phrases, and evidence of attacks."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from markupsafe import Markup
-from matplotlib.axes import Axes
 
-from flsim.attacks.audit import ranks
 from flsim.attacks.audit.audit import audit_subject, pooled, tables
-from flsim.attacks.audit.claim import Claim
-from flsim.attacks.audit.rounds import CanaryUsers
 from flsim.attacks.audit.subject import Subject, subject_of
 from flsim.attacks.forgetting import tables as forgotten
 from flsim.attacks.forgetting.measure import Forgetting, measure_forgetting
@@ -23,9 +17,7 @@ from flsim.attacks.forgetting.tables import success_table, summary_of, times_tab
 from flsim.attacks.membership import tables as attacks
 from flsim.attacks.membership.attacked import newest_rows
 from flsim.attacks.membership.tables import draw_attacks, names_of
-from flsim.base.arrays import Floats
 from flsim.base.errors import InputError
-from flsim.base.statistics import roc
 from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import flags
 from flsim.privacy.conventions import CONVENTIONS
@@ -41,7 +33,6 @@ from flsim.results.tables import memorization_table
 from flsim.show import figure as show
 from flsim.show.differences import signed
 from flsim.show.memorization import table_of_runs
-from flsim.show.plots import draw_roc
 from flsim.show.table import Column, Field
 
 Published = dict[RunResults, Mapping[str, Any]]
@@ -225,11 +216,6 @@ PROVEN = (
     "bound, so canaries of IID data, which many users share, prove little. A bound of 0 does not show privacy. All "
     "seeds: the ranks of the canaries of all seeds together. `flsim audit` has more."
 )
-ROC = (
-    "Share that an attacker finds (TPR) at each false-positive rate (FPR), both on logarithmic scales. Dashed: chance. "
-    "Dotted: the largest share that the ledger allows. A curve far above it contradicts the ledger; with few canaries, "
-    "a curve can also be above it by chance, which the tests of the table account for."
-)
 MEMBERS = (
     "Members are records of training users that took part; non-members are records of authors who are held out, of "
     "equal lengths. Blind: AUROC of an attack that reads no model; yes: it is above 0.55, so the comparison is "
@@ -264,21 +250,14 @@ EPSILONS = (
 
 
 def proof(gathered: Gathered) -> list[Block]:
-    """Return the tables of `flsim audit` and ROC curves, with the canaries of all seeds of a setting together."""
-    audited, images = list[pd.DataFrame](), list[tuple[str, Markup]]()
-    for index, setting in enumerate(gathered.settings):
+    """Return the tables of `flsim audit`, with the canaries of all seeds of a setting together."""
+    audited = list[pd.DataFrame]()
+    for setting in gathered.settings:
         subjects = list[tuple[str, Subject]]()
         for run, round_ in setting.shown_runs:
             with suppress(InputError):  # an older run has no row
                 subjects.append((_label(setting, run), subject_of(run.path, round_)))
         ranked = [subject for _, subject in subjects if len(subject.ranks)]
-        users = [subject.canary_users for _, subject in subjects if subject.canary_users]
-        users = [one for one in users if len(one.members) and len(one.others)]
-        if ranked:
-            images.append((setting.label, _roc_of_ranks(pooled(ranked), f"proof-{index}")))
-        if users:
-            claim = subjects[0][1].claim
-            images.append((f"{setting.label}: canary users", _roc_of_users(users, claim, f"proof-users-{index}")))
         if len(ranked) > 1:
             subjects = [(name, replace(subject, ranks=subject.ranks[:0])) for name, subject in subjects]
             subjects.insert(0, (f"{setting.label}, all seeds", pooled(ranked)))
@@ -287,49 +266,11 @@ def proof(gathered: Gathered) -> list[Block]:
     if rows.empty:
         return []
     blocks = [block for title, table in tables(rows, [LABEL, *SIDES]).items() for block in shown(table, title, most=12)]
-    return [*blocks, Note(PROVEN), *folded(Figure(ROC, images), "ROC curves", most=4)]
+    return [*blocks, Note(PROVEN)]
 
 
 def _label(setting: Setting, run: RunView) -> str:
     return setting.label + (f", seed {run.results.seed}" if len(setting.shown_runs) > 1 else "")
-
-
-def _roc_of_ranks(subject: Subject, id_: str) -> Markup:
-    references, claim = subject.references, subject.claim
-    curve = ranks.curve(subject.ranks.clip(max=references + 1), references)
-    rates = np.geomspace(1 / (references + 1), 1.0, 60)
-    least = claim.least_of_group(int(subject.groups.max())) if claim else None
-    allowed = (rates, np.array([1 - least(1 - rate) for rate in rates])) if least else None
-    return _roc(curve, (1 / (references + 1), 1 / len(subject.ranks)), allowed, id_)
-
-
-def _roc_of_users(users: Sequence[CanaryUsers], claim: Claim | None, id_: str) -> Markup:
-    members, others = np.concatenate([one.members for one in users]), np.concatenate([one.others for one in users])
-    rates, points = np.geomspace(1 / len(others), 1.0, 60), roc(members, others)
-    allowed = (rates, np.array([claim.curve.tpr(rate) for rate in rates])) if claim else None
-    return _roc((points.fpr, points.tpr), (1 / len(others), 1 / len(members)), allowed, id_)
-
-
-def _roc(
-    points: tuple[Floats, Floats], lowest: tuple[float, float], allowed: tuple[Floats, Floats] | None, id_: str
-) -> Markup:
-    """Return a panel with steps through the points, from the lowest possible rates."""
-    left, floor = lowest[0], min(lowest) / 2
-    fpr, tpr = np.r_[left, points[0], 1.0], np.r_[floor, points[1], points[1][-1:]]
-    steps = np.repeat(fpr, 2)[1:], np.repeat(tpr, 2)[:-1]
-    found = {level: points[1][points[0] <= level * (1 + 1e-12)] for level in (0.001, 0.01, 0.1) if level >= left}
-    rates = ", ".join(f"{max(tpr, default=0.0):.0%} at an FPR of {level:g}" for level, tpr in found.items())
-    draw = partial(draw_roc, curves=[(0, *steps, "found")], lowest=(left, floor), allowed=allowed)
-    return _rates(draw, id_, "Share found at each false-positive rate", f"Found: {rates or 'as drawn'}.")
-
-
-def _rates(draw: Callable[[Axes], None], id_: str, title: str, description: str) -> Markup:
-    """Return a panel with a drawing of rates."""
-    figure, (axes,) = show.panels()
-    draw(axes)
-    axes.set_xlabel("FPR", loc="right", labelpad=2)
-    show.label_above(axes, "TPR")
-    return show.inline(figure, id_, title, description)
 
 
 def membership(gathered: Gathered) -> list[Block]:
@@ -346,11 +287,14 @@ def membership(gathered: Gathered) -> list[Block]:
     every["confounded"] = every["is_confounded"].map({True: "yes", False: "no"})
     names, images = list(dict.fromkeys(names_of(every))), list[tuple[str, Markup]]()
     for index, (label, rows) in enumerate(attacked):
-        draw = partial(draw_attacks, rows=rows, names=names)
+        figure, (axes,) = show.panels()
+        draw_attacks(axes, rows=rows, names=names)
+        axes.set_xlabel("FPR", loc="right", labelpad=2)
+        show.label_above(axes, "TPR")
         areas = zip(names_of(rows), rows["auroc"], strict=True)
         description = " ".join(f"{name}: area {area:.3f}." for name, area in areas)
         title = "True-positive rate by false-positive rate"
-        images.append((label, _rates(draw, f"membership-{index}", title, description)))
+        images.append((label, show.inline(figure, f"membership-{index}", title, description)))
     table = attacks.table(every, [LABEL], (*attacks.CONTROLS, *BLIND))
     shadows = [Note(attacks.SHADOWS)] if every["attack"].isin(["lira", "rmia"]).any() else []
     title = "How well attacks distinguish training records from other records"

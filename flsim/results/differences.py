@@ -55,6 +55,7 @@ from flsim.results.tables import copies, mean_of_known, memorization_table, roun
 
 
 WINDOW = ("first_round", "last_round")
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,19 +178,6 @@ def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:
     return by_seed
 
 
-@dataclass(frozen=True)
-class LikeUtility:
-    """Two settings at equal perplexity, seed by seed."""
-
-    pairs: "Mapping[int, PairAtLikeUtility]"  # the two runs of each seed that reached a common perplexity, ascending
-    left_out: Mapping[int, str]  # by seed, the reason why its two runs cannot be compared
-
-    @property
-    def differences(self) -> list[float]:
-        """Return the mean over canaries of a - b, for each seed, in the number's unit."""
-        return [float(pair.differences.mean()) for pair in self.pairs.values()]
-
-
 def of_mean(differences: ArrayLike) -> dict[str, Any]:
     """Return the mean of differences of independent units, its 95% interval and p by Student's t, and their number.
 
@@ -202,29 +190,29 @@ def of_mean(differences: ArrayLike) -> dict[str, Any]:
     return {"difference": mean, "low": low, "high": high, "p": paired_t_p(rounded), "n": len(rounded)}
 
 
-def left_out_text(left_out: Mapping[int, str]) -> str:
-    """Return a text on excluded seeds, with their reasons, e.g. ``"seed 3 excluded: run a: ..."``."""
-    seeds = f"seed{'s' * (len(left_out) != 1)} {', '.join(map(str, left_out))}"
-    return f"{seeds} excluded: {'; '.join(left_out.values())}"
-
-
-def like_utility(a: Sequence[RunResults], b: Sequence[RunResults]) -> LikeUtility:
-    """Compare two series of runs seed by seed, for each seed at the lowest perplexity that both runs reached.
+def at_equal_perplexity(seeds: Mapping[int, Sequence[tuple[RunResults, RunResults]]]) -> Row:
+    """Return the row of exposure over seeds, each at the lowest perplexity that both runs of a pair reached.
 
     A model that was trained longer predicts better, and has memorized more. A difference at the end of training can
-    therefore be a difference in utility. A seed without a comparison is excluded, with its
-    reason; InputError if all are.
+    therefore be a difference in utility. The numbers of a seed are means over its pairs. A seed with a pair that has no
+    comparison is excluded, with the reason.
     """
-    compared, left_out = dict[int, PairAtLikeUtility](), dict[int, str]()
-    for seed, run_a, run_b in pairs_of_seeds(a, b):
+    means, reasons = list[NDArray[np.float64]](), dict[int, str]()
+    for seed, runs in seeds.items():
         try:
-            compared[seed] = pair_at_like_utility(run_a, run_b)
+            pairs = [pair_at_like_utility(*both) for both in runs]
         except InputError as error:
-            left_out[seed] = str(error)
-    if not compared:
-        first, why = next(iter(left_out.items()))
-        raise InputError(why if len(left_out) == 1 else f"no seed can be compared; seed {first}: {why}")
-    return LikeUtility(compared, left_out)
+            reasons[seed] = str(error)
+            continue
+        means.append(np.mean([(pair.value_a, pair.value_b, pair.differences.mean()) for pair in pairs], axis=0))
+    row: Row = {"over": "seeds", "at": LIKE, "quantity": PRIMARY.name}
+    if reasons:
+        which = f"seed{'s' * (len(reasons) != 1)} {', '.join(map(str, reasons))}"
+        row |= {"left_out": f"{which} excluded: {'; '.join(reasons.values())}"}
+    if not means:
+        return row
+    a, b, changes = np.array(means).T
+    return row | two_means(PRIMARY.name, float(a.mean()), float(b.mean())) | of_mean(changes) | {"test": "t"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,7 +310,6 @@ COLUMNS = {
     "left_out": "string",
 }
 CONFIGURATION = {"p_u": "Float64", "p_e": "Float64", "copies": "Int64"}  # further columns of two runs
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -465,17 +452,7 @@ def _of_runs(
         if all(quantity in one.quantities for one in paired):
             rows = [_over_seeds(paired, quantity)] if len(paired) > 1 else of_canaries(paired[0].canaries, quantity)
             yield from (unit | row for row in rows)
-    try:
-        over = like_utility([run for _, run, _ in pairs], [run for _, _, run in pairs])
-        compared = over.pairs.values()
-        row: Row = {
-            f"value_{side}": float(np.mean([getattr(pair, f"value_{side}") for pair in compared])) for side in "ab"
-        }
-        row |= of_mean(over.differences) | {"test": "t"}
-        row |= {"left_out": left_out_text(over.left_out) if over.left_out else None}
-    except InputError as error:
-        row = {"left_out": str(error)}
-    yield {"over": "seeds", "at": LIKE, "quantity": PRIMARY.name} | row
+    yield at_equal_perplexity({seed: [(run_a, run_b)] for seed, run_a, run_b in pairs})
 
 
 def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:

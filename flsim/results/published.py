@@ -167,27 +167,6 @@ def _listed(values: "pd.Series[Any]") -> str:
     return " or ".join(dict.fromkeys(texts))
 
 
-# Comparison of tables with the papers, row by row, in size and in direction.
-#
-#     METRIC_size     whether the published share of canaries is in our 95% interval: "same"; otherwise ours is "lower"
-#                     or "higher"
-#     METRIC_pairs    share of the pairs of this row with another row, among those whose published difference exceeds
-#                     chance, whose difference has the published sign
-#     METRIC_twin     whether IID minus Non-IID has the published sign: yes, no, or tie if our values are equal; blank
-#                     if the published difference does not exceed chance
-#
-# *Size* is compared only if both shares answer the same question: with the same number of references, known words and
-# words of a canary (see above). Otherwise METRIC_size is blank. Only shares of Thakkar et al. (2020)
-# are compared in size, because they count canaries in the same way. The secrets, spaces and models of Carlini et al.
-# (2019) are different, so bits and shares of extracted secrets are compared only in direction.
-#
-# *Direction* compares published rows with the mean of all runs with this published row. Published counts such as 54 and
-# 52 of 90 canaries differ by chance, so pairs are counted twice: those whose published difference exceeds chance
-# (`flsim.base.statistics.differ_by_more_than_chance`), and all that differ. The papers do not state how far chance
-# moves exposures and shares of extracted secrets, so all their pairs are counted. Intervals, tests over canaries, and
-# seeds show whether our difference exceeds chance.
-
-
 COUNTED = ("rs", "bs")
 # Extracted secrets are compared with Beam Search, which searches for the most likely continuation, like their
 # extraction.
@@ -234,21 +213,16 @@ def order(ours: Sequence[float], published: Sequence[float], is_clear: NDArray[n
     `is_clear`, bool [rows, rows], symmetric, is whether published values differ by more than chance; without it, all
     pairs that differ are clear.
     """
-    a, b = np.asarray(ours, dtype=np.float64), np.asarray(published, dtype=np.float64)
-    signs = [np.sign(values[:, None] - values[None, :]) for values in (a, b)]
-    differ = signs[1] != 0
-    agree = np.where(differ, (1 + signs[0] * signs[1]) / 2, 0.0)
+    signs, of_paper = (np.sign(np.subtract.outer(values, values)) for values in map(np.asarray, (ours, published)))
+    differ, agree = of_paper != 0, (1 + signs * of_paper) / 2
     clear = differ if is_clear is None else differ & is_clear
-    clearly = np.where(clear, agree, 0.0)
+    counts, scores = clear.sum(axis=1), np.where(clear, agree, 0.0).sum(axis=1)
     of_rows = [
-        float(sum_ / count) if count else math.nan
-        for sum_, count in zip(clearly.sum(axis=1), clear.sum(axis=1), strict=True)
+        score / count if count else math.nan for score, count in zip(scores.tolist(), counts.tolist(), strict=True)
     ]
-    tau = float(scipy.stats.kendalltau(a, b).statistic) if len(set(a)) > 1 and len(set(b)) > 1 else math.nan
-    all_pairs, clear_pairs = (
-        (int(which.sum()) // 2, float(scores.sum()) / 2) for which, scores in ((differ, agree), (clear, clearly))
-    )
-    return Order(*all_pairs, *clear_pairs, tuple(of_rows), tau)
+    pairs = [(int(which.sum()) // 2, float(agree[which].sum()) / 2) for which in (differ, clear)]
+    tau = float(scipy.stats.kendalltau(ours, published).statistic) if differ.any() else math.nan
+    return Order(*pairs[0], *pairs[1], tuple(of_rows), tau)
 
 
 @dataclass(frozen=True)
@@ -300,23 +274,36 @@ def chance(judged: Sequence[Agreement]) -> list[str]:
 
 
 def against(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with those columns of `AGAINST` that have values."""
-    more: dict[str, list[object]] = {}
+    """Return the table with those columns that compare it with the papers, row by row, and have values.
+
+    METRIC_size is whether the published share of canaries is in our 95% interval: "same"; otherwise ours is "lower" or
+    "higher". It is blank unless both shares answer the same question: with the same number of references, known words
+    and words of a canary. Only shares of Thakkar et al. (2020) have a size, because they count canaries in the same
+    way; the secrets, spaces and models of Carlini et al. (2019) are different.
+
+    METRIC_pairs is the share of the pairs of this row with another row whose difference has the published sign, among
+    those whose published difference exceeds chance; ours is the mean of all runs with this published row. METRIC_twin
+    is whether IID minus Non-IID has the published sign: yes, no, or tie if our values are equal; blank if the published
+    difference does not exceed chance. Published counts such as 54 and 52 of 90 canaries differ by chance (see
+    `flsim.base.statistics.differ_by_more_than_chance`). The papers do not state how far chance moves exposures and
+    shares of extracted secrets, so all their pairs are counted.
+    """
+    marks, alike = pd.DataFrame(index=table.index), is_alike(table)
     for metric in COUNTED:
-        published = measured(table, metric)[1]
-        intervals = zip(table[f"{metric}_share_low"], table[f"{metric}_share_high"], published, strict=True)
-        more[f"{metric}_size"] = [
+        intervals = zip(
+            table[f"{metric}_share_low"], table[f"{metric}_share_high"], measured(table, metric)[1], strict=True
+        )
+        marks[f"{metric}_size"] = [
             size(*interval) if comparable and not pd.isna([*interval]).any() else None
-            for comparable, interval in zip(is_alike(table), intervals, strict=True)
+            for comparable, interval in zip(alike, intervals, strict=True)
         ]
     for metric in METRICS:
-        cells_of_rows = {key: cells for _, points in _judged(table, metric) for key, cells in points.items()}
-        ours, published = measured(table, metric)
-        keys = [key if has else None for key, has in zip(_keys(table), ours.notna() & published.notna(), strict=True)]
-        more[f"{metric}_pairs"] = [None if key is None else cells_of_rows[key][0] for key in keys]
-        more[f"{metric}_twin"] = [None if key is None else cells_of_rows[key][1] for key in keys]
-    known = {name: cells for name, cells in more.items() if any(cell is not None for cell in cells)}
-    marks = pd.DataFrame(known, index=table.index).astype({name: AGAINST[name] for name in known})
+        if judged := [rows for _, rows in _judged(table, metric)]:
+            rows = _keys(table).merge(pd.concat(judged), "left", ROW).set_axis(table.index)
+            ours, published = measured(table, metric)
+            known = rows[["pairs", "twin"]].where(ours.notna() & published.notna())
+            marks[[f"{metric}_pairs", f"{metric}_twin"]] = known
+    marks = marks.astype({name: AGAINST[str(name)] for name in marks}).dropna(axis=1, how="all")
     marked = pd.concat([table, marks], axis=1)
     marked.attrs = table.attrs | {COMPARED: True}  # pandas drops attributes that only one of the tables has
     return marked
@@ -362,66 +349,36 @@ def measured(table: pd.DataFrame, metric: str) -> "tuple[pd.Series[float], pd.Se
     return column(metric) / column("canaries"), column(f"published_{metric}") / column("published_canaries")
 
 
-Key = tuple[str, ...]  # cells of `ROW`
-Points = dict[Key, tuple[float, float]]  # ours, the mean over runs, and theirs
+def _keys(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns that name a published row; text is empty if it is missing."""
+    return table.reindex(columns=ROW).astype("object").fillna("")
 
 
-def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[Key, tuple[float | None, str | None]]]]:
-    """Yield each published table's agreement of rows, with the cells of METRIC_pairs and METRIC_twin for each row."""
-    values_of_rows: dict[Key, list[tuple[float, float]]] = {}
-    for key, ours, published in zip(_keys(table), *measured(table, metric), strict=True):
-        if not pd.isna(ours) and not pd.isna(published):
-            values_of_rows.setdefault(key, []).append((ours, published))
-    for name in dict.fromkeys(key[0] for key in values_of_rows):
-        points: Points = {}
-        for key, values in values_of_rows.items():
-            if key[0] == name:
-                points[key] = round(float(np.mean([ours for ours, _ in values])), ROUNDING), values[0][1]
-        is_clear = _is_clear(table, metric, list(points))
-        ours_of_rows, published_of_rows = zip(*points.values(), strict=True)
-        rows = order(ours_of_rows, published_of_rows, is_clear)
-        twins = _twins(points)
-        of_setting = {
-            setting: tuple(at for at, key in enumerate(points) if key[2] == setting and key[1] in PARTITIONS)
-            for setting in twins
-        }
-        clear_twins = frozenset(one for one, at in of_setting.items() if is_clear is None or is_clear[at])
-        cells = {
-            key: (
-                None if math.isnan(share) else share,
-                twins[key[2]] if key[1] in PARTITIONS and key[2] in clear_twins else None,
-            )
-            for key, share in zip(points, rows.of_rows, strict=True)
-        }
-        yield Agreement(metric, name, rows, twins, clear_twins), cells
-
-
-def _is_clear(table: pd.DataFrame, metric: str, keys: list[Key]) -> NDArray[np.bool_] | None:
-    """Return whether published values of rows differ by more than chance, bool [rows, rows]; None without counts."""
-    if metric not in COUNTED:
-        return None
-    columns = (table[f"published_{metric}"], table["published_canaries"])
-    published = dict(zip(_keys(table), zip(*columns, strict=True), strict=True))
-    counts = [tuple(map(int, published[key])) for key in keys]
-    return np.array(
-        [
-            [differ_by_more_than_chance((one, other), (of_one, of_other)) for other, of_other in counts]
-            for one, of_one in counts
-        ]
-    )
-
-
-def _twins(points: Points) -> dict[str, str]:
-    """Return METRIC_twin of the settings whose partitions differ in the paper."""
-    signs = {}
-    for name, _, setting in points:
-        iid, non_iid = (points.get((name, partition, setting)) for partition in PARTITIONS)
-        if iid and non_iid and iid[1] != non_iid[1]:
-            ours, published = iid[0] - non_iid[0], iid[1] - non_iid[1]
-            signs[setting] = "tie" if not ours else "yes" if (ours > 0) == (published > 0) else "no"
-    return signs
-
-
-def _keys(table: pd.DataFrame) -> list[Key]:
-    columns = [table[name].fillna("") if name in table else [""] * len(table) for name in ROW]
-    return list(zip(*columns, strict=True))
+def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, pd.DataFrame]]:
+    """Yield each published table's agreement, and its rows with the cells of METRIC_pairs and METRIC_twin."""
+    ours, published = measured(table, metric)
+    points = _keys(table).assign(ours=ours, published=published)
+    if metric in COUNTED:
+        points = points.assign(count=table.get(f"published_{metric}"), canaries=table.get("published_canaries"))
+    points = points[ours.notna() & published.notna()]
+    groups = points.groupby(ROW, sort=False)
+    points = groups.first().assign(ours=groups["ours"].mean().round(ROUNDING)).reset_index()
+    for name, rows in points.groupby(ROW[0], sort=False):
+        is_clear = None
+        if metric in COUNTED:
+            counts = rows[["count", "canaries"]].astype(int).to_numpy().tolist()
+            clear = [[differ_by_more_than_chance((a, b), (n, m)) for b, m in counts] for a, n in counts]
+            is_clear = np.array(clear)
+        values = rows[["ours", "published"]].to_numpy("float64")
+        found = order(values[:, 0].tolist(), values[:, 1].tolist(), is_clear)
+        twins, clear_twins = dict[str, str](), set[str]()
+        places = {tuple(key): place for place, key in enumerate(rows[ROW[1:]].to_numpy())}
+        for setting in rows[ROW[2]].unique():
+            iid, other = (places.get((data, setting)) for data in PARTITIONS)
+            if iid is not None and other is not None and values[iid, 1] != values[other, 1]:
+                gap, of_paper = values[iid] - values[other]
+                twins[setting] = "tie" if not gap else "yes" if (gap > 0) == (of_paper > 0) else "no"
+                clear_twins |= {setting} if is_clear is None or is_clear[iid, other] else set()
+        known = rows[ROW[2]].where(rows[ROW[1]].isin(PARTITIONS) & rows[ROW[2]].isin(clear_twins))
+        cells = rows[ROW].assign(pairs=found.of_rows, twin=known.map(twins))
+        yield Agreement(metric, str(name), found, twins, frozenset(clear_twins)), cells

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from flsim.base import files
 from flsim.base.errors import InputError
-from flsim.base.files import from_json, naming
+from flsim.base.files import naming
 from flsim.base.settings import flat, with_present_names
 from flsim.canaries.population import is_drawn, read_roster
 from flsim.measures.quantity import Quantity
@@ -32,8 +32,48 @@ from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, WHOLE_TEST_USERS, i
 FILE = "run.json"
 SETTINGS = "config.toml"
 MEASUREMENTS = "measurements.toml"  # replaces it if a model was trained elsewhere and flsim only measured it
-STATUSES = ("running", "completed", "diverged", "failed", "interrupted")
+
 PARTITIONS = {"iid": "IID", "non-iid": "Non-IID"}  # data.partition -> its name in a table
+
+
+Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]  # fits in a column of a table
+
+
+def _line(text: str) -> str:
+    if not (text.isprintable() and text.strip()):
+        raise ValueError("expected one line of text")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_line)]
+
+
+class RunFile(BaseModel):
+    """What run.json has of `RunResults`; older files have no value for fields with a default."""
+
+    name: Line
+    setting: Line
+    status: Literal["running", "completed", "diverged", "failed", "interrupted"]
+    reason: str | None
+    round: Whole
+    rounds: Whole
+    label: Line = ""
+    partition: str | None = Field(None, pattern="^(iid|non-iid)$", validation_alias=AliasChoices("world", "partition"))
+    rounds_per_epoch: float | None = Field(None, gt=0, allow_inf_nan=False)
+    seed: Whole | None = None
+    series: str | None = None
+    config: str | None = None
+    corpus: str | None = None
+
+    @model_validator(mode="after")
+    def _split_setting(self) -> Self:
+        """Set partition and label, which older files have in one text."""
+        if not self.label:
+            self.label = self.setting
+            for partition, name in PARTITIONS.items():
+                if self.setting.startswith(f"{name}, "):
+                    self.partition, self.label = partition, self.setting.removeprefix(f"{name}, ")
+        return self
 
 
 def is_run(folder: Path) -> bool:
@@ -58,25 +98,17 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
         )
         raise InputError(f"{run_folder}: not a run folder (it has no run.json); {what_to_do}")
     try:
-        described = from_json(path.read_text(encoding="utf-8"))
-        recorded, setting, status, reason = (described[name] for name in ("name", "setting", "status", "reason"))
-        if not (_is_line(recorded) and _is_line(setting) and recorded and setting.strip() and status in STATUSES):
-            raise ValueError
-        name = run_folder.resolve().name
-        name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
-        partition, label = _partition_and_label(described)
-        return _read_later(described) | {
-            "name": name or recorded,
-            "recorded_name": recorded,
-            "label": label,
-            "partition": partition,
-            "status": status,
-            "reason": None if reason is None else _text(reason),
-            "round": _whole(described["round"]),
-            "rounds": _whole(described["rounds"]),
-        }
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        stored = RunFile.model_validate_json(path.read_bytes())
+    except ValueError as error:
         raise InputError(f"{path}: does not describe a run; restore it, or exclude this run") from error
+    name = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in run_folder.resolve().name
+    )
+    return stored.model_dump(exclude={"setting", "config", "corpus"}) | {
+        "name": name or stored.name,
+        "recorded_name": stored.name,
+        "identity": identity_of(stored.config, stored.corpus) if stored.config and stored.corpus else None,
+    }
 
 
 def read_settings(run_folder: Path) -> dict[str, Any]:
@@ -105,54 +137,6 @@ def refuse_begun(path: Path) -> None:
             f"{path}: this folder has a run that {state} after round {described['round']:,} of "
             f"{described['rounds']:,}; add --resume to continue it, or name another folder"
         )
-
-
-def _partition_and_label(described: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the partition and the name of the training, which older files have in one text; ValueError if wrong."""
-    if "label" not in described:
-        setting: str = described["setting"]
-        partitions = [partition for partition, name in PARTITIONS.items() if setting.startswith(f"{name}, ")]
-        return (
-            (partitions[0], setting.removeprefix(f"{PARTITIONS[partitions[0]]}, ")) if partitions else (None, setting)
-        )
-    # older runs use another key
-    partition, label = described["world" if "world" in described else "partition"], described["label"]
-    if not (partition is None or partition in PARTITIONS) or not _is_line(label) or not label.strip():
-        raise ValueError
-    return partition, label
-
-
-def _read_later(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields that only newer files have; missing fields are None. ValueError if a value does not fit."""
-    per_epoch, seed, series = (described.get(name) for name in ("rounds_per_epoch", "seed", "series"))
-    config, corpus = (described.get(name) for name in ("config", "corpus"))
-    if per_epoch is not None and not 0 < float(per_epoch) < math.inf:
-        raise ValueError
-    return {
-        "rounds_per_epoch": None if per_epoch is None else float(per_epoch),
-        "seed": None if seed is None else _whole(seed),
-        "series": None if series is None else _text(series),
-        "identity": identity_of(_text(config), _text(corpus)) if config and corpus else None,
-    }
-
-
-def _is_line(value: Any) -> bool:
-    return isinstance(value, str) and value.isprintable()
-
-
-def _whole(value: Any) -> int:
-    """Return a number that fits in a column of a table; raise like `int`, and ValueError beyond int64."""
-    number = int(value)
-    if abs(number) >= 2**63:
-        raise ValueError
-    return number
-
-
-def _text(value: Any) -> str:
-    """Return the value as text; raise UnicodeEncodeError if it cannot be written."""
-    text = str(value)
-    text.encode()
-    return text
 
 
 # The log of a run's evaluations, a line for each attempt that ended. Rows take precedence: an evaluation with rows has

@@ -5,16 +5,17 @@ runs/NAME/      run folders
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError, with_config
+from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
-from flsim.base.files import from_json, inside
+from flsim.base.files import inside
 from flsim.base.progress import say
 from flsim.base.settings import with_present_names
 from flsim.results.published import with_question
@@ -31,6 +32,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+@with_config(ConfigDict(extra="allow"))
 class Published(TypedDict, total=False):
     """A published row; other columns are numbers or texts of this table."""
 
@@ -45,26 +47,16 @@ class Published(TypedDict, total=False):
     bs: Count
 
 
-class PlannedRun(TypedDict):
-    """A run of the sweep."""
-
-    name: str
-    grid: str
-    seed: Whole
-    axes: dict[str, Any]
-    published: Published | None
-
-
 class Session(TypedDict, total=False):
     """A session of work on the sweep."""
 
     began: str
     seconds: Seconds
-    peak_memory: Count | None
+    peak_memory: Count | None  # bytes
     cores: Count | None
     at_once: Count | None
-    trained: list[str] | None
-    failed: dict[str, str] | None
+    trained: list[str] | None  # names of runs
+    failed: dict[str, str] | None  # reasons by run
 
 
 class Command(TypedDict):
@@ -74,28 +66,8 @@ class Command(TypedDict):
     runs: list[str]
 
 
-class SweepFile(TypedDict):
-    """The content of sweep.json."""
-
-    name: str
-    title: str
-    question: str
-    tier: str
-    about: str
-    command: str
-    source: str | None
-    versions: dict[str, str]
-    sessions: list[Session]
-    runs: list[PlannedRun]
-    commands: NotRequired[list[Command]]
-    shared: NotRequired[dict[str, Any] | None]
-    synthetic: NotRequired[dict[str, Any] | None]
-    tuned: NotRequired[str]
-    chosen: NotRequired[list[str]]
-    grids: NotRequired[list[str]]
-
-
-SWEEP_FILE = TypeAdapter(SweepFile)
+PublishedRow = Annotated[Mapping[str, Any], BeforeValidator(TypeAdapter(Published).validate_python)]
+SessionOfWork = Annotated[Mapping[str, Any], BeforeValidator(TypeAdapter(Session).validate_python)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +76,10 @@ class SweepRun:
 
     name: str  # name of the run and of its folder
     grid: str  # the block of rows that the run is in
-    seed: int  # seed of everything in the run
+    seed: Whole  # seed of everything in the run
     axes: Mapping[str, Any]  # values of the settings that the sweep varies, by name
-    published: Mapping[str, Any] | None  # the published row to compare with, from `flsim.results.published`; or None
-    results: RunResults | None  # results of the run; None before its start
+    published: PublishedRow | None  # the published row to compare with, from `flsim.results.published`; or None
+    results: InstanceOf[RunResults] | None = None  # results of the run; None before its start
 
     @property
     def row(self) -> tuple[Any, ...]:
@@ -117,7 +89,7 @@ class SweepRun:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """A sweep on disk."""
+    """A sweep on disk, with the content of sweep.json."""
 
     path: Path  # its folder
     name: str  # name, title, question: name, title and question of the table
@@ -128,14 +100,11 @@ class Sweep:
     source: str | None  # the source of the published values; None if there are none
     command: str  # the newest command
     versions: Mapping[str, str]  # versions of the packages in the last session
-    # a mapping for each session of work: began, seconds, peak_memory (bytes), cores, at_once, trained (names), failed
-    # (reasons by name)
-    sessions: Sequence[Mapping[str, Any]]
+    sessions: Sequence[SessionOfWork]
     runs: Sequence[SweepRun]  # all runs, in the table's order
     tuned: str = ""  # sentences on the search that chose settings; empty if there was none
-    # all commands that added runs, in order, each with the names of these runs; for an older sweep without stored
-    # commands, the newest command
-    commands: Sequence[tuple[str, Sequence[str]]] = ()
+    # all commands that added runs, in order; for an older sweep without stored commands, the newest command
+    commands: Sequence[Command] = ()
     chosen: Sequence[str] = ()  # the settings that the search chose, by key
     # names of the blocks of the table, trained or not; empty for an older sweep without stored names
     grids: Sequence[str] = ()
@@ -147,22 +116,23 @@ class Sweep:
         return self.title if set(trained) >= set(self.grids) else f"{self.title} ({', '.join(trained)} only)"
 
 
+SWEEP = TypeAdapter(Sweep)
+
+
 def read_sweep(path: Path) -> Sweep:
     """Return a sweep with its results so far; InputError if it is none, or a file of it or of a run is damaged."""
-    described = _read(path)
+    sweep = _read(path)
     results = {name: read_run(folder) for name in _names(path) if is_run(folder := path / RUNS / name)}
     runs = [
-        SweepRun(
-            *(run["name"], run["grid"], run["seed"], run["axes"]),
-            published=with_question(run["published"]) if run["published"] else None,
-            results=results.get(run["name"]),
+        replace(
+            run,
+            published=with_question(run.published) if run.published else None,
+            results=results.get(run.name),
         )
-        for run in described["runs"]
+        for run in sweep.runs
     ]
-    newest = [{"command": described["command"], "runs": [run.name for run in runs]}]
-    commands = [(entry["command"], entry["runs"]) for entry in described.get("commands", newest)]
-    stored = {item.name: described[item.name] for item in fields(Sweep) if item.name in described}
-    return Sweep(path, **(stored | {"runs": runs, "commands": commands}))
+    newest = Command(command=sweep.command, runs=[run.name for run in runs])
+    return replace(sweep, runs=runs, commands=sweep.commands or [newest])
 
 
 def is_sweep(path: Path) -> bool:
@@ -250,7 +220,7 @@ def tuned_notes(paths: Sequence[Path]) -> list[str]:
     """Return the distinct sentences on the choice of settings in the sweeps of the paths, with names if they differ."""
     by_note: dict[str, list[str]] = {}
     for sweep in dict.fromkeys(folder for path in paths if (folder := _sweep_of(path))):
-        by_note.setdefault(_read(sweep).get("tuned") or NOT_SEARCHED, []).append(sweep.name)
+        by_note.setdefault(_read(sweep).tuned or NOT_SEARCHED, []).append(sweep.name)
     if len(by_note) == 1:
         return list(by_note)
     return [f"{', '.join(names)}: {note}" for note, names in by_note.items()]
@@ -265,22 +235,21 @@ def _sweep_of(path: Path) -> Path | None:
     return sweep if path.parent.name == RUNS and is_sweep(sweep) and path.name in _names(sweep) else None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Sweep:
+    """Return a sweep without the results of its runs."""
     try:
-        text = (path / FILE).read_text(encoding="utf-8")
-        described: dict[str, Any] = with_present_names(from_json(text))
-        SWEEP_FILE.validate_json(text, strict=True)
+        described = with_present_names(from_json((path / FILE).read_bytes()))
+        return SWEEP.validate_python(dict(described, path=path))
     except OSError as error:
         raise InputError(f"{path}: not a sweep folder (it has no {FILE}); create one with `flsim sweep`") from error
-    except ValidationError as error:
+    except (ValidationError, TypeError) as error:
         raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or exclude this sweep") from error
     except ValueError as error:
         raise InputError(f"{path / FILE}: the file is damaged (not JSON); restore it, or exclude this sweep") from error
-    return described
 
 
 def _names(path: Path) -> list[str]:
-    names: list[str] = [run["name"] for run in _read(path)["runs"]]
+    names = [run.name for run in _read(path).runs]
     for name in names:
         inside(path / RUNS, name)
     return names

@@ -122,24 +122,22 @@ SERIES = {
     **{name: kind for number in NUMBERS for name, kind in columns.columns_of(number, "series").items()},
     "references": "Int64",
 }
-CONTROLS = columns.columns_of_controls(flags(STANDARD))
-ALWAYS = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY)
-GROUPS: dict[By, tuple[dict[str, str], ...]] = {
-    "run": (*ALWAYS, {"reason": "string"}, PUBLISHED, ASKED),
-    "series": (*ALWAYS, {"left_out": "string"}, PUBLISHED, ASKED),
-}
+
+
+def _groups(by: By, optional: Sequence[Quantity]) -> tuple[dict[str, str], ...]:
+    """Return groups of further columns; a table has all of a group if some row has a value of one."""
+    return (
+        *(columns.columns_of(quantity, by) for quantity in optional),
+        *(columns.POPULATION, columns.columns_of_controls(flags(STANDARD)), columns.PRIVACY, columns.RECORD_PRIVACY),
+        {"reason" if by == "run" else "left_out": "string"},
+        *(PUBLISHED, ASKED, columns.columns_of_controls(flags(optional))),
+    )
 
 
 def types(by: By, own: Sequence[Quantity] = ()) -> dict[str, str]:
     """Return all columns that a table may have, with their types; `own` are quantities of custom measures."""
-    always = COLUMNS if by == "run" else SERIES
-    groups = (
-        *(columns.columns_of(quantity, by) for quantity in (*OPTIONAL, *own)),
-        *GROUPS[by],
-        AGAINST,
-        columns.columns_of_controls(flags(own)),
-    )
-    return always | {name: kind for group in groups for name, kind in group.items()}
+    groups = (*_groups(by, (*OPTIONAL, *own)), AGAINST)
+    return (COLUMNS if by == "run" else SERIES) | {name: kind for group in groups for name, kind in group.items()}
 
 
 def memorization_table(
@@ -182,9 +180,8 @@ def memorization_table(
     for first, row in zip(firsts, rows, strict=True):
         row |= cells_of((published or {}).get(first)) | asked(first, (published or {}).get(first))
     optional = [quantity for quantity in quantities if not quantity.is_standard]
-    controls = columns.columns_of_controls(flags(optional))
-    groups = (*(columns.columns_of(quantity, by) for quantity in optional), *GROUPS[by], controls)
-    return columns.described(columns.frame(rows, COLUMNS if by == "run" else SERIES, groups), optional)
+    always = COLUMNS if by == "run" else SERIES
+    return columns.described(columns.frame(rows, always, _groups(by, optional)), optional)
 
 
 def _measured(

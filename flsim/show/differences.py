@@ -1,18 +1,18 @@
 """Differences as text: pairs of settings, the partitions in rows of a table, and two runs."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from flsim.measures.built_in import PRIMARY
-from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
+from flsim.measures.quantity import Quantity, flags, of_model, panels_first
 from flsim.results.columns import quantities_in
 from flsim.results.differences import (
     ALL,
     MANY,
-    VALUES,
     WHAT_TO_DO,
     Comparison,
     Pair,
@@ -25,8 +25,8 @@ from flsim.results.differences import (
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.seeds import by_series, differing, words_of
 from flsim.results.store import PARTITIONS, RunResults
-from flsim.show.memorization import text_of_count
-from flsim.show.table import TERMINAL, Column, Table, formatted, json_rows, latex, markdown, note, text_of
+from flsim.show.memorization import table_of_runs, text_of_count
+from flsim.show.table import Column, Table, formatted, note, text_of
 
 STANDARD = panels_first(compared_in([]))
 N = "n: seeds with both."
@@ -56,36 +56,11 @@ UTILITY = "{}: {} on test text, a/b."
 PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
 LIKE_PERPLEXITY = (
     f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, for each seed at the lowest perplexity "
-    "that both runs reached in any evaluation. CI and p are over seeds (t); they are missing with one seed."
+    "that both runs reached in any evaluation. CI and p are over seeds (t), or for two runs over canaries; they are "
+    "missing with one seed of a sweep."
 )
 EPOCHS = "All after {} epochs; in an epoch, training reads as many records as the corpus has."
-RUNS = (
-    "95%: interval of the mean difference (Student's t). p(t), p(ranks): of no difference, by the t test and "
-    "by Wilcoxon's signed ranks, two-sided. Both tests are over the canaries of this pair of models, not over "
-    "seeds."
-)
-SIDES = (
-    "Only a, only b: memorized by that model only. Share: a's share of these, with its exact 95% interval "
-    "(Clopper-Pearson). p: the chance of an equally uneven split if neither model memorized more (McNemar's exact)."
-)
-CONFIGURATIONS = (
-    "{}, a-b: mean {} in a minus that in b; CI: half its 95% interval (t). {}: memorized canaries, a/b. p: of "
-    "the t test and of McNemar's exact test, corrected for the number of rows (Holm), separately for each "
-    "column."
-)
-SCOPE = (
-    "All tests treat canaries as independent. These tests compare two models and do not cover other seeds. To "
-    "compare methods, use sweeps of several seeds."
-)
 NO_CANARIES = "Neither run has canaries, so only utility is compared.\n"
-# Columns of a table of runs, except counts, that two runs have side by side: heading and format.
-TRAINING = {"epochs": ("Epochs", "{:.3g}", 1)}
-PRIVACY = {
-    "epsilon_paper": ("Epsilon, paper's", "{:.3g}", 1),
-    "epsilon_sound": ("Epsilon", "{:.3g}", 1),
-    "record_epsilon": ("Epsilon, record's", "{:.3g}", 1),
-}
-Units = tuple[list[Column], list[list[Column]]]
 Series = dict[str, list[list[RunResults]]]  # by partition, groups of runs that differ only in the seed
 
 
@@ -108,16 +83,17 @@ def _both(wide: pd.DataFrame, name: str, template: str, scale: float = 1) -> lis
 
 
 def _difference(wide: pd.DataFrame, name: str, heading: str, sign: str, note: str = "") -> list[Column]:
-    """Return the mean difference of a number in each row, and half its interval."""
+    """Return the mean difference of a number in each row, half its interval, and its p."""
     low, high = (column(wide, f"{name}_{end}").astype("Float64") for end in ("low", "high"))
     cells = formatted(column(wide, f"{name}_difference"), f"{{:{sign}}}")
-    return [Column(heading, cells, note=note), Column("CI", formatted((high - low) / 2, f"{{:{sign[1:]}}}"))]
+    half = Column("CI", formatted((high - low) / 2, f"{{:{sign[1:]}}}"))
+    return [Column(heading, cells, note=note), half, _p(wide, name)]
 
 
-def _p(wide: pd.DataFrame, name: str, first: str = "") -> Column:
+def _p(wide: pd.DataFrame, name: str) -> Column:
     """Return p corrected by Holm; the row of all canaries is a single test, and is not corrected."""
     corrected, uncorrected = (column(wide, f"{name}_{p}") for p in ("p_holm", "p"))
-    return Column("p", [p_text(p) for p in corrected.where(wide["row"] != first, uncorrected)])
+    return Column("p", [p_text(p) for p in corrected.where(wide["row"] != ALL, uncorrected)])
 
 
 def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
@@ -133,29 +109,28 @@ def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
 
 def table_of_pairs(frame: pd.DataFrame, pairs: Sequence[Pair]) -> Table:
     """Return differences, utility and published differences of pairs, with a legend."""
-    wide, labels = to_wide(frame), [pair.label for pair in pairs]
-    labels = labels if len(set(labels)) == len(labels) else [pair.row for pair in pairs]
-    return Table(frame, *_columns(wide, labels), _legend(wide) + _notes(wide, labels))
-
-
-def _columns(wide: pd.DataFrame, names: list[str]) -> Units:
-    """Return the columns that label a row, and units of columns that stay together."""
-    seeds = column(wide, "seeds").astype("Int64")
-    template = "{:.1f}" if (seeds > 1).any() else "{:.0f}"
-    labels = [Column("Setting", names, is_number=False), Column("n", text_of(seeds), note=N)]
+    wide, names = to_wide(frame), [pair.label for pair in pairs]
+    names = names if len(set(names)) == len(names) else [pair.row for pair in pairs]
+    seeds = text_of(column(wide, "seeds").astype("Int64"))
+    labels = [Column("Setting", names, is_number=False), Column("n", seeds, note=N)]
     if any(cell != "0/0" for cell in _both(wide, "diverged", "{:.0f}")):
         labels.append(Column("Div.", _both(wide, "diverged", "{:.0f}"), note=DIVERGED))
+    return Table(frame, labels, _units(wide), _legend(wide) + _notes(wide, names))
+
+
+def _units(wide: pd.DataFrame) -> list[list[Column]]:
+    """Return units of columns that stay together."""
+    template = "{:.1f}" if (column(wide, "seeds") > 1).any() else "{:.0f}"
     quantities, units = quantities_in_pairs(wide), list[list[Column]]()
     for quantity in quantities:
         if quantity.is_flag:
             units.append([Column(quantity.heading, _both(wide, quantity.name, template)), _p(wide, quantity.name)])
         elif quantity.of_canaries:
             cells = _difference(wide, quantity.name, f"{quantity.heading}, a-b", signed(quantity))
-            ceiling = _at_ceiling(wide, template) if quantity.is_primary else []
-            units.append([*cells, _p(wide, quantity.name), *ceiling])
+            units.append([*cells, *(_at_ceiling(wide, template) if quantity.is_primary else [])])
     units.append([_utility(wide, quantity) for quantity in of_model(quantities)])
     units += [_like_perplexity(wide), _published(wide, quantities)]
-    return labels, [unit for unit in units if any(cell for of_unit in unit for cell in of_unit.cells)]
+    return [unit for unit in units if any(cell for of_unit in unit for cell in of_unit.cells)]
 
 
 def _published(wide: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Column]:
@@ -186,7 +161,7 @@ def _at_ceiling(wide: pd.DataFrame, template: str) -> list[Column]:
 def _like_perplexity(wide: pd.DataFrame) -> list[Column]:
     """Return the columns of the difference at equal perplexity; empty if no row has it."""
     name = f"like_{PRIMARY.name}"
-    cells = [*_difference(wide, name, "Like perp.", signed(PRIMARY), LIKE_PERPLEXITY), _p(wide, name)]
+    cells = _difference(wide, name, "Like perp.", signed(PRIMARY), LIKE_PERPLEXITY)
     return [unit for unit in cells if any(unit.cells)]
 
 
@@ -198,12 +173,6 @@ def _utility(wide: pd.DataFrame, quantity: Quantity) -> Column:
     return Column(quantity.column_heading, cells, note=UTILITY.format(names, axes) if quantity.is_standard else "")
 
 
-def _sentences(quantities: Sequence[Quantity]) -> str:
-    """Return a line about each custom quantity."""
-    custom = [quantity for quantity in quantities if not quantity.is_standard]
-    return "".join(note(f"{quantity.heading}: {quantity.sentence}") for quantity in custom)
-
-
 def _legend(wide: pd.DataFrame) -> str:
     counts = column(wide, "canaries_value_a").dropna().unique()
     names = [flag.heading for flag in flags(STANDARD)]
@@ -212,7 +181,8 @@ def _legend(wide: pd.DataFrame) -> str:
     over = {*column(wide, "over").dropna()}
     text += note(OVER_SEEDS.format(PRIMARY.heading, " and ".join(names))) if "seeds" in over else ""
     text += note(OVER_CANARIES) if "canaries" in over else ""
-    text += _sentences(quantities_in_pairs(wide))
+    custom = [quantity for quantity in quantities_in_pairs(wide) if not quantity.is_standard]
+    text += "".join(note(f"{quantity.heading}: {quantity.sentence}") for quantity in custom)
     epochs = {cell for side in "ab" for cell in formatted(column(wide, f"epochs_value_{side}"), "{:.3g}")} - {""}
     return text + (note(EPOCHS.format(*epochs)) if len(epochs) == 1 else "")
 
@@ -307,59 +277,26 @@ def _parts(partitions: Series, names: Collection[str]) -> dict[str, Series]:
 # ----- two runs
 
 
-def runs_to_markdown(compared: Comparison, width: int = TERMINAL) -> str:
-    """Return the comparison of two runs as text of at most `width` columns, except for longer names."""
-    models = compared.models.to_dict("records")
-    named = "".join(
-        f"{side}: {model['setting']} ({model['run']}), round {model['round']}\n"
-        for side, model in zip("ab", models, strict=True)
-    )
-    notes = _warnings(compared, width)
+def runs_to_markdown(compared: Comparison) -> str:
+    """Return the comparison of two runs as text: the table of both runs, and their differences."""
+    models = compared.models.assign(setting=["a: ", "b: "] + compared.models["setting"])
+    parts = [NO_CANARIES] if compared.table.empty else [table_of_two_runs(compared).markdown()]
+    return "\n".join([table_of_runs(models).markdown(), *parts])
+
+
+def table_of_two_runs(compared: Comparison) -> Table:
+    """Return the differences of two runs over all canaries, and in each configuration; without canaries, both runs."""
     if compared.table.empty:
-        return "\n".join([NO_CANARIES + named, markdown(*_sides(compared), notes, width)])
+        return replace(table_of_runs(compared.models), frame=compared.table)
     wide = to_wide(compared.table)
-    names = ", ".join(flag.heading for flag in flags(compared.quantities) if flag.is_standard)
-    legend = note(CONFIGURATIONS.format(PRIMARY.heading, PRIMARY.title.lower(), names))
-    tables = {
-        note(RUNS) + _at_equal_perplexity(wide): _means(compared, wide),
-        note(SIDES) + notes: _sides(compared),
-        legend + _sentences(compared.quantities) + note(SCOPE): _configurations(compared, wide[1:]),
-    }
-    return "\n".join([named, *(markdown(*units, text, width) for text, units in tables.items())])
-
-
-def runs_to_latex(compared: Comparison) -> str:
-    """Return the rows of two runs' comparison as a LaTeX tabular, which needs the package booktabs."""
-    if compared.table.empty:
-        return latex(*_sides(compared))
-    return latex(*_configurations(compared, to_wide(compared.table)))
-
-
-def runs_to_json(compared: Comparison) -> dict[str, Any]:
-    """Return the comparison of two runs as one JSON object; null replaces values that are unknown or not finite."""
-    a, b = json_rows(compared.models)
-    return {"compared": "runs", "a": a, "b": b, "rows": json_rows(compared.table)}
-
-
-def _means(compared: Comparison, wide: pd.DataFrame) -> Units:
-    """Return a row for each number over all canaries, and one for exposure at equal perplexity."""
-    first = wide.iloc[0]
-    names = {quantity.name: quantity for quantity in numbers(compared.quantities)}
-    places = [(quantity.phrase, quantity, name) for name, quantity in names.items() if f"{name}_p" in wide]
-    if "like_perplexity_value_a" in wide:
-        places.append(("the same at equal perplexity", PRIMARY, f"like_{PRIMARY.name}"))
-    cells: list[list[str]] = []
-    for label, quantity, name in places:
-        sign = signed(quantity)
-        mean, low, high = (first[f"{name}_{value}"] if f"{name}_{value}" in wide else pd.NA for value in VALUES[2:5])
-        interval = "" if pd.isna(low) else f"{low:{sign}} to {high:{sign}}"
-        values = [quantity.format.format(first[f"{name}_value_{side}"]) for side in "ab"]
-        p, ranks = (p_text(first[f"{name}{test}_p"]) for test in ("", "_ranks"))
-        cells.append([label, *values, f"{mean:{sign}}", interval, p, ranks])
-    headings = ["a", "b", "a-b", "95%", "p(t)", "p(ranks)"]
-    units = [Column(heading, [row[place] for row in cells]) for place, heading in enumerate(headings, 1)]
-    n = compared.table.loc[compared.table["row"] == ALL, "n"].iloc[0]
-    return [Column(f"Mean of {n} canaries", [row[0] for row in cells], is_number=False)], [units]
+    wide = wide.assign(canaries_value_a=wide["n"])
+    heading = "p_u, p_e" if column(wide, "copies").isna().all() else "Canaries"
+    labels = [Column(heading, text_of(wide["row"]), is_number=False), Column("n", text_of(wide["n"]))]
+    below = _legend(wide) + _at_equal_perplexity(wide)
+    if number := compared.never_planted:
+        which, is_ = ("1 canary was", "is") if number == 1 else (f"{number} canaries were", "are")
+        below += note(f"{which} not planted in either run and {is_} excluded from all numbers.")
+    return Table(compared.table, labels, _units(wide), below)
 
 
 def _at_equal_perplexity(wide: pd.DataFrame) -> str:
@@ -372,62 +309,3 @@ def _at_equal_perplexity(wide: pd.DataFrame) -> str:
     return note(
         f"Equal perplexity: {perplexity}, the lowest perplexity that both reached (a at round {a}, b at round {b})."
     )
-
-
-def _sides(compared: Comparison) -> Units:
-    """Return labels and units of a table: counts of each run and discordant canaries, then utility and epsilon."""
-    first: Mapping[Any, Any] = {} if compared.table.empty else to_wide(compared.table).iloc[0].to_dict()
-    lines: list[list[str]] = []
-    for flag in flags(compared.quantities):
-        if f"{flag.name}_p" in first:
-            values = [first[f"{flag.name}{part}_value_{side}"] for part in ("", "_discordant") for side in "ab"]
-            share, low, high = (first.get(f"{flag.name}_discordant_{value}") for value in VALUES[2:5])
-            text = "-" if pd.isna(share) else f"{share:.0%} ({low:.0%} to {high:.0%})"
-            counts = [f"{value:.0f}" for value in values]
-            lines.append([f"{flag.heading} /{first['n']}", *counts, p_text(first[f"{flag.name}_p"]), text])
-    of_models = {number.name: (number.phrase, number.format, number.scale) for number in of_model(compared.quantities)}
-    for name, (heading, template, scale) in (TRAINING | of_models | PRIVACY).items():
-        if name in compared.models and compared.models[name].notna().any():
-            lines.append([heading, *formatted(compared.models[name], template, scale), "", "", "", ""])
-    headings = ["", "a", "b", *(["only a", "only b", "p", "share (95%)"] if first else [])]
-    columns = [Column(heading, [line[place] for line in lines]) for place, heading in enumerate(headings)]
-    return [Column("", columns[0].cells, is_number=False)], [columns[1:]]
-
-
-def _configurations(compared: Comparison, wide: pd.DataFrame) -> Units:
-    """Return the rows of configurations, and the row of all canaries if it exists."""
-    heading = "p_u, p_e" if column(wide, "copies").isna().all() else "Canaries"
-    labels = [Column(heading, text_of(wide["row"]), is_number=False), Column("n", text_of(wide["n"]))]
-    units = []
-    for quantity in compared.quantities:
-        name = quantity.name
-        if quantity.of_canaries and (quantity.is_standard or column(wide, f"{name}_p").notna().any()):
-            if quantity.is_flag:
-                unit = [Column(quantity.heading, _both(wide, name, "{:.0f}"))]
-            else:
-                unit = _difference(wide, name, f"{quantity.heading}, a-b", signed(quantity))
-            units.append([*unit, _p(wide, name, first=ALL)])
-    return labels, units
-
-
-def _warnings(compared: Comparison, width: int) -> str:
-    lines, models, table = list[str](), compared.models, compared.table
-    if compared.never_planted:
-        number = compared.never_planted
-        which = "1 canary was" if number == 1 else f"{number} canaries were"
-        is_ = "is" if number == 1 else "are"
-        lines.append(f"{which} not planted in either run and {is_} excluded from all numbers.")
-    ceiling = table[(table["row"] == ALL) & (table["quantity"] == "at_ceiling")]
-    for n, a, b in zip(*(ceiling[name].astype(int) for name in ("n", "value_a", "value_b")), strict=True):
-        if max(a, b) >= MANY * n:
-            lines.append(
-                f"{a} of {n} canaries in a and {b} in b are at the ceiling of exposure, ranked before all "
-                f"references, so differences between them are invisible; {WHAT_TO_DO}"
-            )
-    for name, status in zip(models["run"], models["status"], strict=True):
-        if status != "completed":
-            lines.append(f"Run {name} is {status}, so this is not its final model.")
-    epochs = models["epochs"]
-    if epochs.notna().all() and epochs.min() < 0.99 * epochs.max():
-        lines.append("The models read different numbers of epochs; use an --epoch that both have.")
-    return "".join(note(line, width) for line in lines)

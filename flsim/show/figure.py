@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ VARIABLES = {
     **{ON_LOW: "var(--on-low)", ON_HIGH: "var(--on-high)", INK: "currentColor"},
 }
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+SYMBOLS = "●■▲◆▼✚✖◀▶"  # the markers as text
 DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.2, 1.5)), (0, (5, 1.7, 1.2, 1.7)))
 ROUNDS = "completed rounds (central: steps)"
 MARKED = 16  # largest number of markers of a line
@@ -273,24 +273,10 @@ def inline(figure: Figure, id_: str, title: str, description: str) -> Markup:
     ).format(id_, title, description, width, height, Markup(body))  # noqa: S704 (matplotlib escapes all texts)
 
 
-@cache
 def swatch(style: int) -> Markup:
-    """Return a piece of a line for a legend; screen readers skip it, because the adjacent text names it."""
-    with page_style():
-        figure, (axes,) = panels(36, 14, margins=(1, 1, 0, 0))
-        axes.set_axis_off()
-        axes.set(xlim=(0, 2), ylim=(-1, 1))
-        draw_line(axes, [0, 1, 2], [0, 0, 0], style, markevery=[1])
-        svg = inline(figure, f"swatch-{style}", "", "")
-    body = str(svg)[svg.index("</desc>") + 7 :]
-    (outline,) = re.findall(r'<defs><path id="[^"]*" (d="[^"]*")[^>]*/></defs>', body)
-    body = re.sub(r"<defs>.*?</defs>", "", body)  # definitions would need an id for each use in the page
-    body = re.sub(
-        r'<use [^>]*x="([^"]*)" y="([^"]*)"([^>]*)>', rf'<path {outline} transform="translate(\1 \2)"\3>', body
-    )
-    return Markup('<svg aria-hidden="true" class="swatch" viewBox="0 0 36 14" width="36" height="14">{}').format(
-        Markup(body)  # noqa: S704 (drawn above)
-    )
+    """Return the marker of a line as text for a legend; screen readers skip it, because the adjacent text names it."""
+    colour, symbol = style % len(LINES), SYMBOLS[style % len(SYMBOLS)]
+    return Markup('<span aria-hidden="true" style="color: var(--c{})">{}</span>').format(colour, symbol)
 
 
 # Elements that the page does not need: fonts, groups without style, clips, and rotations by zero.

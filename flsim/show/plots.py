@@ -322,29 +322,26 @@ def draw_utility(axes: Axes, paths: Mapping[int, Values]) -> None:
 def draw_roc(
     axes: Axes,
     curves: Sequence[tuple[int, Values, Values, str]],
-    lowest: tuple[float, float],
-    band: tuple[int, Values, Values, Values] | None = None,
+    lowest: float,
+    band: tuple[int, Values, Values, Values],
     allowed: tuple[Values, Values] | None = None,
 ) -> None:
-    """Draw true-positive rates over false-positive rates on logarithmic scales that begin at the lowest rates.
+    """Draw true-positive rates over false-positive rates on logarithmic scales that begin at the lowest rate.
 
     Each curve has the number of its style, both rates, and its name; `band` has a style, false-positive rates, and both
     ends of an interval. Dotted: `allowed`, the largest curve that a ledger allows. Dashed: chance.
     """
-    left, floor = lowest
-    show.scale(axes.xaxis, left, 1.0, is_log=True)
-    show.scale(axes.yaxis, floor, 1.0, is_log=True)
-    chance = [max(left, floor), 1.0]
-    axes.plot(chance, chance, color=show.STRONG, linestyle=(0, (3, 2)), linewidth=1.1, label="chance")
-    if band is not None:
-        style, fpr, low, high = band
-        show.draw_band(axes, fpr, low, high, style)
+    show.scale(axes.xaxis, lowest, 1.0, is_log=True)
+    show.scale(axes.yaxis, lowest, 1.0, is_log=True)
+    axes.plot([lowest, 1.0], [lowest, 1.0], color=show.STRONG, linestyle=(0, (3, 2)), linewidth=1.1, label="chance")
+    style, fpr, low, high = band
+    show.draw_band(axes, fpr, low, high, style)
     if allowed is not None:
-        fpr, tpr = (values[allowed[0] >= left] for values in allowed)
+        fpr, tpr = (values[allowed[0] >= lowest] for values in allowed)
         look: dict[str, Any] = {"color": show.SOFT, "linestyle": (0, (1, 1.5)), "clip_on": False}
-        axes.plot(fpr, np.maximum(tpr, floor), linewidth=1.8, label="allowed by the ledger", **look)
+        axes.plot(fpr, np.maximum(tpr, lowest), linewidth=1.8, label="allowed by the ledger", **look)
     for style, fpr, tpr, name in curves:
-        show.draw_line(axes, np.maximum(fpr, left), np.maximum(tpr, floor), style, has_markers=False, label=name)
+        show.draw_line(axes, np.maximum(fpr, lowest), np.maximum(tpr, lowest), style, has_markers=False, label=name)
 
 
 LOSS_COLUMNS = 2

@@ -1,6 +1,5 @@
 """The trace of canaries: as text, and as a figure with the rounds in which a sharer took part."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,19 +17,22 @@ from flsim.results.canary_table import traced
 from flsim.results.columns import quantities_in
 from flsim.results.differences import name_of_configuration
 from flsim.results.store import RunResults
-from flsim.results.tables import rounds_text, user_share
 from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, subplots, write_figure
 from flsim.show.plots import draw_ceilings
-from flsim.show.table import Column, formatted, json_rows, markdown, note, text_of
+from flsim.show.table import Field, note, table_of
 
 SHAPES = (*MARKERS, "*", "h", "d", "p")
 ROUNDS_SHOWN = 22  # characters of a list of rounds
-COUNTS = """sharers: number of different sharers that took part since the last evaluation
-so far: how often a sharer took part since the start of training
-since: rounds since a sharer last took part
-in rounds: rounds in which a sharer took part since the last evaluation
-In central training: rounds are steps; a sharer takes part when a copy is read.
-"""
+SHARERS = (
+    "sharers: number of different sharers that took part since the last evaluation; in central training, a sharer "
+    "takes part when a copy is read, and rounds are steps."
+)
+PARTICIPATION = (
+    Field("sharers", "sharers", "{:,}", note=SHARERS),
+    Field("so far", "participations", "{:,}", note="so far: how often a sharer took part since the start of training."),
+    Field("since", "rounds_since_use", "{:,.0f}", note="since: rounds since a sharer last took part."),
+    Field("in rounds", "in_rounds", note="in rounds: rounds in which a sharer took part since the last evaluation."),
+)
 
 
 def to_csv(table: pd.DataFrame) -> str:
@@ -40,44 +42,29 @@ def to_csv(table: pd.DataFrame) -> str:
     return table.to_csv(index=False, lineterminator="\n")
 
 
-def to_json(table: pd.DataFrame) -> str:
-    """Return a JSON list of rows; null is a metric that was not measured."""
-    return json.dumps(json_rows(table))
-
-
 def to_text(table: pd.DataFrame, run: RunResults) -> str:
     """Return how each canary was planted, and a table of all, at most 80 characters wide; longer lists are cut."""
     quantities = [quantity for quantity in traced(quantities_in(table)) if quantity.name in table]
     lines = [f"{run.setting} [{run.name}]", ""]
-    for planted in run.roster[run.roster["canary"].isin(table["canary"])].to_dict("records"):
-        held = f"; copies {planted['insertions']}" if "insertions" in planted else ""
-        shares = (
-            f"planned copies {planted['planned_insertions']}"
-            if math.isnan(planted["p_u"])
-            else f"p_u {user_share(planted['p_u'])}, p_e {100 * planted['p_e']:.6g}%"
-        )
-        window = rounds_text(planted.get("first_round"), planted.get("last_round"))
-        lines.append(f"{planted['canary']}: {shares}{held}{window and f'; planted {window}'}")
-    labels = [
-        Column("id", text_of(table["canary"]), is_number=False),
-        Column("round", formatted(table["round"], "{:,}")),
-    ]
-    measured = [Column(quantity.short, _cells(quantity, table[quantity.name])) for quantity in quantities]
-    counts = _participation(table) if "sharer_rounds" in table else []
-    explained = [quantity for quantity in quantities if not quantity.is_standard or quantity.is_primary]
-    legend = "".join(_explained(quantity, run) for quantity in explained) + COUNTS * ("sharer_rounds" in table)
-    return "\n".join([*lines, "", markdown(labels, [measured, *filter(None, [counts])], legend)])
+    for row in _planted(table, run):
+        copies = f"; {row['insertions']} copies in the data" if "insertions" in row else ""
+        lines.append(f"{row['canary']}: {name_of_configuration(row)}{copies}")
+    flags = {one.name: table[one.name].map({0.0: "no", 1.0: "yes"}) for one in quantities if one.is_flag}
+    shown = table.assign(**flags)
+    if "sharer_rounds" in table:
+        rounds = [" ".join(map(str, rounds)) for rounds in table["sharer_rounds"]]
+        shown["in_rounds"] = [shorten(text, ROUNDS_SHOWN, placeholder=" ...") for text in rounds]
+    measured = [Field(one.short, one.name, "" if one.is_flag else one.format) for one in quantities]
+    labels = [Field("id", "canary"), Field("round", "round", "{:,}")]
+    explained = [one for one in quantities if not one.is_standard or one.is_primary]
+    notes = [_explained(quantity, run) for quantity in explained]
+    return "\n".join([*lines, "", table_of(shown, labels, [measured, PARTICIPATION], notes).markdown()])
 
 
-def _participation(rows: pd.DataFrame) -> list[Column]:
-    """Return columns with the participation of sharers in the rounds of a canary's rows."""
-    cells = [shorten(" ".join(map(str, rounds)), ROUNDS_SHOWN, placeholder=" ...") for rounds in rows["sharer_rounds"]]
-    return [
-        Column("sharers", formatted(rows["sharers"], "{:,}")),
-        Column("so far", formatted(rows["participations"], "{:,}")),
-        Column("since", formatted(rows["rounds_since_use"], "{:,.0f}")),
-        Column("in rounds", cells, is_number=False),
-    ]
+def _planted(table: pd.DataFrame, run: RunResults) -> list[dict[Any, Any]]:
+    """Return the rows of the roster of the canaries in a table."""
+    roster = run.roster[run.roster["canary"].isin(table["canary"])]
+    return roster.assign(copies=roster.get("planned_insertions")).to_dict("records")
 
 
 def steps_to_text(steps: Sequence[float]) -> str:
@@ -90,18 +77,12 @@ def steps_to_text(steps: Sequence[float]) -> str:
 
 
 def _explained(quantity: Quantity, run: RunResults) -> str:
-    """Return a line that explains the column of a number, with the number's largest possible value."""
+    """Return a sentence that explains the column of a number, with the number's largest possible value."""
     if not quantity.is_standard:
-        return note(f"{quantity.short}: {quantity.sentence}")
+        return f"{quantity.short}: {quantity.sentence}"
     references = run.references(run.evaluated[-1])
     ceiling = f", of at most {math.log2(references + 1):.1f}" if references else ""
-    return f"{quantity.short}: {quantity.title.lower()}{ceiling}\n"
-
-
-def _cells(quantity: Quantity, values: "pd.Series[float]") -> list[str]:
-    if quantity.is_flag:
-        return ["" if math.isnan(value) else "yes" if value else "no" for value in values]
-    return formatted(values, quantity.format)
+    return f"{quantity.short}: {quantity.title.lower()}{ceiling}"
 
 
 def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
@@ -111,10 +92,8 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
 
 def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     """Return a figure of canaries over rounds, filled if memorized, and of the rounds in which sharers took part."""
-    roster = run.roster[run.roster["canary"].isin(table["canary"])]
-    planned = roster.assign(copies=roster.get("planned_insertions")).to_dict("records")
     groups: dict[str, list[str]] = {}
-    for row in planned:
+    for row in _planted(table, run):
         groups.setdefault(name_of_configuration(row), []).append(row["canary"])
     quantities = [quantity for quantity in traced(quantities_in(table)) if quantity.name in table]
     quantities = [quantity for quantity in quantities if quantity.is_primary or not quantity.is_standard]

@@ -81,8 +81,6 @@ def test_detections_of_a_test_by_ranks() -> None:
     assert (found["low"], found["high"]) == share_interval(3, 5)
     assert math.isnan(ranks.detection_at(np.array([]), 9, 3)["estimate"])
     assert ranks.p_values(np.array([1.0, 10.0]), 9).tolist() == [0.1, 1.0]
-    points = [values.tolist() for values in ranks.curve(np.array([1.0, 3, 3, 10]), 9)]
-    assert points == [[0.1, 0.3, 1.0], [0.25, 0.75, 1.0]]
 
 
 def test_levels_of_ranks_are_those_that_the_references_can_have() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import TESTED, Trained, assert_refused
+from helpers import Trained, assert_refused
 from htmlpage import Page, described, plain
 from reported import Made, roster, write_run, write_sweep
 from simulated_report import gathered_of, table_1
@@ -34,7 +34,7 @@ from flsim.report.provenance import settings
 from flsim.results.rows import SCHEMA
 from flsim.results.store import RunResults, read_run
 from flsim.runs.config import CentralConfig, CentralTrainingHParams, DataHParams, FederatedConfig, TrainingHParams, load
-from flsim.show.figure import HEIGHT, WIDTH, page_style
+from flsim.show.figure import page_style
 from flsim.training.hparams import LocalHParams
 
 
@@ -317,48 +317,6 @@ def test_a_map_can_have_probabilities_and_numbers_of_copies() -> None:
     outcomes = pd.DataFrame(planted, columns=["planted", "p_u", "p_e"]).assign(bits=[1.0, 2.0, 3.0])
     assert map_of(outcomes, "bits")[""].to_dict() == {"3 copies": 3.0, "1/10, 100%": 2.0, "1/10, 50%": 1.0}
     assert map_of(outcomes[:2], "bits").loc["1/10"].to_dict() == {"50%": 1.0, "100%": 2.0}
-
-
-def points(svg: str) -> list[tuple[float, float]]:
-    """All points of the lines of a panel, in pixels."""
-    return [
-        (float(x), float(y))
-        for path in re.findall(r'<path d="([^"]*)"', svg)
-        for x, y in re.findall(r"([\d.]+) ([\d.]+)", path)
-    ]
-
-
-def placed(x: float, y: float, low: tuple[float, float]) -> tuple[float, float]:
-    """The pixels of a point on logarithmic scales that end at 1, within the margins of a panel."""
-    (left, right, top, bottom), (wide, high) = (40, 10, 20, 34), (WIDTH, HEIGHT)
-    shares = [1 - np.log(value) / np.log(end) for value, end in zip((x, y), low, strict=True)]
-    return left + (wide - left - right) * shares[0], high - bottom - (high - top - bottom) * shares[1]
-
-
-def is_drawn(svg: str, point: tuple[float, float]) -> bool:
-    return bool((np.abs(np.array(points(svg)) - point).max(axis=1) < 0.11).any())
-
-
-def test_a_report_draws_what_is_found_and_what_the_ledger_allows(trained_here: Trained) -> None:
-    """Each corner of the staircase is read back from its pixels, and the line of the ledger from its own curve."""
-    run = trained_here(*TESTED)
-    subject = subject_of(run)
-    page = render(gather([run]))
-    section = page.partition("What an attacker can prove</h2>")[2].partition("</section>")[0]
-    assert "the largest share that the ledger allows" in section
-    of_ranks, of_users = re.findall(r"<svg role=.*?</svg>", section, re.DOTALL)
-    references, canaries = subject.references, len(subject.ranks)
-    low = 1 / (references + 1)
-    for rank in sorted(set(subject.ranks.tolist())):
-        found = float((subject.ranks <= rank).mean())
-        assert is_drawn(of_ranks, placed(rank / (references + 1), found, (low, min(low, 1 / canaries) / 2)))
-    users, claim = subject.canary_users, subject.claim
-    assert users is not None
-    assert claim is not None
-    low = 1 / len(users.others)
-    for rate in (low, 1.0):
-        assert is_drawn(of_users, placed(rate, claim.curve.tpr(rate), (low, min(low, 1 / len(users.members)) / 2)))
-    assert "epsilon, canary users by coins" in section
 
 
 def test_a_report_has_the_rows_of_the_audit(trained_here: Trained) -> None:

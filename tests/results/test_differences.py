@@ -22,13 +22,12 @@ from flsim.canaries.population import SCHEMA
 from flsim.results.differences import (
     Comparison,
     Pair,
+    at_equal_perplexity,
     at_perplexity,
     compare_runs,
     differences,
-    left_out_text,
-    like_utility,
     lowest_in_both,
-    of_mean,
+    pair_at_like_utility,
     planned,
     to_wide,
 )
@@ -169,8 +168,8 @@ def test_two_runs_without_canaries_are_compared_in_utility_alone(flsim: Flsim, m
         pq.write_table(SCHEMA.empty_table(), folder / "planted" / "roster.parquet")
     code, text, printed = flsim("compare", "a", "b")
     assert (code, printed) == (0, "")
-    assert text.startswith("Neither run has canaries, so only utility is compared.\na: ")
-    assert ["Perplexity", "60.0", "66.0"] in cells(text)
+    assert text.endswith("Neither run has canaries, so only utility is compared.\n")
+    assert [line[-1] for line in cells(text)] == ["Perp.", "----:", "60.0", "66.0"]
     said = json.loads(flsim("compare", "a", "b", "--json")[1])
     assert (said["b"]["perplexity"], said["rows"]) == (66, [])
 
@@ -332,11 +331,11 @@ def test_runs_that_differ_in_length_only_do_not_differ_at_like_utility(make_curv
     long = make_curve("a", [(nats, 3 * (6 - nats)) for nats in (5.5, 4.7, 3.9, 3.5)])
     short = make_curve("b", [(nats, 3 * (6 - nats)) for nats in (5.7, 5.2, 5.0)])
     assert to_wide(compare_runs(long, short).table)["exposure_difference"].iloc[0] == pytest.approx(4.5)
-    compared = like_utility([long], [short])
-    assert compared.pairs[0].perplexity == pytest.approx(math.exp(5.0))
-    assert compared.differences == pytest.approx([0], abs=1e-9)
-    assert compared.pairs[0].rounds[1] == 30
-    assert math.isnan(of_mean(compared.differences)["p"])
+    compared = pair_at_like_utility(long, short)
+    assert compared.perplexity == pytest.approx(math.exp(5.0))
+    assert compared.differences.mean() == pytest.approx(0, abs=1e-9)
+    assert compared.rounds[1] == 30
+    assert math.isnan(at_equal_perplexity({0: [(long, short)]})["p"])
 
 
 def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Callable[..., RunResults]) -> None:
@@ -344,14 +343,17 @@ def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Ca
     a = [make_curve(f"a-{seed}", [(5, 1), (4, 5)], seed) for seed in range(5)]
     b = [make_curve(f"b-{seed}", [(5, 0), (4.5, 2 - seed)], seed) for seed in range(5)]
     late = [make_curve(f"late-{seed}", [(4, 5)], seed) for seed in range(5)]
-    compared = like_utility([*a[:3], late[3], a[4]], b)
-    assert [*compared.pairs] == [0, 1, 2, 4]
-    assert compared.differences == pytest.approx([1, 2, 3, 5])
-    assert {*compared.left_out} == {3}
-    two = left_out_text(like_utility([*a[:3], *late[3:]], b).left_out)
-    assert two.startswith("seeds 3, 4 excluded: run late-3: its first evaluation is already below perplexity 90.02")
-    with pytest.raises(InputError, match="no seed can be compared; seed 3: run late-3"):
-        like_utility(late[3:], b)
+    compared = at_equal_perplexity(
+        {seed: [both] for seed, both in enumerate(zip([*a[:3], late[3], a[4]], b, strict=True))}
+    )
+    assert (compared["n"], compared["difference"]) == (4, pytest.approx(np.mean([1, 2, 3, 5])))
+    assert compared["p"] == pytest.approx(stats.ttest_1samp([1, 2, 3, 5], 0).pvalue)
+    assert compared["left_out"].startswith("seed 3 excluded: run late-3: ")
+    two = at_equal_perplexity({seed: [both] for seed, both in enumerate(zip([*a[:3], *late[3:]], b, strict=True))})
+    assert two["left_out"].startswith(
+        "seeds 3, 4 excluded: run late-3: its first evaluation is already below perplexity 90.02"
+    )
+    assert "difference" not in at_equal_perplexity({3: [(late[3], b[3])]})
 
 
 def test_what_cannot_be_compared_says_why(make_curve: Callable[..., RunResults]) -> None:
@@ -372,5 +374,6 @@ def test_canaries_that_neither_run_planted_are_left_out(make_curve: Callable[...
     changed = a.rows["value"].where(a.rows["canary"] != a.roster["canary"].iloc[-1], 99.0)
     drawn = [3, 3] + [0] * (len(a.roster) - 2)
     runs = [replace(run, roster=run.roster.assign(planned_insertions=drawn)) for run in (a, b)]
-    assert like_utility([replace(runs[0], rows=a.rows.assign(value=changed))], [runs[1]]).differences == [2.0]
-    assert like_utility([replace(a, rows=a.rows.assign(value=changed))], [b]).differences != [2.0]
+    changed_rows = a.rows.assign(value=changed)
+    assert pair_at_like_utility(replace(runs[0], rows=changed_rows), runs[1]).differences.mean() == 2.0
+    assert pair_at_like_utility(replace(a, rows=changed_rows), b).differences.mean() != 2.0

@@ -1,7 +1,6 @@
 """The trace: every row from the events themselves, on paper as in every format, and a figure that says the same."""
 
 import io
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,8 @@ from matplotlib.collections import EventCollection
 from flsim.base.errors import InputError
 from flsim.results.canary_table import canary_table, trace
 from flsim.results.store import RunResults, read_run
-from flsim.show.trace import draw_trace, to_csv, to_json, to_text
+from flsim.show.table import json_rows
+from flsim.show.trace import draw_trace, to_csv, to_text
 
 MakeRun = Callable[..., Path]
 EVENTS = [  # round, canary, user
@@ -86,12 +86,12 @@ def test_text_is_one_table_with_a_column_of_canaries(run: RunResults) -> None:
     assert [row[:2] for row in rows[2:]] == [[canary, at] for canary in ("c00", "c02") for at in ("10", "20", "30")]
     assert rows[2][2:] == ["0.0", "no", "no", "2", "4", "0", "1 3 10"]
     assert rows[6][2:] == ["6.0", "yes", "yes", "0", "0", "", ""]
-    assert next(line for line in lines if line.startswith("c0")).startswith("c00: p_u ")
+    assert next(line for line in lines if line.startswith("c0")).startswith("c00: 1/5K, 1%; ")
 
 
 def test_json_and_csv_hold_all(run: RunResults) -> None:
     table = trace(run, frame(EVENTS))
-    rows = json.loads(to_json(table))
+    rows = json_rows(table)
     measured = {"canary": "c00", "round": 10, "exposure": 0.0, "rs": 0.0, "bs": 0.0}
     met = {"sharers": 2, "participations": 4, "rounds_since_use": 0.0, "sharer_rounds": [1, 3, 10]}
     assert rows[0] == measured | met

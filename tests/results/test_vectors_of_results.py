@@ -4,13 +4,11 @@ The inputs leave no term of a formula at 0 or 1.
 """
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.stats import nct, t
 
@@ -18,8 +16,6 @@ from flsim.base.errors import InputError
 from flsim.base.statistics import mcnemar_p
 from flsim.results import differences, power
 from flsim.results import differences as ceiling
-from flsim.results.rows import Row, frame
-from flsim.results.store import RunResults
 from flsim.results.sweeps import SweepRun
 
 SPREAD = power.Spread(canaries=2.5, seeds=0.7)
@@ -120,50 +116,6 @@ def test_the_measured_spreads_of_the_plan() -> None:
     assert pytest.approx(seeds, abs=0.005) == power.SD_SEEDS
     assert power.detectable_counts(60) == power.detectable_counts(60, 2 / (5 * 48))
     assert (power.ALPHA, power.POWER) == (0.05, 0.8)
-
-
-def run_of(name: str, seed: int | None, evaluations: Sequence[tuple[float, Sequence[float]]]) -> RunResults:
-    """Return a run by its perplexity and the exposures of its canaries after 10, 20, ... rounds."""
-    rows = []
-    for place, (perplexity, exposures) in enumerate(evaluations, 1):
-        numbers = {"perplexity": perplexity, "accuracy": 0.2, "references": 1_023.0}
-        rows += [Row(name, 10 * place, metric, "", value) for metric, value in numbers.items()]
-        rows += [Row(name, 10 * place, "exposure", f"c{index}", bits) for index, bits in enumerate(exposures)]
-    canaries = [f"c{index}" for index in range(len(evaluations[0][1]))]
-    roster = pd.DataFrame({"canary": canaries, "tokens": [[index] for index in range(len(canaries))]})
-    rounds = 10 * len(evaluations)
-    about = ("completed", None, rounds, rounds, frame(rows), roster.assign(p_u=0.1, p_e=1.0))
-    return RunResults(name, name[0], *about, seed=seed, series=name[0], partition="iid", rounds_per_epoch=10.0)
-
-
-def two_settings() -> tuple[list[RunResults], list[RunResults]]:
-    """Two seeds of a, which ends at a perplexity of 40, and of b, which ends at 50."""
-    a = [run_of(f"a{seed}", seed, [(60, [1, 2]), (50, [4 + seed, 5]), (40, [9, 10])]) for seed in (0, 1)]
-    b = [run_of(f"b{seed}", seed, [(60, [0, 1]), (50, [2, 3 - seed])]) for seed in (0, 1)]
-    return a, b
-
-
-def test_settings_are_compared_at_their_ends_and_at_equal_perplexity() -> None:
-    """At the ends 9.5 less 2.5 and 2 bits; at a perplexity of 50 seeds have 4.5 less 2.5, and 5 less 2."""
-    a, b = two_settings()
-    table = differences.differences([differences.Pair("row", *map(differences.planned, (a, b)))])
-    rows = {(row["at"], row["quantity"]): row for row in table.to_dict("records")}
-    end, like = rows["end", "exposure"], rows["equal perplexity", "exposure"]
-    assert (end["value_a"], end["value_b"], end["difference"], end["over"]) == (9.5, 2.25, 7.25, "seeds")
-    assert (like["value_a"], like["value_b"], like["difference"]) == (4.75, 2.25, 2.5)
-    half = t.isf(0.025, 1) * math.sqrt(0.5) / math.sqrt(2)
-    assert (like["low"], like["high"]) == pytest.approx((2.5 - half, 2.5 + half))
-    assert (end["low"], end["high"]) == pytest.approx((7.25 - half / 2, 7.25 + half / 2))
-    assert like["p"] == pytest.approx(2 * t.sf(2.5 / math.sqrt(0.5 / 2), 1))
-    assert [rows["end", "epochs"][value] for value in ("value_a", "value_b", "difference")] == [3, 2, 1]
-    assert [rows["end", "perplexity"][value] for value in ("value_a", "value_b", "difference")] == [40, 50, -10]
-    assert rows["end", "canaries"]["value_a"] == 2
-    at_ceiling = rows["end", "at_ceiling"]  # 10 bits of 1,023 references: the second canary of each seed of a
-    assert [at_ceiling[value] for value in ("value_a", "value_b", "difference")] == [1, 0, 1]
-    assert "left out" not in set(table["quantity"])
-    wide = differences.to_wide(table).iloc[0]
-    assert (wide["seeds"], wide["over"], wide["exposure_difference"]) == (2, "seeds", 7.25)
-    assert (wide["like_exposure_difference"], wide["like_exposure_low"]) == (2.5, like["low"])
 
 
 def sweep_of(*runs: tuple[str, str, str, int, int]) -> Any:

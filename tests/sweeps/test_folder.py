@@ -155,7 +155,7 @@ def test_length_machines_seeds_and_grids_can_be_added_with_a_command_each(folder
     add(folder, "seeds", only=["sgd"], seeds=[0, 1])
     add(folder, "fedavg", only=["fedavg"], overrides=["model.units=670"])  # the default
     partitions = ["iid", "non-iid"]
-    assert list(read_sweep(folder.path).commands) == [
+    assert [tuple(command.values()) for command in read_sweep(folder.path).commands] == [
         ("flsim sweep small.toml --only sgd", [f"sgd-{partition}-seed0" for partition in partitions]),
         ("longer", []),
         ("seeds", [f"sgd-{partition}-seed1" for partition in partitions]),
@@ -169,8 +169,8 @@ def test_a_folder_of_an_older_version_takes_runs_as_before(folder: SweepFolder) 
     (folder.path / FILE).write_text(json.dumps(about))
     planned = add(folder, "flsim sweep --only fedavg", only=["fedavg"], overrides=["canaries.count=3"])
     first, second = read_sweep(folder.path).commands
-    assert first[0] == "flsim sweep small.toml --only sgd"
-    assert second == ("flsim sweep --only fedavg", [run.name for run in planned])
+    assert first["command"] == "flsim sweep small.toml --only sgd"
+    assert second == {"command": "flsim sweep --only fedavg", "runs": [run.name for run in planned]}
 
 
 SWEEP = """

@@ -47,12 +47,6 @@ def detection_at(ranks: Floats, references: int, threshold: int) -> dict[str, fl
     }
 
 
-def curve(ranks: Floats, references: int) -> tuple[Floats, Floats]:
-    """Return the false-positive rate and the share of canaries found, at each rank that occurs, both ascending."""
-    distinct, counts = np.unique(ranks, return_counts=True)
-    return distinct / (references + 1), counts.cumsum() / len(ranks)
-
-
 def detections_by_level(
     ranks: Floats, references: int, levels: Sequence[float] = LEVELS
 ) -> dict[float, dict[str, float]]:

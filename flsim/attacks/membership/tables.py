@@ -180,7 +180,7 @@ def draw_attacks(axes: Axes, rows: pd.DataFrame, names: Sequence[str]) -> None:
     best = int(rows["auroc"].to_numpy().argmax())
     row = rows.to_dict("records")[best]
     allowed = _floats(row, "fpr", "allowed") if pd.notna(row["epsilon"]) else None
-    draw_roc(axes, curves, (lowest, lowest), (curves[best][0], *_floats(row, "fpr", "low", "high")), allowed)
+    draw_roc(axes, curves, lowest, (curves[best][0], *_floats(row, "fpr", "low", "high")), allowed)
 
 
 def _floats(row: Mapping[Any, Any], *names: str) -> tuple[Any, ...]:
