@@ -48,6 +48,9 @@ QUANTITIES = {
 }
 PARTITIONS = {"iid": "IID", "non-iid": "non-IID"}
 TECHNIQUES = {"sgd": "SGD", "fedavg": "FedAvg", "clip": "clip", "dp": "clip and noise"}
+OPTIMIZERS = TECHNIQUES | {"momentum": "Momentum", "adam": "Adam", "fedavg-adam": "FedAvg with Adam"}
+# names of runs of Tables 3 and 4
+OF_TIER_SMOKE = r"{}-(?P<technique>[a-z-]+?)-(?P<partition>iid|non-iid)(?:-[a-z_]+(?P<size>\d+))?-seed\d+"
 Cells = dict[str, str]
 
 
@@ -277,9 +280,36 @@ def rs_beside_paper(name: str, runs: pd.DataFrame, settings: Mapping[str, str]) 
 
 def of_tier_smoke(folders: list[str], name: str) -> None:
     """Add RS among as many references as in the paper to the settings of Table 3 or 4."""
-    pattern = rf"{name}-(?P<technique>[a-z-]+?)-(?P<partition>iid|non-iid)(?:-[a-z_]+(?P<size>\d+))?-seed\d+"
-    settings = TECHNIQUES | {"momentum": "Momentum", "adam": "Adam", "fedavg-adam": "FedAvg with Adam"}
-    rs_beside_paper(name, measured(f"{name}-runs", folders, pattern), settings)
+    rs_beside_paper(name, measured(f"{name}-runs", folders, OF_TIER_SMOKE.format(name)), OPTIMIZERS)
+
+
+def table3_half(folders: list[str]) -> None:
+    """Write the differences between partitions and between optimizers at half of the learning rates of Table 3."""
+    runs = by_seed(measured("table3-half-runs", folders, OF_TIER_SMOKE.format("table3")), ["technique", "partition"])
+    pairs = {
+        f"{name}, IID minus non-IID": (runs[technique, "iid"], runs[technique, "non-iid"])
+        for technique, name in OPTIMIZERS.items()
+        if (technique, "iid") in runs
+    }
+    for a, b in (("adam", "sgd"), ("momentum", "sgd"), ("fedavg-adam", "fedavg")):
+        for data, partition in PARTITIONS.items():
+            pairs[f"{partition}, {OPTIMIZERS[a]} minus {OPTIMIZERS[b]}"] = (runs[a, data], runs[b, data])
+    write("table3-half", differences(pairs))
+
+
+def table4_half(folders: list[str]) -> None:
+    """Write the differences between the largest and smallest sizes at half of the learning rates of Table 4."""
+    keys = ["technique", "partition", "size"]
+    runs = by_seed(measured("table4-half-runs", folders, OF_TIER_SMOKE.format("table4")), keys)
+    pairs: dict[str, tuple[pd.DataFrame, pd.DataFrame]] = {}
+    for technique, what, sizes in (("fedavg", "cohort", ("40", "4")), ("sgd", "batch size", ("256", "32"))):
+        name = f"{OPTIMIZERS[technique]}, {what} {' minus '.join(sizes)}"
+        both = [mean_of([runs[technique, data, size] for data in PARTITIONS]) for size in sizes]
+        pairs[name] = (both[0], both[1])
+        for size in sizes:
+            iid, other = (runs[technique, data, size] for data in PARTITIONS)
+            pairs[f"{OPTIMIZERS[technique]} {size}, IID minus non-IID"] = (iid, other)
+    write("table4-half", differences(pairs))
 
 
 def table2(folders: list[str]) -> None:
@@ -541,6 +571,8 @@ SUMMARIES: dict[str, Callable[[list[str]], None]] = {
     "table2": table2,
     "four-settings": four_settings,
     **{name: partial(of_tier_smoke, name=name) for name in ("table3", "table4")},
+    "table3-half": table3_half,
+    "table4-half": table4_half,
     "dp-small": dp_small,
     "dp-ftrl": dp_ftrl,
     "dp-ftrl-attacks": dp_ftrl_attacks,

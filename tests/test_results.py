@@ -67,6 +67,8 @@ def test_a_figure_is_in_one_file() -> None:
         "shadows-users",
         "table2-refined",
         "four-settings-refined",
+        "table3-half",
+        "table4-half",
     }
     files: dict[tuple[float, ...], set[str]] = {}
     for frame, figure in intervals():
@@ -147,6 +149,8 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
         ("four-settings", "four-settings-runs"),
         ("table3", "table3-runs"),
         ("table4", "table4-runs"),
+        ("table3-half", "table3-half-runs"),
+        ("table4-half", "table4-half-runs"),
         ("dp-ftrl", "dp-ftrl"),
         ("dp-ftrl-attacks", "dp-ftrl-attacks"),
         ("user-level", "user-level"),
