@@ -246,7 +246,7 @@ def test_rows_digests_and_plans_know_ones_own(experiment: Experiment, monkeypatc
         load_config(experiment.config, overrides)
         for overrides in ((), ("training.server_optimizer=my_optimizers.py:normalized",))
     )
-    assert mine.setting == "Non-IID, FedAvg+Normalized, b_u=6"
+    assert mine.setting == "Non-IID, FedAvg+normalized, b_u=6"
     assert mine.digest != plain.digest
     assert checkpoint_bytes(mine, 40) == 2 * checkpoint_bytes(plain, 40)  # a mean like the model, and a count
     before = mine.digest
@@ -269,5 +269,5 @@ def test_the_document_s_optimizers_train(experiment: Experiment, monkeypatch: py
     *_, state = training.states(training.first_state(), 3)
     assert state.round == 3
     assert state.moments.keys() == {"m"}
-    assert run.setting == "Non-IID, FedAvg+Normalized, b_u=6"
+    assert run.setting == "Non-IID, FedAvg+normalized, b_u=6"
     assert not same(state, training.first_state())

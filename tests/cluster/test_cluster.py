@@ -293,7 +293,7 @@ def start_without_workers() -> None:
 
 
 def in_a_process(function: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", f"import test_slow_starts; test_slow_starts.{function}()"]
+    command = [sys.executable, "-c", f"import test_cluster; test_cluster.{function}()"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 

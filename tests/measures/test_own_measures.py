@@ -122,6 +122,7 @@ def test_rows_without_own_measures_are_described_nowhere(measured: Experiment) -
     path = folder / "rows" / "round-000004.parquet"
     rows, own = read_rows(path)
     assert set(own) == {"surprise", "unsurprising", "size"}
+    path.unlink()  # an evaluation keeps what it does not measure again
     evaluate_checkpoint(folder, folder / "checkpoints" / "round-000004.safetensors", also=())
     plain, nothing = read_rows(path)
     assert not nothing

@@ -6,10 +6,11 @@ Carlini et al. (2018), "The Secret Sharer", section 4.2 and appendix C: log2 |sp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import exp, isfinite, log, log2, pi, sqrt
+from typing import Any
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
@@ -57,7 +58,6 @@ def exposure(rank: int, references: int) -> float:
 STEEPEST = 1000.0  # |alpha|; the likelihood of a sample without a lower tail increases without bound
 MOST_SKEW = 0.99  # no skew-normal distribution has a skewness beyond 0.9953
 TAIL = 1e-5
-LAGUERRE = scipy.special.roots_laguerre(64)  # nodes and weights of the integral of exp(-t) f(t) over t > 0
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class SkewNormal:
 
     def log_density(self, x: Floats) -> Floats:
         u = (x - self.location) / self.scale
-        return np.asarray(log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + scipy.special.log_ndtr(self.alpha * u))
+        return np.asarray(log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + _special().log_ndtr(self.alpha * u))
 
     def cdf(self, x: Floats) -> Floats:
         """Return the distribution function [...], to an absolute 1e-15."""
         u = (x - self.location) / self.scale
-        return np.asarray(np.clip(scipy.special.ndtr(u) - 2 * scipy.special.owens_t(u, self.alpha), 0, 1))
+        return np.asarray(np.clip(_special().ndtr(u) - 2 * _special().owens_t(u, self.alpha), 0, 1))
 
     def log_cdf(self, x: Floats) -> Floats:
         """Return the natural log of the distribution function [...], to a relative 1e-6, for any x.
@@ -91,7 +91,7 @@ class SkewNormal:
         if far.any():
             at = x[far][:, None]
             u = (at - self.location) / self.scale
-            nodes, weights = LAGUERRE
+            nodes, weights = _laguerre()
             slope = (-u + self.alpha * _mills(self.alpha * u)) / self.scale
             falls = self.log_density(at - nodes / slope) - self.log_density(at) + nodes
             result[far] = self.log_density(at)[:, 0] - np.log(slope[:, 0]) + np.log(np.exp(falls) @ weights)
@@ -127,7 +127,7 @@ def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNor
         scale = exp(log_scale)
         u = (z - location) / scale
         ratio = _mills(alpha * u)
-        value = log_scale + shares @ (u**2 / 2 - scipy.special.log_ndtr(alpha * u)) + log(pi / 2) / 2
+        value = log_scale + shares @ (u**2 / 2 - _special().log_ndtr(alpha * u)) + log(pi / 2) / 2
         gradient = [
             -shares @ (u * ratio),
             shares @ (alpha * ratio - u) / scale,
@@ -139,6 +139,8 @@ def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNor
     bounds = [(-STEEPEST, STEEPEST), (-20, 20), (-10, 5)]
     begin = np.clip(begin, *np.transpose(bounds))
     precision = {"ftol": 1e-13, "gtol": 1e-8}
+    import scipy
+
     end = scipy.optimize.minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=precision)
     alpha, location, log_scale = map(float, end.x)
     return float(end.fun), SkewNormal(alpha, location, exp(log_scale))
@@ -152,9 +154,22 @@ def _of_moments(skew: float) -> SkewNormal:
     return SkewNormal(delta / sqrt(1 - delta**2), -scale * delta * sqrt(2 / pi), scale)
 
 
+def _special() -> Any:
+    import scipy  # not at the top, because ranks need only torch and numpy
+
+    return scipy.special
+
+
+@cache
+def _laguerre() -> tuple[Floats, Floats]:
+    """Return nodes and weights of the integral of exp(-t) f(t) over t > 0."""
+    nodes, weights = _special().roots_laguerre(64)
+    return nodes, weights
+
+
 def _mills(x: Floats) -> Floats:
     """Return phi(x) / Phi(x)."""
-    return np.asarray(np.exp(-(x**2) / 2 - log(2 * pi) / 2 - scipy.special.log_ndtr(x)))
+    return np.asarray(np.exp(-(x**2) / 2 - log(2 * pi) / 2 - _special().log_ndtr(x)))
 
 
 FEWEST = 20

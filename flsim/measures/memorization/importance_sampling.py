@@ -8,9 +8,9 @@ the model contain it, and each is weighted by its density ratio to uniform sampl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, log2
+from typing import Any
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
@@ -52,11 +52,11 @@ class Draws:
     def ratios(self) -> Floats:
         """Return the density of each proposal over q, [N, K]."""
         densities = self.log_densities.cpu().numpy()
-        return np.asarray(np.exp(densities - scipy.special.logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
+        return np.asarray(np.exp(densities - _logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
 
     def weights(self) -> Floats:
         """Return the uniform density over q [N], whose mean, with 0 outside an event, estimates its probability."""
-        mixture = scipy.special.logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
+        mixture = _logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
         return np.asarray(np.exp(-self.log_space - mixture))
 
     def heaviest(self, bound: float) -> float:
@@ -69,7 +69,7 @@ class Draws:
         powers = np.array(self.powers)
         log_normalizers = -powers * self.scores.cpu().numpy()[:, None] - self.log_densities.cpu().numpy()
         rarest = -powers * bound - log_normalizers.max(0)
-        return exp(-self.log_space - float(scipy.special.logsumexp(rarest, b=self.shares)))
+        return exp(-self.log_space - float(_logsumexp(rarest, b=self.shares)))
 
 
 def refuse_too_many_samples(count: int, length: int) -> None:
@@ -133,6 +133,12 @@ def _draw(
         densities -= cost[:, None] * uniforms.new_tensor(powers) + torch.stack(normalizers, 1)[rows]
         words.append(ids[word])
     return torch.stack(words, 1), score, densities
+
+
+def _logsumexp(values: Floats, **options: Any) -> Floats:
+    import scipy  # not at the top, because ranks need only torch and numpy
+
+    return np.asarray(scipy.special.logsumexp(values, **options))
 
 
 def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
@@ -206,6 +212,8 @@ def _event(draws: Draws, continuation: Tensor, bound: float) -> Floats:
 
 def _estimate(draws: Draws, weighted: Floats, heaviest: float) -> Exposure:
     """Return the estimate from the terms of samples [N], 0 outside the event, and the largest possible term."""
+    import scipy  # not at the top, because ranks need only torch and numpy
+
     others, squares = float(weighted.sum()), float((weighted**2).sum())
     tail = (1 - CONFIDENCE) / 2
     low = float(scipy.stats.gamma.ppf(tail, others**2 / squares, scale=squares / others)) if others else 0.0
