@@ -158,7 +158,7 @@ def test_a_run_whose_ray_is_killed_ends_at_once_and_resumes(experiment: Experime
     kill(named(of_run(process, "raylet"), "raylet").pid)
     code, said = finish(experiment, process)
     assert code == 1
-    assert "flsim: Ray's raylet on this machine has ended; `flsim run --resume` continues" in said
+    assert "flsim: Ray's raylet on this machine has ended; repeat the command" in said
     resume(experiment, "broken")
     assert_equal_runs(experiment.folder / "broken", undisturbed)
     assert "INFO:" not in said  # the log is a file
