@@ -193,6 +193,7 @@ def _of_run(
     run = Run.open(folder)
     Corpus.open(run.config.data.corpus, verify=True)
     rows = evaluate_where_writable(folder, checkpoint, device, calibrate, **changes)
+    say(f"stored in {folder}, with the other evaluations of the run")
     return rows, run.canaries, replace(run.config.evaluation, **changes)
 
 

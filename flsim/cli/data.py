@@ -487,10 +487,15 @@ def preflight(
         typer.echo(json.dumps(json_rows(checked)))
     else:
         numbers = {"Copies": "planned", "Found": "found", "Tokens": "tokens", "With loss": "loss"}
-        fields = [*(Field(head, name, "{:,}") for head, name in numbers.items()), Field("Trained", "trained")]
+        about = "Trained: whether all, part or none of the unknown tokens have loss; others cannot be memorized."
+        loss = Field("Trained", "trained", note=about)
+        fields = [*(Field(head, name, "{:,}") for head, name in numbers.items()), loss]
         typer.echo(table_of(checked, [Field("Canary", "canary")], [fields]).markdown(), nl=False)
     untrained, other = checked[checked["trained"] == NONE], checked[checked["planned"] != checked["found"]]
     if len(other):
-        raise RunFailed(f"{training}: has another number of copies than {planted}, e.g. of {other['canary'].iloc[0]}")
+        raise RunFailed(
+            f"{training}: has another number of copies than {planted}, e.g. of {other['canary'].iloc[0]}; replace the "
+            "records that the folder lists"
+        )
     if len(untrained):
         raise RunFailed(f"{training}: {len(untrained)} canaries have no loss, e.g. {untrained['canary'].iloc[0]}")

@@ -463,15 +463,15 @@ def power_of(
     """
     if not canaries:
         return None
-    alpha = power.ALPHA / tests
+    alpha, most = power.ALPHA / tests, math.log2(evaluation.references + 1)
     bits = power.detectable_exposure(canaries, seeds, spread, alpha)
     counts = power.detectable_counts(canaries, alpha=alpha)
     return Power(
         tests,
         canaries,
         seeds,
-        most_bits=math.log2(evaluation.references + 1),
-        bits=bits if math.isfinite(bits) else None,
+        most_bits=most,
+        bits=bits if bits <= most else None,
         percent=100 * counts if math.isfinite(counts) else None,
         effect=effect,
         power=100 * power.power_of_exposure(effect, canaries, seeds, spread, alpha),
