@@ -62,7 +62,7 @@ def drop_records(
             f"{step['step']}: kept {after.copies:,} of {before.copies:,} canary copies, {after.present:,} of "
             f"{before.present:,} canaries"
         ],
-        beside=lambda folder: after.write(folder, corpus.vocabulary),
+        write_more=lambda folder: after.write(folder, corpus.vocabulary),
     )
 
 

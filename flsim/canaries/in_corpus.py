@@ -98,7 +98,7 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
         {"step": "plant", "canaries": _listed(hparams), "seed": seed},
         source=Population.with_canaries(train, canaries, overlay),
         notes=[f"planted: {planted.copies:,} copies of {planted.present:,} canaries, of {len(canaries):,} drawn"],
-        beside=lambda folder: planted.write(folder, corpus.vocabulary),
+        write_more=lambda folder: planted.write(folder, corpus.vocabulary),
     )
 
 

@@ -142,7 +142,7 @@ class NGrams:
         place = np.flatnonzero(self._is_first[records.tokens])
         record = records.offsets.searchsorted(place, side="right") - 1
         node = np.zeros(len(place), np.int64)
-        groups, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        groups, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         while len(place):
             is_inside = place < records.offsets[record + 1]
             place, record, node = place[is_inside], record[is_inside], node[is_inside]
@@ -152,5 +152,5 @@ class NGrams:
             place, record, node = place[is_known] + 1, record[is_known], self._nodes[at[is_known]]
             is_end = self._ends[node] >= 0
             groups.append(self._ends[node[is_end]])
-            found.append(record[is_end])
-        return np.concatenate(groups), np.concatenate(found)
+            ends.append(record[is_end])
+        return np.concatenate(groups), np.concatenate(ends)

@@ -41,21 +41,21 @@ def rewrite_corpus(
     kept: Flags | None = None,
     dropped: dict[str, int] | None = None,
     notes: Iterable[str] = (),
-    beside: Callable[[Path], None] = lambda _: None,
+    write_more: Callable[[Path], None] = lambda _: None,
 ) -> Corpus:
     """Write a corpus with other train records; users (even empty users), other splits and the vocabulary do not change.
 
     The manifest is the old one with the drops, the notes, and the step, which becomes the last of ``parameters.steps``
     with the digest of the old corpus; its ``label``, if any, names runs over the new corpus. The train records come
-    from `source`, of the same number, and only the `kept` [records] are written. `beside` writes further files into the
-    new folder, which is not created if there is an error.
+    from `source`, of the same number, and only the `kept` [records] are written. `write_more` writes further files into
+    the new folder, which is not created if there is an error.
     """
     train = corpus.split("train")
     with new_folder(out) as folder, CorpusWriter(folder, corpus.vocabulary, corpus.layout, corpus.splits) as writer:
         for name in corpus.splits:
             split = train if name == "train" else corpus.split(name)
             _copy(source if source and split is train else split, split, kept if split is train else None, writer)
-        beside(folder)
+        write_more(folder)
         before = corpus.manifest
         drops = dict(before["dropped"])
         for reason, count in (dropped or {}).items():

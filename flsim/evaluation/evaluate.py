@@ -298,10 +298,10 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
     or did not compute finite numbers; and Diverged if a built-in measure met a value that is not finite.
     """
     if not is_custom(name):
-        found = measure.compute(probe)
-        if isinstance(found, Mapping):
-            return dict(found)
-        named = zip(measure.quantities, found if isinstance(found, tuple) else (found,), strict=True)
+        computed = measure.compute(probe)
+        if isinstance(computed, Mapping):
+            return dict(computed)
+        named = zip(measure.quantities, computed if isinstance(computed, tuple) else (computed,), strict=True)
         return {quantity.name: float(value) for quantity, value in named if value is not None}
     models, words = [probe.model], {}
     if isinstance(probe, Probe):

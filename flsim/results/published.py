@@ -370,7 +370,7 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, pd.Da
             clear = [[differ_by_more_than_chance((a, b), (n, m)) for b, m in counts] for a, n in counts]
             is_clear = np.array(clear)
         values = rows[["ours", "published"]].to_numpy("float64")
-        found = order(values[:, 0].tolist(), values[:, 1].tolist(), is_clear)
+        order_of_pairs = order(values[:, 0].tolist(), values[:, 1].tolist(), is_clear)
         twins, clear_twins = dict[str, str](), set[str]()
         places = {tuple(key): place for place, key in enumerate(rows[ROW[1:]].to_numpy())}
         for setting in rows[ROW[2]].unique():
@@ -380,5 +380,5 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, pd.Da
                 twins[setting] = "tie" if not gap else "yes" if (gap > 0) == (of_paper > 0) else "no"
                 clear_twins |= {setting} if is_clear is None or is_clear[iid, other] else set()
         known = rows[ROW[2]].where(rows[ROW[1]].isin(PARTITIONS) & rows[ROW[2]].isin(clear_twins))
-        cells = rows[ROW].assign(pairs=found.of_rows, twin=known.map(twins))
-        yield Agreement(metric, str(name), found, twins, frozenset(clear_twins)), cells
+        cells = rows[ROW].assign(pairs=order_of_pairs.of_rows, twin=known.map(twins))
+        yield Agreement(metric, str(name), order_of_pairs, twins, frozenset(clear_twins)), cells

@@ -301,7 +301,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def digest_in(folder: Path) -> str:
-    """Of the code in a folder, as a process that imports it says."""
+    """Return the digest of the code in a folder, which a process computes that imports it from there."""
     done = subprocess.run(
         [sys.executable, "-c", "from flsim.base import machine; print(machine.__file__, machine.code_digest())"],
         cwd=folder,

@@ -52,9 +52,9 @@ def test_sigterm_while_ray_starts_ends_a_run_as_it_does_later(experiment: Experi
 
     wait_until(ray_starts)
     process.send_signal(signal.SIGTERM)
-    code, said = finish(experiment, process)
-    assert code == 128 + signal.SIGTERM, said
-    assert said.splitlines()[-1] in ("flsim: terminated", f"flsim: {Interrupted(signal.SIGTERM)}")
+    code, printed = finish(experiment, process)
+    assert code == 128 + signal.SIGTERM, printed
+    assert printed.splitlines()[-1] in ("flsim: terminated", f"flsim: {Interrupted(signal.SIGTERM)}")
 
 
 def test_sigterm_prints_no_stack_trace_where_ray_runs() -> None:
@@ -92,9 +92,9 @@ def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
     place = free_place()
     others = set(psutil.Process().children(recursive=True))
     with cluster(cpus=1, head=place):
-        said = capsys.readouterr().err
-        assert f"ray start --address {place}" in said
-        assert "every machine that reaches" in said
+        printed = capsys.readouterr().err
+        assert f"ray start --address {place}" in printed
+        assert "every machine that reaches" in printed
         (first,) = ray.nodes()
         head = set(psutil.Process().children(recursive=True)) - others
         assert named(head, "gcs_server")
@@ -196,14 +196,14 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
     run.mkdir()
     settings, manifest = run / "config.toml", corpus / "manifest.json"
     settings.write_text("seed = 0\n" + TINY)
-    place, said = free_place(), ""
+    place, printed = free_place(), ""
     node = f"node {place.partition(':')[0]}"
     different = f"has flwr 0.1 but this process has {versions()['flwr']}"
 
     def ids(nodes: Nodes) -> set[str]:
-        nonlocal said
+        nonlocal printed
         found = {node["NodeID"] for node in nodes.usable()}
-        said += capsys.readouterr().err
+        printed += capsys.readouterr().err
         return found
 
     def refusal() -> str:
@@ -219,16 +219,16 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
         (head,) = ids(nodes)  # it has no CPU for training, but can evaluate
         with joined(place) as start:
             wait_until(lambda: len(ids(nodes)) == 2)
-            assert said.count(f"{node} joined: 1 CPUs, 0 GPUs") == 1
+            assert printed.count(f"{node} joined: 1 CPUs, 0 GPUs") == 1
             with joined(place, PYTHONPATH=older_release(tmp_path / "old", "flwr")):
-                wait_until(lambda: (ids(nodes), "is not used" in said)[1])
+                wait_until(lambda: (ids(nodes), "is not used" in printed)[1])
                 assert len(ids(nodes)) == 2
-                assert said.count(f"{node} joined, but is not used, because it {different}") == 1
+                assert printed.count(f"{node} joined, but is not used, because it {different}") == 1
                 asked = Nodes(run, corpus)
                 assert refusal() == f"{node} {different}"
             named(tree(start), "raylet").kill()
             wait_until(lambda: ids(nodes) == {head})
-            assert said.count(f"{node} left the cluster") == 1
+            assert printed.count(f"{node} left the cluster") == 1
 
         asked = Nodes(run, corpus)
         settings.rename(run / "hidden")

@@ -224,7 +224,7 @@ def test_bands_miss_one_pair_in_a_thousand_at_the_most(near: float) -> None:
 
 
 def test_users_and_canaries_stay_with_what_is_left(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    """Of each canary that is planted one copy is left, in the hands of its first sharer."""
+    """Each planted canary keeps one copy, in a record of its first sharer."""
     users = edited(seed=2)
     hparams = CanaryHParams(p_u=(0.2,), p_e=(1.0,), count=3)
     corpus = make_corpus(users, test=[[[1, 2]]], vocabulary_size=100)

@@ -208,8 +208,8 @@ def test_settings_of_a_node_are_written_once_and_keep_the_token(name: str, tmp_p
     assert len(token.strip()) == 64
     assert (shared / "flsim.token").stat().st_mode & 0o777 == 0o600
     assert len((home / ".bashrc").read_text().splitlines()) == 1
-    said = bash("-c", "source ~/.bashrc; echo $RAY_AUTH_MODE $PATH; cat $RAY_AUTH_TOKEN_PATH")
-    assert said == f"token {shared}/flsim/bin:{environment['PATH']}\n{token}"
+    printed = bash("-c", "source ~/.bashrc; echo $RAY_AUTH_MODE $PATH; cat $RAY_AUTH_TOKEN_PATH")
+    assert printed == f"token {shared}/flsim/bin:{environment['PATH']}\n{token}"
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -224,12 +224,12 @@ def test_commands_of_launchers(name: str) -> None:
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm.sbatch"
 SRUN = """#!/usr/bin/env bash
-printf 'srun %s\\n' "${*@Q}" >> "$SAID"
+printf 'srun %s\\n' "${*@Q}" >> "$PRINTED"
 while [[ $1 == --* ]]; do shift; done
 exec "$@"
 """
 SCONTROL = """#!/usr/bin/env bash
-printf 'scontrol %s\\n' "$*" >> "$SAID"
+printf 'scontrol %s\\n' "$*" >> "$PRINTED"
 [[ $1 != show ]] || printf '%s\\n' ${3//,/ }
 """
 
@@ -238,7 +238,7 @@ class Slurm:
     """Jobs of one job id, as often as it is started."""
 
     def __init__(self, experiment: Experiment, nodes: str) -> None:
-        self.experiment, self.said = experiment, experiment.folder / "said"
+        self.experiment, self.printed = experiment, experiment.folder / "printed"
         bin_ = experiment.folder / "bin"
         bin_.mkdir()
         for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
@@ -251,7 +251,7 @@ class Slurm:
         self.environment = {
             **os.environ,
             "PATH": f"{bin_}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "SAID": str(self.said),
+            "PRINTED": str(self.printed),
             "SLURM_JOB_ID": self.job,
             "SLURM_JOB_NUM_NODES": str(len(nodes.split(","))),
             "SLURM_JOB_NODELIST": nodes,
@@ -275,7 +275,7 @@ class Slurm:
         return job
 
     def calls(self) -> list[list[str]]:
-        return [shlex.split(line) for line in self.said.read_text().splitlines()] if self.said.exists() else []
+        return [shlex.split(line) for line in self.printed.read_text().splitlines()] if self.printed.exists() else []
 
     @property
     def log(self) -> str:

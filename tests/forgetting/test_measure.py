@@ -302,7 +302,7 @@ def test_copies_do_not_differ_where_nothing_is_memorized(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("name", "tier"), DESIGNS)
 def test_the_level_holds_in_every_shipped_design(name: str, tier: str, tmp_path: Path) -> None:
-    """Of each pair of groups, and of all pairs after Holm's correction; a pair that is tested is so in each draw."""
+    """For each pair of groups, and for all pairs after Holm's correction. All draws test the same pairs."""
     drawn = drawn_tests(design(name, tier, tmp_path), 60 if tier == "smoke" else 30)
     p = np.array([table["p"].to_numpy("float64", na_value=np.nan) for table in drawn])
     is_tested = np.isfinite(p).any(axis=0)

@@ -172,7 +172,7 @@ def test_reduced_precision_of_products_is_allowed_for() -> None:
 
 
 class Plain:
-    """The same model, of which only the two methods are known."""
+    """A model with only the methods `start` and `step` of another one."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.start, self.step = model.start, model.step

@@ -83,15 +83,15 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
         others = [(train, np.setdiff1d(np.array(outside, np.int64), getattr(run.train, "users", [])))]
     else:
         others = [(split, np.unique(split.owners(positions))) for split, positions in never_trained(run.corpus)[0]]
-    found = list[tuple[Records, str, str, float]]()
+    fresh_of_users = list[tuple[Records, str, str, float]]()
     for split, users, is_in in [(train, members, True), *((split, users, False) for split, users in others)]:
         part = "in" if is_in else split.folder.name
         places = np.sort(stream(run.config.seed, "user inference", part).permutation(len(users))[:count])
         for user in users[places].tolist():
             if len(records := fresh_of(split, user, share, most)):
                 of_read = sizes[np.searchsorted(members, user)] / len(read) if is_in else 0.0
-                found.append((records, f"{split.folder.name}:{user}", author_of(split.names[user]), of_read))
-    parts, names, of_authors, shares = zip(*found, strict=True) if found else ((),) * 4
+                fresh_of_users.append((records, f"{split.folder.name}:{user}", author_of(split.names[user]), of_read))
+    parts, names, of_authors, shares = zip(*fresh_of_users, strict=True) if fresh_of_users else ((),) * 4
     is_member = np.array(shares) > 0
     if not is_member.any() or is_member.all():
         raise InputError(

@@ -73,7 +73,7 @@ class Imports:
         return process
 
     def run(self) -> str:
-        """Import to the end. Returns what it said."""
+        """Import to the end. Returns what it printed."""
         return self.finish(self.start())
 
     def finish(self, process: subprocess.Popen[str], code: int = 0) -> str:
@@ -149,9 +149,11 @@ def test_pieces_outlive_a_folder_that_comes_to_be_in_their_place(imports: Import
     process = imports.started(6, further=0)
     imports.out.mkdir()
     imports.go()
-    said = imports.finish(process, code=2).splitlines()
-    assert said[-2].endswith("finished pieces remain in this folder; fix the cause, and repeat the command to continue")
-    assert said[-1] == f"flsim: {imports.out}: already exists; remove it or rename it"
+    printed = imports.finish(process, code=2).splitlines()
+    assert printed[-2].endswith(
+        "finished pieces remain in this folder; fix the cause, and repeat the command to continue"
+    )
+    assert printed[-1] == f"flsim: {imports.out}: already exists; remove it or rename it"
     (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
     assert (pieces / "corpus" / "manifest.json").exists()
     assert "already exists" in imports.finish(imports.start(), code=2)
@@ -166,9 +168,9 @@ def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, byt
     """Pieces may be hours of work, and a source may be mistyped."""
     kill(imports.started(6, further=0))
     (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
-    said = imports.finish(imports.start(*imports.sources[:2]), code=2).splitlines()[-1]
-    assert "an interrupted import had other sources or options; repeat its command" in said
-    assert f"or remove {pieces} to start" in said
+    printed = imports.finish(imports.start(*imports.sources[:2]), code=2).splitlines()[-1]
+    assert "an interrupted import had other sources or options; repeat its command" in printed
+    assert f"or remove {pieces} to start" in printed
     assert "continuing an interrupted import" in imports.run()
     assert folder_bytes(imports.out) == expected
     assert not imports.scratch.exists()
@@ -185,8 +187,8 @@ def test_what_is_done_outlives_a_source_that_is_away_and_ctrl_c(imports: Imports
     process = imports.started(8, start_new_session=True)
     workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)
-    said = imports.finish(process, code=130)
-    assert said.splitlines()[-1] == f"{imports.scratch}: interrupted; repeat the command to continue"
+    printed = imports.finish(process, code=130)
+    assert printed.splitlines()[-1] == f"{imports.scratch}: interrupted; repeat the command to continue"
     assert not any(map(alive, workers))
     assert "continuing an interrupted import" in imports.run()
     assert folder_bytes(imports.out) == expected
@@ -201,9 +203,9 @@ def test_workers_that_are_always_killed_end_the_import_in_one_line(
         for worker in children(process.pid):
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
-    said = imports.finish(process, code=2)
-    assert "its process died 2 times (signal 9)" in said.splitlines()[-1]
-    assert str(imports.folder) in said.splitlines()[-1]
+    printed = imports.finish(process, code=2)
+    assert "its process died 2 times (signal 9)" in printed.splitlines()[-1]
+    assert str(imports.folder) in printed.splitlines()[-1]
     imports.run()
     assert folder_bytes(imports.out) == expected
 
@@ -211,8 +213,8 @@ def test_workers_that_are_always_killed_end_the_import_in_one_line(
 def test_a_second_import_into_the_same_folder_is_refused(imports: Imports, expected: dict[str, bytes]) -> None:
     """The first waits after six pieces; another name or permission of its sources is no change of theirs."""
     first = imports.started(6, further=0)
-    said = imports.finish(imports.start(), code=2)
-    assert said.splitlines()[-1].startswith(f"flsim: {imports.out}: another import into this folder is running; ")
+    printed = imports.finish(imports.start(), code=2)
+    assert printed.splitlines()[-1].startswith(f"flsim: {imports.out}: another import into this folder is running; ")
     for source in imports.sources:
         source.chmod(0o600)
         source.with_suffix(".link").hardlink_to(source)
@@ -231,11 +233,11 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     for kilobytes in range(100, 10_000, 900):
         out = disk(f"size={kilobytes}k") / "corpus"
         process = imports.start(out=out)
-        said = process.communicate()[1]
+        printed = process.communicate()[1]
         if process.returncode == 0:
             break
         assert process.returncode == 1
-        assert said.splitlines()[-1] == (
+        assert printed.splitlines()[-1] == (
             f"flsim: {out.with_name('.corpus.importing')}: No space left on device; free space on this disk, "
             "then repeat the command to continue"
         )
@@ -274,9 +276,9 @@ def first_word(path: Path, posts: int) -> int:
     return sum(map(len, path.read_bytes().splitlines(keepends=True)[:posts])) + len('{"user": 10, "text": "')
 
 
-def assert_refused(imports: Imports, said: str, name: str) -> None:
+def assert_refused(imports: Imports, printed: str, name: str) -> None:
     line = f"flsim: {imports.folder / name}: the file changed while flsim read it; import it again"
-    assert said.splitlines()[-1] == line
+    assert printed.splitlines()[-1] == line
     assert not imports.out.exists()
     assert not imports.scratch.exists()
 
