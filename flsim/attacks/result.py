@@ -9,6 +9,7 @@ import pandas as pd
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
+from flsim.results.seeds import are_of_one_length
 from flsim.show.table import Table, json_rows, note
 
 
@@ -47,7 +48,7 @@ def refuse_unlike(frame: pd.DataFrame, by: Sequence[str]) -> None:
             raise InputError(
                 f"{setting}: two runs have seed {seed}, and means over seeds need one; exclude one of them"
             )
-        if rounds.min() < 0.99 * rounds.max():  # corpora of different seeds can differ a little
+        if not are_of_one_length(rounds.tolist()):
             raise InputError(
                 f"{setting}: models after rounds {rounds.min():,} and {rounds.max():,} cannot be averaged; name "
                 "--round, or exclude runs that are not completed"

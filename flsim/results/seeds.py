@@ -104,11 +104,15 @@ def has_means(
         return False, error
 
 
+def are_of_one_length(lengths: Collection[float]) -> bool:
+    """Return whether these rounds or epochs are alike; corpora of different seeds can differ slightly in records."""
+    return min(lengths) >= 0.99 * max(lengths)
+
+
 def _refuse_unlike(first: RunResults, round_: int, run: RunResults, other: int, has_point: bool) -> None:
     names = f"runs {first.name} and {run.name}"
     epochs = [first.epochs_of(round_) or 0.0, run.epochs_of(other) or 0.0]
-    # Corpora of different seeds can have slightly different numbers of records.
-    is_alike = min(epochs) > 0.99 * max(epochs) > 0
+    is_alike = are_of_one_length(epochs) and max(epochs) > 0
     if not (has_point or round_ == other or is_alike):
         raise InputError(
             f"{names}: last evaluated at rounds {round_} and {other}, which cannot be averaged; name --round or --epoch"

@@ -23,7 +23,7 @@ from flsim.results.differences import (
     to_wide,
 )
 from flsim.results.published import COUNTED_OF, PREFIX
-from flsim.results.seeds import by_series, differing, words_of
+from flsim.results.seeds import are_of_one_length, by_series, differing, words_of
 from flsim.results.store import PARTITIONS, RunResults
 from flsim.show.memorization import table_of_runs, text_of_count
 from flsim.show.table import Column, Table, formatted, note, text_of
@@ -191,7 +191,7 @@ def _notes(wide: pd.DataFrame, labels: list[str]) -> str:
     """Return notes on different lengths of training, and on excluded runs."""
     lines = list[str]()
     for label, a, b in zip(labels, *(column(wide, f"epochs_value_{side}") for side in "ab"), strict=True):
-        if not (pd.isna(a) or pd.isna(b)) and min(a, b) < 0.99 * max(a, b):
+        if not (pd.isna(a) or pd.isna(b)) and not are_of_one_length((a, b)):
             lines.append(f"{label}: a is after {a:.3g} epochs, b after {b:.3g}; name an --epoch.")
     lines += [f"Excluded from {label}: {why}" for label, why in _known(labels, column(wide, "left_out"))]
     like = column(wide, f"like_{PRIMARY.name}_difference")

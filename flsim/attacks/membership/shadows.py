@@ -28,7 +28,7 @@ from flsim.base.statistics import RESAMPLES, auroc, roc
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.withheld import Shadow, held_out
-from flsim.results.seeds import named_apart
+from flsim.results.seeds import are_of_one_length, named_apart
 from flsim.results.sweeps import expanded, run_folders
 from flsim.runs.folder import Run
 from flsim.training.local import threads as threads_of_torch
@@ -147,7 +147,7 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
         for run in tracked("scoring shadow models", runs):
             state, model = attacked_model(run, round_, device)
             rounds[state.round] = run.path
-            if min(rounds) < 0.99 * max(rounds):
+            if not are_of_one_length(rounds):
                 raise InputError(
                     f"{rounds[min(rounds)]} and {rounds[max(rounds)]}: models after rounds {min(rounds):,} and "
                     f"{max(rounds):,} cannot be shadow models of each other; name --round, or exclude unfinished runs"
