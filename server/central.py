@@ -110,7 +110,7 @@ def _mean(log: Log) -> float | None:
     return log.loss / log.tokens if log.tokens else None
 
 
-LOOK = 0.2  # seconds between two items of the iterator
+ITEM_WAIT = 0.2  # seconds between two items of the iterator
 PATIENCE = 3.0  # seconds until a message reports that other programs use the resources of the training
 
 
@@ -198,8 +198,8 @@ def attempt(run: Run, gpus: float) -> Generator[News | None]:
     stream = None
     try:
         waited, patience = 0.0, PATIENCE
-        while not group.wait(LOOK):
-            waited += LOOK
+        while not group.wait(ITEM_WAIT):
+            waited += ITEM_WAIT
             if waited >= patience:
                 say(f"{run.name}: waiting for {_in_words(system, gpus)}")
                 patience = float("inf")
@@ -213,7 +213,7 @@ def attempt(run: Run, gpus: float) -> Generator[News | None]:
         )
         stream = task.remote(run.path.resolve(), gpus)
         while True:
-            if not ray.wait([stream], timeout=LOOK)[0]:
+            if not ray.wait([stream], timeout=ITEM_WAIT)[0]:
                 yield None
                 continue
             try:

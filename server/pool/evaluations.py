@@ -28,7 +28,7 @@ NICENESS = 5  # training has priority: with the 15 of all processes of Ray, this
 # Deadline in seconds for the start of a process in the first attempt, which doubles in each further attempt. Ray can
 # lose a request to start a process, but a busy machine, or a GPU in use, also takes longer.
 START_DEADLINE = 120.0
-LOOK = 1.0  # seconds between two checks of deadlines while no evaluation ends
+EVALUATION_LOOK = 1.0  # seconds between two checks of deadlines while no evaluation ends
 
 EVALUATION_SHARE = 0.05  # share of a GPU for all evaluators; the rest is for training
 MEMORY = 2**30  # bytes of a GPU that a process can use for any share, enough for two million references
@@ -134,7 +134,7 @@ class EvaluationService:
         ended = self.poll()
         while self.pending and (seconds := until - time.monotonic()) > 0:
             if replies := [actor.reply for actor, _ in self._pool.busy()]:
-                ray.wait(replies, timeout=min(LOOK, seconds))
+                ray.wait(replies, timeout=min(EVALUATION_LOOK, seconds))
             ended += self.poll()
         return ended
 

@@ -180,7 +180,7 @@ def test_the_advantage_counts_from_the_windows_end() -> None:
 def test_curves_are_means_over_seeds_and_unused_canaries_are_left_out() -> None:
     table = observed({(0, 10): [1.0, 3.0], (1, 10): [4.0], (0, 20): [1.0]})
     table.loc[len(table)] = {**table.iloc[0].to_dict(), "uses": 0, "nats_in": -100.0}
-    points = advantage.curve(table)
+    points = advantage.advantage_curve(table)
     half = t.isf(0.025, 1) * math.sqrt(2) / math.sqrt(2)
     assert points[0] == pytest.approx((10, 3, 3 - half, 3 + half))
     assert points[1][:2] == (20, 1)

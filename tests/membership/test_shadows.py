@@ -18,7 +18,7 @@ from flsim.attacks.membership.shadows import (
     counterfactual,
     infer_by_shadows,
     leave_one_out,
-    success,
+    success_of_shadows,
 )
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc
@@ -50,7 +50,7 @@ def drawn(gain: float, runs: int = 16, targets: int = 40, seed: int = 0) -> Shad
 def test_shadow_models_see_past_how_hard_targets_are(gain: float) -> None:
     """With a gain of four standard deviations, LiRA's area is Phi(4 / sqrt 2) = .998. Without a gain every area is .5
     up to three standard deviations over seeds, .036 each."""
-    table = success(drawn(gain)).set_index("attack")
+    table = success_of_shadows(drawn(gain)).set_index("attack")
     assert list(table.index) == ATTACKS
     assert (table["n_in"] + table["n_out"] == 640).all()
     if not gain:

@@ -345,8 +345,8 @@ def test_success_has_the_interval_of_resampled_runs(monkeypatch: pytest.MonkeyPa
     rng = np.random.default_rng(4)
     is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
     made = shadows.Shadows("user", tuple("abcdefg"), rng.normal(size=(5, 7)) + is_in, is_in, rng.normal(size=(5, 4)))
-    assert shadows.success(made).equals(shadows.success(made, 0))
-    found = shadows.success(made, 3).set_index("attack").loc["loss"]
+    assert shadows.success_of_shadows(made).equals(shadows.success(made, 0))
+    found = shadows.success_of_shadows(made, 3).set_index("attack").loc["loss"]
     values = shadows.leave_one_out(made)["loss"]
     pairs = [
         tuple([value for value, own in zip(*row, strict=True) if own == side and np.isfinite(value)] for side in (1, 0))
@@ -374,8 +374,8 @@ def test_success_leaves_out_targets_that_all_other_runs_read_or_none(monkeypatch
     phi, population = rng.normal(size=(5, 9)), rng.normal(size=(5, 4))
     few = shadows.Shadows("user", tuple("abcdefg"), phi[:, :7], is_in, population)
     sides = np.column_stack([is_in, np.ones(5, bool), np.zeros(5, bool)])
-    assert shadows.success(shadows.Shadows("user", tuple("abcdefghi"), phi, sides, population)).equals(
-        shadows.success(few)
+    assert shadows.success_of_shadows(shadows.Shadows("user", tuple("abcdefghi"), phi, sides, population)).equals(
+        shadows.success_of_shadows(few)
     )
 
 

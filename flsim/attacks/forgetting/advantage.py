@@ -31,7 +31,7 @@ def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
     return seeds.assign(left=np.nan) if is_unclear else seeds
 
 
-def curve(observed: pd.DataFrame) -> list[tuple[float, float, float, float]]:
+def advantage_curve(observed: pd.DataFrame) -> list[tuple[float, float, float, float]]:
     """Return each evaluated round with the mean advantage after it and the ends of its 95% interval over seeds."""
     means = _known(observed).groupby(["round", "seed"])["advantage"].mean()
     return [(float(str(at)), *mean_interval(of_round)) for at, of_round in means.groupby("round")]

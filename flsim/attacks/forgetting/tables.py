@@ -212,7 +212,7 @@ def panels_of(measured: Forgetting) -> tuple[list[Panel], list[str]]:
             for _, of_group in table.groupby("group", sort=False)
         }
         exposures = {OUT: curve(table, "out")} | {name: curve(group, "in") for name, group in groups.items()}
-        advantages = {name: advantage.curve(group) for name, group in groups.items()} if has_twin else {}
+        advantages = {name: advantage.advantage_curve(group) for name, group in groups.items()} if has_twin else {}
         panels.append(Panel(table.iloc[0].to_dict(), exposures, advantages))
     return panels, names
 

@@ -115,7 +115,7 @@ def error_zone(candidates: Candidates) -> Floats:
     return scores.error_zone(candidates.log_probs, _of_model("ez", candidates), is_likeliest, candidates.lengths)
 
 
-def windows(candidates: Candidates) -> Floats:
+def window_based(candidates: Candidates) -> Floats:
     return scores.windows_above(candidates.log_probs, _of_model("wbc", candidates), candidates.lengths)
 
 
@@ -207,7 +207,7 @@ BY_DEFAULT: dict[str, Attack] = {
 }
 ON_REQUEST = (
     Attack("ez", error_zone),
-    Attack("wbc", windows),
+    Attack("wbc", window_based),
     Attack("recall", conditional),
     Attack("dc-pdd", divergence),
 )

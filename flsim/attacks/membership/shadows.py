@@ -15,7 +15,7 @@ from flsim.attacks.membership import lira, rmia
 from flsim.attacks.membership.attacked import FOLDER, LEVELS, Attacked, AttackHParams, attacked_model, column
 from flsim.attacks.membership.candidates import log_probabilities
 from flsim.attacks.membership.inference import CONFIDENCE
-from flsim.attacks.membership.inference import success as success_of_run
+from flsim.attacks.membership.inference import success
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.attacks.membership.users import RECORDS, fresh_of
 from flsim.base.arrays import Flags, Floats, Ints
@@ -70,7 +70,7 @@ def infer_by_shadows(
         device: torch device, such as "cuda".
 
     Returns:
-        The rows of `success`, a row for each setting and attack; and those of `counterfactual`, a row for each setting
+        The rows of `success_of_shadows`, a row for each setting and attack; and those of `counterfactual`, a row for each setting
         and target. Both begin with ``setting`` and ``unit``.
 
     Raises:
@@ -100,7 +100,7 @@ def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[
     for alike in series.values():
         shadows = collect(alike, hparams.count, hparams.round, hparams.device)
         store(alike, shadows, hparams)
-        yield names[alike[0]]["setting"], success(shadows), counterfactual(shadows)
+        yield names[alike[0]]["setting"], success_of_shadows(shadows), counterfactual(shadows)
 
 
 def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> None:
@@ -116,7 +116,7 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
             is_in = shadows.is_in[index, known]
             if is_in.any() and not is_in.all():
                 of_run = scores[name][index, known], is_in, targets[known]
-                rows.append(success_of_run(name, shadows.unit, *of_run, attacked.run.config.seed, claim, protects))
+                rows.append(success(name, shadows.unit, *of_run, attacked.run.config.seed, claim, protects))
         if rows:
             attacked.stored(rows)
 
@@ -184,7 +184,7 @@ def leave_one_out(shadows: Shadows) -> dict[str, Floats]:
     return scores
 
 
-def success(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
+def success_of_shadows(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
     """Return a row for each attack over all pairs of a run and a target, with bootstraps over runs (shared models)."""
     rows = []
     for name, scores in leave_one_out(shadows).items():

@@ -17,12 +17,11 @@ from typing import IO
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.files import file_digest
 from flsim.data.formats import posts
-from flsim.data.formats.jsonl import BYTE_ORDER_MARK
+from flsim.data.formats.jsonl import BYTE_ORDER_MARK, CHUNK
 from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post, reading
 from flsim.data.vocabulary import Layout, Vocabulary
 
 LINES_PER_AUTHOR = 200  # about 4,000 words of typical text
-CHUNK = 2**16  # bytes
 
 
 def text_format(lines_per_author: int = LINES_PER_AUTHOR) -> Format:
@@ -76,9 +75,6 @@ TEXT = text_format()
 # Lines are ``word<TAB>count``, most frequent first. The count is the number of train users who have the word.
 
 
-LONGEST_LINE = 2**16  # bytes
-
-
 def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> tuple[Vocabulary, str]:
     """Return the most frequent words of the text file, or of its archive, and the sha256 of the file.
 
@@ -87,7 +83,7 @@ def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> tupl
     needed = Layout(vocabulary_size).words
     kinds = (tarfile.TarError, EOFError, OSError, ValueError)
     with reading(path, "cannot be read as lines of a word and its count", kinds), _opened(path) as file:
-        lines = islice(iter(partial(file.readline, LONGEST_LINE), b""), needed)
+        lines = islice(iter(partial(file.readline, CHUNK), b""), needed)
         rows = [line.decode("utf-8").split() for line in lines]
         words, counts = tuple(word for word, _ in rows), tuple(int(count) for _, count in rows)
         sha256 = file_digest(path)

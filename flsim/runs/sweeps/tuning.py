@@ -35,7 +35,7 @@ from flsim.runs.sweeps.search import Group, Point, Range, Rule, TuningOutcome, m
 from flsim.show.table import Column, markdown, note
 
 OBJECTIVE = "perplexity on test users"
-FILE = "tune.json"
+TUNING_FILE = "tune.json"
 
 
 @settings
@@ -73,13 +73,13 @@ class Tuning(Rule):
 
 @dataclass(frozen=True)
 class TuningFolder(SweepFolder):
-    file: ClassVar[str] = FILE
-    entries: ClassVar[set[str]] = {FILE, TUNED, RUNS, CORPUS, "configs", "logs"}
+    file: ClassVar[str] = TUNING_FILE
+    entries: ClassVar[set[str]] = {TUNING_FILE, TUNED, RUNS, CORPUS, "configs", "logs"}
     what: ClassVar[str] = "tune"
 
     def begin(self, search: "Search", digest: str) -> None:
         """Create the folders and write tune.json; InputError if the folder has another search."""
-        path = self.path / FILE
+        path = self.path / TUNING_FILE
         if path.exists():
             try:
                 known: Any = from_json(path.read_text(encoding="utf-8"))["digest"]
