@@ -155,19 +155,19 @@ def tune(
         tier: Tier of the sweep to choose settings for, e.g. paper.
         out: Folder of the search, e.g. runs/tune-table1-smoke.
     """
-    from flsim.runs.sweeps import tuning
     from flsim.runs.sweeps.folder import corpus_or_its_settings, refuse_impossible_runs
+    from flsim.runs.sweeps.tuning import TuningFolder, load_search, tuned_to_text
     from server.sweep import Tuner
 
-    folder = tuning.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
-    search = tuning.load(file, tier, folder.path)
+    folder = TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
+    search = load_search(file, tier, folder.path)
     search.groups()  # raises an error if the file does not fit the sweep
     known = corpus_or_its_settings(search.tier, search.corpus, folder.path)
     refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
     with folder.hold_lock():
         corpus = search.open_corpus(folder.path)
         tuned = Tuner(folder, search, corpus.split("train"), address, at_once).tune(corpus.digest)
-    typer.echo(tuning.to_text(tuned), nl=False)
+    typer.echo(tuned_to_text(tuned), nl=False)
 
 
 def demo(

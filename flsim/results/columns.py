@@ -113,7 +113,7 @@ def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFra
     return table
 
 
-def frame(
+def frame_with_types(
     rows: Sequence[Mapping[str, Any]], always: Mapping[str, str], groups: Iterable[Mapping[str, str]]
 ) -> pd.DataFrame:
     """Return rows as a table with columns of the given types."""
@@ -126,12 +126,12 @@ def frame(
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
-def shares(metric: str, memorized: int, canaries: int) -> dict[str, float]:
+def share_columns(metric: str, memorized: int, canaries: int) -> dict[str, float]:
     """Return the exact 95% interval of a share of canaries; see `flsim.base.statistics.share_interval`."""
     return dict(zip((f"{metric}_share_low", f"{metric}_share_high"), share_interval(memorized, canaries), strict=True))
 
 
-def controls(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quantity]) -> dict[str, Any]:
+def control_columns(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quantity]) -> dict[str, Any]:
     """Return the cells of `columns_of_controls` over runs at given rounds; empty if all canaries were planted.
 
     A phrase that was never planted is drawn like the references, so it has rank 1 with probability 1 / (|R| + 1) or
@@ -151,7 +151,7 @@ def controls(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quantity]) 
     return cells | {FALSE_POSITIVE: None if size is None else 1 / (size + 1)}
 
 
-def privacy(run: RunResults, at: int) -> dict[str, Any]:
+def privacy_columns(run: RunResults, at: int) -> dict[str, Any]:
     """Return the columns of `PRIVACY`, or of `RECORD_PRIVACY`, of a run with noise."""
     metrics = run.rows.loc[(run.rows["round"] == at) & (run.rows["canary"] == ""), "metric"]
     cells: dict[str, Any] = {}

@@ -181,7 +181,7 @@ def memorization_table(
         row |= cells_of((published or {}).get(first)) | asked(first, (published or {}).get(first))
     optional = [quantity for quantity in quantities if not quantity.is_standard]
     always = COLUMNS if by == "run" else SERIES
-    return columns.described(columns.frame(rows, always, _groups(by, optional)), optional)
+    return columns.described(columns.frame_with_types(rows, always, _groups(by, optional)), optional)
 
 
 def _measured(
@@ -201,8 +201,8 @@ def _measured(
         "epochs": run.epochs_of(at),
         "references": run.references(at),
         "whole_test_users": run.whole_test_users(at),
-        **columns.controls([(run, at)], flags(quantities)),
-        **columns.privacy(run, at),
+        **columns.control_columns([(run, at)], flags(quantities)),
+        **columns.privacy_columns(run, at),
     }
 
 
@@ -217,7 +217,7 @@ def _cells(run: RunResults, quantity: Quantity, at: int) -> dict[str, Any]:
     if quantity.is_flag:
         count = int((values == 1).sum())
         best = lowest(run.planted[(values == 1).to_numpy()])
-        return {name: count, **columns.shares(name, count, len(values)), f"{name}_lowest": best}
+        return {name: count, **columns.share_columns(name, count, len(values)), f"{name}_lowest": best}
     cells = (float(values.mean()), *t_interval(values.to_numpy()))
     return dict(zip(columns.columns_of(quantity), cells, strict=True))
 
@@ -244,12 +244,12 @@ def _averaged(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
     for quantity in quantities:
         row |= _cells_over_seeds(series, quantity)
     # epsilons of the run with the largest, because populations differ; blank if a run has no epsilon
-    epsilons = [columns.privacy(run, round_) for run, round_ in series.taken]
+    epsilons = [columns.privacy_columns(run, round_) for run, round_ in series.taken]
     for epsilon, names in (("epsilon_sound", columns.PRIVACY), ("record_epsilon", columns.RECORD_PRIVACY)):
         if all(epsilon in of_run for of_run in epsilons):
             largest = max(epsilons, key=lambda of_run: float(of_run[epsilon]))
             row |= {name: largest.get(name) for name in names}
-    return row | columns.controls(series.taken, flags(quantities))
+    return row | columns.control_columns(series.taken, flags(quantities))
 
 
 def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
     if quantity.is_flag:
         memorized = [canaries == 1 for canaries in values]
         counts = [float(canaries.sum()) for canaries in memorized]
-        shares = columns.shares(name, int(sum(counts)), sum(map(len, memorized)))
+        shares = columns.share_columns(name, int(sum(counts)), sum(map(len, memorized)))
         return {name: mean_of_known(counts), f"{name}_sd": _deviation(counts), **shares}
     means = np.array([canaries.mean() for canaries in values])  # seeds have equal weights
     cells = (float(means.mean()), *t_interval(means), *t_interval(np.concatenate(values)))

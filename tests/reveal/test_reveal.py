@@ -19,7 +19,7 @@ from flsim.algorithms import checkpoint
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.attacks.reveal.reveal import RevealHParams, _Round
 from flsim.attacks.reveal.sums import CLIPPED, NOISED, PLAIN, flattened, requests_of_users, sum_of_user, sums_by_size
-from flsim.attacks.reveal.words import CUTOFF, Guess, blind_guess, guess_of, mean_prediction, measures
+from flsim.attacks.reveal.words import CUTOFF, Guess, blind_guess, guess_of, mean_prediction, measures_of_words
 from flsim.base.statistics import auroc, share_interval
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import ModelHParams, build
@@ -260,7 +260,7 @@ def test_measures_are_their_definitions() -> None:
     for _ in range(20):
         scores, counts = rng.integers(0, 6, 12).astype(float), rng.integers(0, 3, 12)
         chosen, among = rng.random(12) < 0.5, rng.random(12) < 0.8
-        found = measures(Guess(scores, chosen), counts, among)
+        found = measures_of_words(Guess(scores, chosen), counts, among)
         inside = [place for place in range(12) if among[place]]
         present = {place for place in inside if counts[place]}
         guessed = {place for place in inside if chosen[place]}

@@ -16,8 +16,7 @@ from flsim.results.sweeps import read_sweep, tuned_notes
 from flsim.runs.sweeps.definition import Planned, load, planned_runs, training_digest, tuned_of
 from flsim.runs.sweeps.folder import TUNED, SweepFolder
 from flsim.runs.sweeps.search import GroupOutcome, Trial, TuningOutcome, read_outcome
-from flsim.runs.sweeps.tuning import Search, TuningFolder, shortened
-from flsim.runs.sweeps.tuning import load as load_search
+from flsim.runs.sweeps.tuning import Search, TuningFolder, load_search, shortened
 from server.sweep import Job, JobEnd, Tuner
 
 RATE = "local.learning_rate"

@@ -19,7 +19,7 @@ FEW = 64  # shadow models, below which the paper uses one variance for all point
 SMALLEST = 1e-30  # added to a standard deviation, which avoids a division by zero for equal scores
 
 
-def online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
+def lira_online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
     """Return the log of the ratio of the two likelihoods, float64 [N], for scores `phi` [N] by the target model.
 
     `shadows` [S, N] are scores by the shadow models, which were trained on the points `is_in` [S, N]. All points share
@@ -29,15 +29,15 @@ def online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | No
     return _log_density(phi, m_in, s_in) - _log_density(phi, m_out, s_out)
 
 
-def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
-    """Return the probability that a model without the point scores below the target, float64 [N]; see `online`."""
+def lira_offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
+    """Return the probability that a model without the point scores below the target, float64 [N]; see `lira_online`."""
     mean, deviation = _normal(shadows, ~is_in, fixed_variance)
     return np.asarray(scipy.special.ndtr((phi - mean) / deviation))
 
 
 def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
     """Return mean [N], NaN without a model, and deviation [N] of each point's scores by the models of a side."""
-    counts, mean, squares = moments(shadows, side)
+    counts, mean, squares = moments_of_side(shadows, side)
     if len(shadows) < FEW if fixed_variance is None else fixed_variance:
         variance = np.full(shadows.shape[1], squares.sum() / max(1, counts.sum()))
     else:
@@ -45,7 +45,7 @@ def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[
     return mean, np.sqrt(variance) + SMALLEST
 
 
-def moments(values: Floats, side: Flags) -> tuple[Ints, Floats, Floats]:
+def moments_of_side(values: Floats, side: Flags) -> tuple[Ints, Floats, Floats]:
     """Return number [N] and mean [N] of each column's values of one side, and squared deviations [S, N], else 0."""
     counts = side.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -31,7 +31,7 @@ def offline_ratios(target: Floats, references: Floats, is_in: Flags, a: float = 
     return np.asarray(target / ((1 + a) / 2 * out + (1 - a) / 2))
 
 
-def scores(ratios: Floats, population: Floats, gamma: float = GAMMA) -> Floats:
+def rmia_scores(ratios: Floats, population: Floats, gamma: float = GAMMA) -> Floats:
     """Return the share of the population [Z] whose ratio is exceeded gamma times by that of each point [N]."""
     below = np.searchsorted(np.sort(gamma * population), ratios, side="left")
     return np.asarray(below / len(population), np.float64)

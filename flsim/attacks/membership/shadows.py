@@ -14,8 +14,7 @@ import pandas as pd
 from flsim.attacks.membership import lira, rmia
 from flsim.attacks.membership.attacked import FOLDER, LEVELS, Attacked, AttackHParams, attacked_model, column
 from flsim.attacks.membership.candidates import log_probabilities
-from flsim.attacks.membership.inference import CONFIDENCE
-from flsim.attacks.membership.inference import success
+from flsim.attacks.membership.inference import CONFIDENCE, success
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.attacks.membership.users import RECORDS, fresh_of
 from flsim.base.arrays import Flags, Floats, Ints
@@ -70,8 +69,8 @@ def infer_by_shadows(
         device: torch device, such as "cuda".
 
     Returns:
-        The rows of `success_of_shadows`, a row for each setting and attack; and those of `counterfactual`, a row for each setting
-        and target. Both begin with ``setting`` and ``unit``.
+        The rows of `success_of_shadows`, a row for each setting and attack; and those of `counterfactual`, a row for
+        each setting and target. Both begin with ``setting`` and ``unit``.
 
     Raises:
         InputError: there is no such run or checkpoint, or runs are not shadow models of each other.
@@ -174,10 +173,10 @@ def leave_one_out(shadows: Shadows) -> dict[str, Floats]:
         online, offline = rmia.online_ratios(z, z_of_others), rmia.offline_ratios(z, z_of_others, z_of_others < 0)
         values = (
             phi,
-            lira.online(phi, of_others, is_in),
-            lira.offline(phi, of_others, is_in),
-            rmia.scores(rmia.online_ratios(np.exp(phi), p), online),
-            rmia.scores(rmia.offline_ratios(np.exp(phi), p, is_in), offline),
+            lira.lira_online(phi, of_others, is_in),
+            lira.lira_offline(phi, of_others, is_in),
+            rmia.rmia_scores(rmia.online_ratios(np.exp(phi), p), online),
+            rmia.rmia_scores(rmia.offline_ratios(np.exp(phi), p, is_in), offline),
         )
         for name, of_attack in zip(attacks, values, strict=True):
             scores[name][run, known] = of_attack
@@ -220,7 +219,7 @@ def counterfactual(shadows: Shadows) -> pd.DataFrame:
     memorization (nats per token) and its standard error.
     """
     (n_in, mean_in, squares_in), (n_out, mean_out, squares_out) = (
-        lira.moments(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in)
+        lira.moments_of_side(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in)
     )
     with np.errstate(invalid="ignore", divide="ignore"):
         variances = [squares.sum(axis=0) / (n - 1) / n for squares, n in ((squares_in, n_in), (squares_out, n_out))]

@@ -277,7 +277,7 @@ class _Round:
                 measured = {
                     prefix + name: value
                     for prefix, pair in guesses.items()
-                    for name, value in words.measures(*pair, among).items()
+                    for name, value in words.measures_of_words(*pair, among).items()
                 }
                 rows.append({"subject": subject} | view.key | measured)
         return [

@@ -66,7 +66,7 @@ def blind_guess(log_probs: Floats, chosen: Flags) -> Guess:
     return Guess(log_probs, most_frequent)
 
 
-def measures(guess: Guess, counts: Ints, among: Flags) -> dict[str, float]:
+def measures_of_words(guess: Guess, counts: Ints, among: Flags) -> dict[str, float]:
     """Return how well a guess agrees with the words of users; NaN for values that are not defined.
 
     `counts` has the number of each token among the targets, and `among` the measured tokens, [V] each. ``spearman`` is

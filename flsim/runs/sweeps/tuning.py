@@ -237,7 +237,7 @@ class Search:
         return digest(json.dumps(search, sort_keys=True, default=str))
 
 
-def load(path: Path, tier: str, folder: Path) -> Search:
+def load_search(path: Path, tier: str, folder: Path) -> Search:
     """Read a file for `flsim tune`, and its sweep; InputError if one, its tier or a corpus does not fit."""
     values = toml.read(path)
     if "sweep" not in values:
@@ -276,7 +276,7 @@ def shortened(config: Config, share: float, train: Split) -> tuple[Config, int]:
     return config.lasting(rounds), rounds
 
 
-def to_text(tuned: TuningOutcome) -> str:
+def tuned_to_text(tuned: TuningOutcome) -> str:
     """Return the chosen values as a table of at most 80 columns, with notes on the choice."""
     rows = [(group, name) for group in tuned.groups for name in group.values]
     tried = [sorted({trial.values[name] for trial in group.trials}) for group, name in rows]
