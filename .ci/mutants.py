@@ -1,7 +1,7 @@
 """Mutation testing of the formulas: whether tests notice small random changes of the source.
 
 .venv/bin/python .ci/mutants.py --seed 1 --count 300
-.venv/bin/python .ci/mutants.py --only flsim/attacks/audit/coins.py --count 50
+.venv/bin/python .ci/mutants.py --only flsim/attacks/audit/bounds.py --count 50
 
 The modules and the equivalent mutants are listed in .ci/mutants.toml. Everything runs in a copy of the project. First
 the nearest test files of the modules run once, and each call of a function of the modules is recorded. Then each mutant

@@ -22,14 +22,12 @@ from flsim.base.errors import RunFailed
 from flsim.base.progress import say
 from flsim.data.corpus import Split
 from flsim.data.records import Records, batch
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import Params, TrainableModel
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.training import engine_of
-from flsim.training.cohort.products import products_for
-from flsim.training.hparams import Precision
-from flsim.training.update import State, global_norm
+from flsim.training.cohort.kernels import products_for
+from flsim.training.update import Precision, State, global_norm
 
 PAPER_STEPS = 37_500_000
 # Largest distance of two final models, relative to the change by training; beyond it the sides trained differently.

@@ -18,14 +18,12 @@ import torch
 
 from flsim.base.errors import first_line
 from flsim.base.rng import stream
-from flsim.data.records import Records, Users
-from flsim.data.vocabulary import Layout
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.data.records import Layout, Records, Users
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.engine import GRAPHS, CohortEngine, StackedTrainer
 from flsim.training.cohort.packing import PackedGroup, Participant, pack_users
-from flsim.training.hparams import LocalHParams, Precision
+from flsim.training.update import LocalHParams, Precision
 
 LAYOUT = Layout(10_000)
 USER_WORDS = 2_000

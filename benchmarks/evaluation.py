@@ -12,13 +12,10 @@ from flsim.base.errors import InputError, at_least_one
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.canaries.spec import draw_phrase
-from flsim.data.records import Records, batch
+from flsim.data.records import Layout, Records, batch
 from flsim.data.synthetic import Language, SyntheticHParams, draw_users
-from flsim.data.vocabulary import Layout
-from flsim.measures.memorization.random_sampling import RandomSampler, references
-from flsim.measures.memorization.score import log_perplexity
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.measures.memorization.random_sampling import RandomSampler, log_perplexity, references
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import loss_sum
 
 LAYOUT, SEED, WORDS = Layout(10_000), 0, 5

@@ -1,6 +1,6 @@
 """Compare MKL and oneDNN for local training in float32 on this processor: `python -m benchmarks.libraries`.
 
-`flsim.training.cohort.products.onednn_is_faster` has the decision. Both train the same users on one thread, in turns.
+`flsim.training.cohort.kernels.onednn_is_faster` has the decision. Both train the same users on one thread, in turns.
 """
 
 import time
@@ -13,8 +13,8 @@ from benchmarks.engine import LAYOUT, DrawnUsers, Held, start_of
 from flsim.base.progress import say
 from flsim.models.architectures import ModelHParams
 from flsim.training.cohort import engine as cohort_engine
-from flsim.training.cohort.products import OneDNNProducts, Products
-from flsim.training.hparams import LocalHParams
+from flsim.training.cohort.kernels import OneDNNProducts, Products
+from flsim.training.update import LocalHParams
 
 
 def ratio(batch_size: int, sizes: ModelHParams, users: int = 2, words: int | None = None, turns: int = 5) -> float:

@@ -14,12 +14,11 @@ import torch
 
 from benchmarks.engine import CLIP
 from flsim.base.rng import stream
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout, Records
 from flsim.models.architectures import ModelHParams, build
 from flsim.models.language_model import Dtype, LoraHParams
 from flsim.training.cohort.engine import BlockTrainer, CohortEngine
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from flsim.models.architectures import ModelHParams
 from flsim.runs import roundlog
 from flsim.runs.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.runs.folder import Run
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 from server.launch import train as train_on_ray
 
 

@@ -20,8 +20,7 @@ from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.data.records import batch
 from flsim.runs.folder import Run
-from flsim.training.local import epoch_orders, threads
-from flsim.training.update import State
+from flsim.training.update import State, epoch_orders, threads
 
 ROOT = Path(__file__).parents[1]
 

@@ -37,8 +37,7 @@ from flsim.base.progress import say
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.runs.folder import Run
-from flsim.training.hparams import Precision
-from flsim.training.update import global_norm
+from flsim.training.update import Precision, global_norm
 
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 FAR = {"float32": 1e-4, "bf16": 2**-8}  # relative to the change by training: rounding causes at most 1e-5 and 1e-3

@@ -78,8 +78,7 @@ from flsim.data.synthetic import make_synthetic
 from flsim.measures.built_in import PERPLEXITY
 from flsim.runs.config import Config
 from flsim.runs.config import load as load_config
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.runs.sweeps.definition import load, planned_runs
 
 HERE = Path(__file__).parent

@@ -29,8 +29,8 @@ from matplotlib.ticker import FuncFormatter
 from flsim.base.errors import InputError
 from flsim.measures import built_in
 from flsim.measures.built_in import EXTRAPOLATION, PATH, SPACE
-from flsim.measures.measure import Measure
-from flsim.results.store import RunResults
+from flsim.measures.quantity import Measure
+from flsim.results.rows import RunResults
 from flsim.results.sweeps import expanded, read_shown
 from flsim.show.figure import line_style, plain, refuse_other_than_figure, write_figure
 

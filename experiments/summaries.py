@@ -30,14 +30,13 @@ from scipy import stats
 
 import flsim
 from experiments.local_runs import chosen, stable
-from flsim.attacks.audit.coins import epsilon_of_coins
-from flsim.attacks.audit.guesses import epsilon_of_ranks
+from flsim.attacks.audit.bounds import epsilon_of_coins, epsilon_of_ranks
 from flsim.attacks.membership.shadows import collect, leave_one_out
 from flsim.base.arrays import Floats
 from flsim.base.rng import stream
 from flsim.base.statistics import auroc, holm, paired_t_p, share_interval, t_interval
 from flsim.results.differences import pair_at_like_utility, pairs_of_seeds
-from flsim.results.store import read_run
+from flsim.results.rows import read_run
 
 RESULTS = Path(__file__).parent / "results"
 PAPER_REFERENCES = 2_000_000  # Thakkar et al. (2020), section 3.1

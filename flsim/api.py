@@ -12,42 +12,39 @@ from flsim.attacks.audit.audit import audit, audit_simulation
 from flsim.attacks.extraction.extract import Extraction, extract
 from flsim.attacks.extraction.personal import extract_personal_data
 from flsim.attacks.forgetting.measure import Forgetting, measure_forgetting
-from flsim.attacks.membership.attacked import ElsewhereHParams as Elsewhere
+from flsim.attacks.membership.inference import ElsewhereHParams as Elsewhere
 from flsim.attacks.membership.inference import infer_membership
-from flsim.attacks.membership.shadows import infer_by_shadows
-from flsim.attacks.membership.users import infer_users
+from flsim.attacks.membership.shadows import infer_by_shadows, infer_users
 from flsim.attacks.reveal.reveal import Revealed, reveal
 from flsim.base.errors import Diverged, InputError, RunFailed, as_list, not_negative
 from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams as ImportSettings
-from flsim.data.importing.run import import_corpus
+from flsim.data.importing.tasks import import_corpus
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
+from flsim.evaluation.evaluate import audit as measure_any_model
 from flsim.evaluation.evaluate import evaluate as measure_our_model
 from flsim.models.architectures import ModelHParams as Model
 from flsim.models.architectures import restore
 from flsim.models.language_model import LanguageModel
 from flsim.models.language_model import LoraHParams as Lora
-from flsim.privacy.mechanism import PrivacyHParams as Privacy
-from flsim.privacy.update_canaries import AuditHParams as CanaryUsers
+from flsim.privacy.ledger import AuditHParams as CanaryUsers
+from flsim.privacy.ledger import PrivacyHParams as Privacy
 from flsim.results.frames import frames
-from flsim.results.rows import frame
-from flsim.results.store import read_run
+from flsim.results.rows import frame, read_run
 from flsim.results.sweeps import expanded, read_shown
 from flsim.results.tables import memorization_table
-from flsim.runs import arms
+from flsim.runs import recovery
 from flsim.runs.config import Config, load
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_where_writable, load_model
+from flsim.runs.folder import Run, evaluate_where_writable, load_model
 from flsim.runs.recovery import discard
 from flsim.simulation import Central, FedAvg, Planted, epsilon, plant, refuse_impossible, simulate
 from flsim.training.central import CentralHParams as CentralSGD
-from flsim.training.hparams import LocalHParams as LocalSGD
-from flsim.training.local import threads as threads_of_torch
 from flsim.training.own_model import settled
+from flsim.training.update import LocalHParams as LocalSGD
 from flsim.training.update import State
+from flsim.training.update import threads as threads_of_torch
 
 if TYPE_CHECKING:
     from flsim.results.differences import Comparison
@@ -157,7 +154,7 @@ def run(
     opened = Run.reopen(settings, path) if resume else Run.create(settings, path)
     try:
         if begin_from is not None:
-            opened = arms.begin_from(opened, Run.open(Path(begin_from)))
+            opened = recovery.begin_from(opened, Run.open(Path(begin_from)))
         train(opened, address, cpus, head, retrain_lost, in_process)
     except InputError:  # there is no cluster, or no cluster that is large enough
         if not resume:

@@ -18,10 +18,9 @@ from flsim.base.files import refuse_existing
 from flsim.base.progress import progress
 from flsim.base.rng import stream
 from flsim.base.settings import Count, Level, Probability, settings
-from flsim.canaries.in_corpus import Planted
-from flsim.data.corpus import Corpus, Split
+from flsim.canaries.population import Planted
+from flsim.data.corpus import Corpus, Split, blocks, rewrite_corpus
 from flsim.data.records import Batch, RecordSource, Subset, Tokens, batch
-from flsim.data.withheld import blocks, rewrite_corpus
 from flsim.models.architectures import ModelHParams, restore
 from flsim.models.language_model import TrainableModel, predictions
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central

@@ -6,24 +6,20 @@ from pathlib import Path
 
 import pandas as pd
 
-from flsim.algorithms.built_in import AlgorithmName, SamplerName
+from flsim.algorithms.algorithm import AlgorithmName, SamplerName
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.base.errors import InputError, at_least_one, not_negative
 from flsim.base.extensions import refuse_wrong_options
 from flsim.base.machine import refuse_missing_device
 from flsim.base.settings import Count, Natural, Options, refuse_other, settings
-from flsim.canaries.in_corpus import planting_of, settled
 from flsim.canaries.planting import Planting
-from flsim.canaries.population import Partition, Population, make_twin, roster_of
+from flsim.canaries.population import Partition, Population, make_twin, planting_of, roster_of, settled
 from flsim.canaries.spec import Canary, CanaryHParams
-from flsim.data.corpus import Corpus
-from flsim.data.withheld import Shadow
+from flsim.data.corpus import Corpus, Shadow
 from flsim.models.architectures import ModelHParams, restore
-from flsim.privacy.ledger import epsilons
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import AuditHParams, PrivacyHParams, epsilons
 from flsim.privacy.sampling import refuse_options
-from flsim.privacy.update_canaries import AuditHParams
 from flsim.runs.config import (
     CentralConfig,
     CentralTrainingHParams,
@@ -34,11 +30,10 @@ from flsim.runs.config import (
     TrainingHParams,
 )
 from flsim.training.central import CentralHParams
-from flsim.training.hparams import LocalHParams
-from flsim.training.local import threads as threads_of_torch
 from flsim.training.own_model import refuse_unfit
 from flsim.training.own_model import settled as settled_model
-from flsim.training.update import State
+from flsim.training.update import LocalHParams, State
+from flsim.training.update import threads as threads_of_torch
 
 
 @dataclass(frozen=True)

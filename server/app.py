@@ -16,7 +16,7 @@ from flsim.base.logs import log
 from flsim.base.progress import say
 from flsim.runs import config
 from flsim.runs.config import FederatedConfig
-from flsim.runs.config.federated import SHARDS
+from flsim.runs.config.base import SHARDS
 from flsim.runs.folder import Run
 from server.cluster.internals import is_simulated
 from server.cluster.start import cluster

@@ -28,10 +28,18 @@ from flsim.base.rng import stream
 from flsim.data.corpus import Split
 from flsim.runs.config import Config
 from flsim.runs.config.base import settings_of_both, shared_rounds
-from flsim.runs.sweeps.definition import Planned, longest_first, training_digest
-from flsim.runs.sweeps.folder import TUNED, Screen, SweepFolder
-from flsim.runs.sweeps.search import Group, GroupOutcome, Trial, TuningOutcome, middle, search
-from flsim.runs.sweeps.tuning import OBJECTIVE, Search, TuningFolder, shortened
+from flsim.runs.sweeps.definition import (
+    Group,
+    GroupOutcome,
+    Planned,
+    Trial,
+    TuningOutcome,
+    longest_first,
+    middle,
+    search,
+    training_digest,
+)
+from flsim.runs.sweeps.folder import OBJECTIVE, TUNED, Screen, Search, SweepFolder, TuningFolder, shortened
 from server.cluster.start import cluster, ending_with_this_process, nodes
 from server.launch import needs_no_ray, refuse_what_does_not_fit, share
 from server.stopping import Stop, StopFile, stopping

@@ -18,8 +18,7 @@ from benchmarks import __main__ as benchmarks
 from flsim import cli
 from flsim.base.files import new_folder
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.data.records import Layout, Records, Vocabulary
 
 gc.disable()  # until all tests are collected: a search of a million imported objects takes half a second each time
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 from flsim.measures.built_in import ALSO, QUANTITIES
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.architectures import CIFGLanguageModel
 from flsim.models.language_model import ModelSettings
 
 ROOT = Path(__file__).parents[1]
@@ -179,7 +179,7 @@ def test_modules_are_imported_in_the_open() -> None:
     assert set(offenders(ALL, lambda path: "import_module" in path.read_text(encoding="utf-8"))) == {
         "flsim/evaluation/loading.py",
         "benchmarks/peers/__main__.py",
-        "server/pool/client.py",
+        "server/pool/grid.py",
     }
 
 

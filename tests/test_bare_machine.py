@@ -64,7 +64,7 @@ BENCHMARKS = """
 import json
 from benchmarks import engine, evaluation
 from benchmarks.central import CentralBenchHParams, bench_central
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.models.architectures import ModelHParams
 tiny = CentralBenchHParams(batch_sizes=(2,), records=16, turns=2, threads=1, model=ModelHParams(4, 6), users=1)
 measured = {"central": bench_central(tiny)["records_per_second"]["2"]["ours"]}

@@ -23,8 +23,7 @@ from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import epsilon
 from flsim.runs import config
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.training import central
 from flsim.training.central import CentralTraining, train_central
 from flsim.training.central.hparams import Order

@@ -13,20 +13,18 @@ from stepping import LAYOUT, same, source
 from torch import nn
 
 from flsim.algorithms import fedavg
-from flsim.algorithms.built_in import FedAvgHParams
+from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining, LocalEngine
 from flsim.base.errors import InputError
 from flsim.base.rng import states_of_shared_generators
 from flsim.models.architectures import ModelHParams, build, restore
 from flsim.models.language_model import digest_of
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import PrivacyHParams
 from flsim.runs.folder import Run
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.hparams import LocalHParams
-from flsim.training.local import training_mode
 from flsim.training.own_model import refuse_unfit
-from flsim.training.update import UpdateSum
-from server.verify import verify
+from flsim.training.update import LocalHParams, UpdateSum, training_mode
+from server.launch import verify
 
 ADAPTED = '''
 import random

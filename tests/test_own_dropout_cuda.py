@@ -10,7 +10,7 @@ from stepping import LAYOUT
 from flsim.algorithms import fedavg
 from flsim.algorithms.rounds import LocalEngine
 from flsim.models.architectures import ModelHParams, build
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

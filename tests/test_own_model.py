@@ -21,19 +21,17 @@ from flsim.algorithms.checkpoint import load, save
 from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.files import file_digest
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.models.architectures import ModelHParams, build, restore
-from flsim.models.language_model import LogitModel, Params, TrainableModel
-from flsim.models.quantization import quantized
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.models.language_model import LogitModel, Params, TrainableModel, quantized
+from flsim.privacy.ledger import PrivacyHParams
 from flsim.runs import config
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.central.record_level import record_gradients
+from flsim.training.central.hparams import record_gradients
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.hparams import LocalHParams
 from flsim.training.own_model import refuse_unfit
+from flsim.training.update import LocalHParams
 
 FORWARD = "        hidden, _"
 LINE = line_of(FORWARD)
@@ -127,7 +125,7 @@ def test_capabilities_belong_to_the_class_that_declares_them(tmp_path: Path) -> 
     """A subclass of the CIFG is trained by its own gradient, and by the written one where it says that it may be."""
     file = tmp_path / "mine.py"
     file.write_text(
-        "from flsim.models.cifg import CIFGLanguageModel\n"
+        "from flsim.models.architectures import CIFGLanguageModel\n"
         "class Louder(CIFGLanguageModel):\n"
         "    def logits(self, outputs):\n"
         "        return 3 * super().logits(outputs)\n"

@@ -29,9 +29,8 @@ from flsim.training.central import CentralHParams, train_central
 from flsim.training.central.training import StackedEngine
 from flsim.training.central.training import engine_of as central_engine_of
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.hparams import LocalHParams
-from flsim.training.local import local_batches
 from flsim.training.optimizers import refuse_failing, slots_of
+from flsim.training.update import LocalHParams, local_batches
 
 
 @pytest.fixture

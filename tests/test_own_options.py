@@ -12,7 +12,7 @@ from stepping import LAYOUT
 
 import flsim
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.built_in import FedAvgHParams
+from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError
@@ -27,13 +27,12 @@ from flsim.base.extensions import (
 )
 from flsim.models.architectures import ModelHParams, build
 from flsim.privacy.conventions import conventions_of
-from flsim.privacy.ledger import Entry, Ledger, epsilon
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import Entry, Ledger, PrivacyHParams, epsilon
 from flsim.privacy.sampling import draw_cohort
 from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.training.central import CentralHParams
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 OWN = '''
 from dataclasses import dataclass

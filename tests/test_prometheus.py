@@ -15,7 +15,7 @@ from raynodes import free_place, free_port, started
 from waiting import wait_until
 
 from flsim.runs.folder import Run
-from server.supervision import COUNTERS, GAUGES, TAGS, RoundMetrics
+from server.central import COUNTERS, GAUGES, TAGS, RoundMetrics
 
 ROOT = Path(__file__).parents[1]
 RAYS_TAGS = {"Component", "NodeAddress", "SessionName", "Version", "WorkerId"}

@@ -19,7 +19,7 @@ from own_model import SECTION, TINY_OWN, write_model
 
 import flsim
 from flsim.models.architectures import restore
-from flsim.results.store import read_run
+from flsim.results.rows import read_run
 from flsim.runs.folder import Run
 from flsim.training.optimizers import optimizer_named
 

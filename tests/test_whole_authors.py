@@ -18,23 +18,22 @@ from shown import over_seeds, to_latex, to_markdown
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.canaries.in_corpus import plant_corpus
 from flsim.canaries.planting import draw_canaries
+from flsim.canaries.population import plant_corpus
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.importing.gather import ImportHParams, split_of
-from flsim.data.importing.run import import_corpus
+from flsim.data.importing.tasks import import_corpus
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.records import Records
 from flsim.data.stores import fetched
 from flsim.defences import DeduplicationHParams, deduplicate
 from flsim.report.gather import gather
 from flsim.report.page import render
-from flsim.results.store import read_run
+from flsim.results.rows import read_run
 from flsim.results.tables import memorization_table
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 
 SHARE, WORDS_PER_USER, RECORD_WORDS, VOCABULARY = 0.25, 60, 8, 34
 SETTINGS = ImportHParams(VOCABULARY, RECORD_WORDS, WORDS_PER_USER, heldout=SHARE, test=SHARE)

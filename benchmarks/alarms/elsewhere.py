@@ -14,7 +14,7 @@ from scipy.special import ndtri
 
 from benchmarks.alarms.cases import Counts, Flags, judged, tossed
 from benchmarks.alarms.ours import ALIKE, FEW, hits_among_shared_references
-from flsim.attacks.audit import coins, guesses, ranks, trade_off
+from flsim.attacks.audit import bounds
 from flsim.base.rng import stream
 from flsim.base.statistics import upper_bound
 
@@ -60,7 +60,7 @@ def by_fixed_guesses(planted: Flags, significance: float = 0.05) -> Flags:
     tenth = planted.shape[1] // 10
     right = planted[:, -tenth:].sum(axis=1) + (~planted[:, :tenth]).sum(axis=1)
     made = 2 * tenth
-    return judged(right, lambda count: coins.epsilon_of_coins(planted.shape[1], made, count, DELTA, significance) > 0)
+    return judged(right, lambda count: bounds.epsilon_of_coins(planted.shape[1], made, count, DELTA, significance) > 0)
 
 
 def grid_of_guesses(rng: np.random.Generator, simulations: int) -> Both:
@@ -81,7 +81,7 @@ def ten_numbers_of_guesses(rng: np.random.Generator, simulations: int) -> Both:
     right = planted.cumsum(axis=1)
 
     def alarms(made: int) -> Flags:
-        return judged(right[:, made - 1], lambda count: coins.p_value(0.0, DELTA, CANARIES, made, count) < 0.01)
+        return judged(right[:, made - 1], lambda count: bounds.p_value(0.0, DELTA, CANARIES, made, count) < 0.01)
 
     published = np.any([alarms(made) for made in range(10, 101, 10)], axis=0)
     return published, by_fixed_guesses(planted, 0.01)
@@ -95,12 +95,12 @@ def numbers_of_guesses_by_f_dp(largest_noise: float) -> Simulate:
     """
 
     def simulate(rng: np.random.Generator, simulations: int) -> Both:
-        planted, wrong = half(rng, simulations, CANARIES), coins.of_one(trade_off.gaussian(1 / largest_noise))
+        planted, wrong = half(rng, simulations, CANARIES), bounds.of_one(bounds.gaussian(1 / largest_noise))
         inside, outside = planted[:, ::-1].cumsum(axis=1), (~planted).cumsum(axis=1)
 
         def alarms(number: int) -> Flags:
             right = inside[:, number - 1] + outside[:, number - 1]
-            return judged(right, lambda count: coins.is_refuted(wrong, CANARIES, 2 * number, count))
+            return judged(right, lambda count: bounds.is_refuted(wrong, CANARIES, 2 * number, count))
 
         numbers = np.logspace(1, np.log10(CANARIES // 2), num=50, dtype=int).tolist()
         published = np.any([alarms(number) for number in numbers], axis=0)
@@ -125,7 +125,7 @@ def best_threshold(rng: np.random.Generator, simulations: int) -> Both:
     highest = np.array([upper_bound(count, models, 0.025) for count in range(models + 1)])
     at_best = [highest[np.take_along_axis(counts, best, axis=1)[:, 0]] for counts in (missed, alarms)]
     above = (scores > 0).sum(axis=2).tolist()  # at a threshold that is fixed in advance
-    is_above = [ranks.epsilon_of_threshold(hits, models, others, models, delta) > 0 for hits, others in above]
+    is_above = [bounds.epsilon_of_threshold(hits, models, others, models, delta) > 0 for hits, others in above]
     return _odds(at_best[0], at_best[1], delta) > 1, np.array(is_above)
 
 
@@ -162,13 +162,13 @@ def by_vertices(test: Callable[[Counts, Counts, float], bool]) -> Simulate:
 
 def _one_run(hits: Counts, alarms: Counts, part: float) -> bool:
     pairs = zip(hits.tolist(), (hits + alarms).tolist(), strict=True)
-    return any(right and coins.p_value(0.0, DELTA, CANARIES, made, right) < part for right, made in pairs)
+    return any(right and bounds.p_value(0.0, DELTA, CANARIES, made, right) < part for right, made in pairs)
 
 
 def _one_run_by_f_dp(hits: Counts, alarms: Counts, part: float) -> bool:
     pairs = zip(hits.tolist(), (hits + alarms).tolist(), strict=True)
-    nothing = coins.of_one(lambda share: share)  # T of mu = 0
-    return any(2 * right > made and coins.is_refuted(nothing, CANARIES, made, right, part) for right, made in pairs)
+    nothing = bounds.of_one(lambda share: share)  # T of mu = 0
+    return any(2 * right > made and bounds.is_refuted(nothing, CANARIES, made, right, part) for right, made in pairs)
 
 
 def _absolute_mu(hits: Counts, alarms: Counts, part: float) -> bool:
@@ -180,7 +180,7 @@ def _absolute_mu(hits: Counts, alarms: Counts, part: float) -> bool:
     ]
     usable = [pair for pair in rates if max(pair) < 1 - DELTA]
     mu = max((abs(float(-ndtri(fpr) - ndtri(fnr))) for fpr, fnr in usable), default=0.0)
-    return bool(mu) and trade_off.epsilon_of_gaussian(mu, DELTA) > 0
+    return bool(mu) and bounds.epsilon_of_gaussian(mu, DELTA) > 0
 
 
 def references_taken_for_own(rng: np.random.Generator, simulations: int) -> Both:
@@ -188,8 +188,8 @@ def references_taken_for_own(rng: np.random.Generator, simulations: int) -> Both
     (references, threshold), users = FEW, ALIKE.tolist()
     hits = hits_among_shared_references(rng, simulations, 3.0, ALIKE)
     share = threshold / (references + 1)
-    published = judged(hits, lambda count: guesses.epsilon_of_hits(count, share, users) > 3.0)
-    return published, judged(hits, lambda count: guesses.epsilon_of_ranks(count, threshold, references, users) > 3.0)
+    published = judged(hits, lambda count: bounds.epsilon_of_hits(count, share, users) > 3.0)
+    return published, judged(hits, lambda count: bounds.epsilon_of_ranks(count, threshold, references, users) > 3.0)
 
 
 PRIVACY_GUARD = "facebookresearch/PrivacyGuard, tutorial_notebooks/fdp_analysis_tutorial.ipynb, fb9c26c"
@@ -247,7 +247,7 @@ ELSEWHERE = (
     ),
     Elsewhere(
         "(avoided here)",
-        "the mistake that flsim.attacks.audit.guesses avoids",
+        "the mistake that flsim.attacks.audit.bounds avoids",
         "shared references, treated as separate",
         0.05,
         references_taken_for_own,

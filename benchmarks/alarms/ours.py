@@ -15,13 +15,12 @@ from scipy.optimize import brentq
 from scipy.special import expit, ndtr, ndtri
 
 from benchmarks.alarms.cases import Case, Counts, Flags, Simulate, judged, tossed
-from flsim.attacks.audit import coins, guesses, ranks, trade_off
+from flsim.attacks.audit import bounds
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.rounds import delta_of_cosines
 from flsim.base.rng import stream
 from flsim.base.statistics import lower_bound, upper_bound
-from flsim.privacy.ledger import Entry, Ledger
-from flsim.privacy.update_canaries import AuditHParams, cosines
+from flsim.privacy.ledger import AuditHParams, Entry, Ledger, cosines
 from flsim.training.update import with_canaries
 
 CANARIES = 48
@@ -71,7 +70,7 @@ def shared_references(epsilon: float, groups: Counts, references: tuple[int, int
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         hits = hits_among_shared_references(rng, simulations, epsilon, groups, references, runs)
         users = groups.tolist()
-        return judged(hits, lambda hit: guesses.epsilon_of_ranks(hit, threshold, number, users) > epsilon)
+        return judged(hits, lambda hit: bounds.epsilon_of_ranks(hit, threshold, number, users) > epsilon)
 
     return exceeds
 
@@ -81,7 +80,7 @@ def fresh_phrases(epsilon: float) -> Simulate:
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         hits = (places_of_canaries(rng, simulations, epsilon, 0.03, ALIKE) <= 0.03).sum(axis=1)
-        return judged(hits, lambda hit: guesses.epsilon_of_hits(hit, 0.03, ALIKE.tolist()) > epsilon)
+        return judged(hits, lambda hit: bounds.epsilon_of_hits(hit, 0.03, ALIKE.tolist()) > epsilon)
 
     return exceeds
 
@@ -91,7 +90,7 @@ def coins_of_randomized_response(epsilon: float, users: int) -> Simulate:
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         right = rng.binomial(100, expit(users * epsilon), simulations)
-        return judged(right, lambda count: coins.epsilon_of_coins(200, 100, count, DELTA, users=users) > epsilon)
+        return judged(right, lambda count: bounds.epsilon_of_coins(200, 100, count, DELTA, users=users) > epsilon)
 
     return exceeds
 
@@ -103,15 +102,15 @@ def right_guesses(rng: np.random.Generator, simulations: int, mu: float) -> Coun
     """
     planted = tossed(rng, simulations, 100)
     scores = rng.normal(size=planted.shape) + mu * planted
-    return np.array([coins.correct_guesses(*of_run, 10) for of_run in zip(scores, planted, strict=True)])
+    return np.array([bounds.correct_guesses(*of_run, 10) for of_run in zip(scores, planted, strict=True)])
 
 
 def coins_of_gaussians(mu: float) -> Simulate:
     """Return the simulation of coins that a Gaussian mechanism hides; its trade-off function is tested."""
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
-        wrong = coins.of_one(trade_off.gaussian(mu))
-        return judged(right_guesses(rng, simulations, mu), lambda right: coins.is_refuted(wrong, 100, 20, right))
+        wrong = bounds.of_one(bounds.gaussian(mu))
+        return judged(right_guesses(rng, simulations, mu), lambda right: bounds.is_refuted(wrong, 100, 20, right))
 
     return exceeds
 
@@ -119,7 +118,7 @@ def coins_of_gaussians(mu: float) -> Simulate:
 def coins_of_noise(rng: np.random.Generator, simulations: int) -> Flags:
     """Guess coins from scores without information."""
     right = right_guesses(rng, simulations, 0.0)
-    return judged(right, lambda count: coins.epsilon_of_coins(100, 20, count, DELTA) > 0)
+    return judged(right, lambda count: bounds.epsilon_of_coins(100, 20, count, DELTA) > 0)
 
 
 def coins_under_a_ledger(noise: float, users: int) -> Simulate:
@@ -127,9 +126,9 @@ def coins_under_a_ledger(noise: float, users: int) -> Simulate:
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         claim = Claim.of_ledger(Ledger((Entry("poisson", 100, 100, noise, 1),)), "poisson", DELTA)
-        wrong = coins.of_one(trade_off.of_group(claim.curve.least_probability, users))
+        wrong = bounds.of_one(bounds.of_group(claim.curve.least_probability, users))
         right = right_guesses(rng, simulations, users / noise)
-        return judged(right, lambda count: coins.is_refuted(wrong, 100, 20, count))
+        return judged(right, lambda count: bounds.is_refuted(wrong, 100, 20, count))
 
     return exceeds
 
@@ -155,7 +154,7 @@ def measured_canary_users(noise: float | None, simulations: int) -> tuple[NDArra
 def right_guesses_of_users(noise: float | None, simulations: int) -> Counts:
     """Return numbers of right guesses of 20 coins of canary users, [simulations]."""
     pairs = zip(*measured_canary_users(noise, simulations), strict=True)
-    return np.array([coins.correct_guesses(*pair, 10) for pair in pairs])
+    return np.array([bounds.correct_guesses(*pair, 10) for pair in pairs])
 
 
 def canary_users_by_coins(noise: float | None) -> Simulate:
@@ -164,7 +163,7 @@ def canary_users_by_coins(noise: float | None) -> Simulate:
 
     def exceeds(_: np.random.Generator, simulations: int) -> Flags:
         right = right_guesses_of_users(noise, simulations)
-        return judged(right, lambda count: coins.epsilon_of_coins(USERS, 20, count, DELTA) > epsilon)
+        return judged(right, lambda count: bounds.epsilon_of_coins(USERS, 20, count, DELTA) > epsilon)
 
     return exceeds
 
@@ -174,9 +173,9 @@ def canary_users_under_a_ledger(noise: float) -> Simulate:
 
     def exceeds(_: np.random.Generator, simulations: int) -> Flags:
         claim = Claim.of_ledger(Ledger((Entry("poisson", 100, 100, noise, 1),)), "poisson", DELTA)
-        wrong = coins.of_one(claim.curve.least_probability)
+        wrong = bounds.of_one(claim.curve.least_probability)
         right = right_guesses_of_users(noise, simulations)
-        return judged(right, lambda count: coins.is_refuted(wrong, USERS, 20, count))
+        return judged(right, lambda count: bounds.is_refuted(wrong, USERS, 20, count))
 
     return exceeds
 
@@ -196,7 +195,7 @@ def estimates_of_canary_users(noise: float | None) -> Simulate:
 
 def epsilon_of_noise(noise: float | None) -> float:
     """Return the epsilon at `DELTA` of one canary user in or out of a sum with this noise; 0 if it is never in."""
-    return 0.0 if noise is None else trade_off.epsilon_of_gaussian(1 / noise, DELTA)
+    return 0.0 if noise is None else bounds.epsilon_of_gaussian(1 / noise, DELTA)
 
 
 def sets_of_gaussians(mu: float) -> Simulate:
@@ -206,8 +205,8 @@ def sets_of_gaussians(mu: float) -> Simulate:
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         own = ndtr(rng.normal(size=(simulations, CANARIES)) + mu)
         others = rng.beta(alternatives - named, named, size=own.shape)  # the fifth-largest of 99 uniform numbers
-        wrong = coins.of_set(trade_off.gaussian(mu), named / alternatives)
-        return judged((own > others).sum(axis=1), lambda hits: coins.is_refuted(wrong, CANARIES, CANARIES, hits))
+        wrong = bounds.of_set(bounds.gaussian(mu), named / alternatives)
+        return judged((own > others).sum(axis=1), lambda hits: bounds.is_refuted(wrong, CANARIES, CANARIES, hits))
 
     return exceeds
 
@@ -218,7 +217,7 @@ def epsilon_of_gaussian_threshold(
     """Return epsilon of mu = Phi^-1(1 - FPR) - Phi^-1(FNR) at the ends of exact intervals: Gaussian mechanisms only."""
     tail = significance / 2
     mu = float(ndtri(1 - upper_bound(alarms, others, tail)) - ndtri(upper_bound(members - detected, members, tail)))
-    return trade_off.epsilon_of_gaussian(mu, delta) if mu > 0 else 0.0
+    return bounds.epsilon_of_gaussian(mu, delta) if mu > 0 else 0.0
 
 
 def models_at_a_threshold(bound: Callable[..., float], detects: float, epsilon: float) -> Simulate:
@@ -240,8 +239,8 @@ def all_coins_by_way_of_mu(epsilon: float) -> Simulate:
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         right = rng.binomial(1_000, expit(epsilon), simulations)
-        wrong = coins.of_one(trade_off.gaussian(mu_of(epsilon)))
-        return judged(right, lambda count: coins.is_refuted(wrong, 1_000, 1_000, count))
+        wrong = bounds.of_one(bounds.gaussian(mu_of(epsilon)))
+        return judged(right, lambda count: bounds.is_refuted(wrong, 1_000, 1_000, count))
 
     return exceeds
 
@@ -249,7 +248,7 @@ def all_coins_by_way_of_mu(epsilon: float) -> Simulate:
 @cache
 def mu_of(epsilon: float) -> float:
     """Return mu of the Gaussian mechanism of this epsilon at `DELTA`."""
-    return float(brentq(lambda mu: trade_off.epsilon_of_gaussian(mu, DELTA) - epsilon, 0.01, 10.0))
+    return float(brentq(lambda mu: bounds.epsilon_of_gaussian(mu, DELTA) - epsilon, 0.01, 10.0))
 
 
 def upper_ends(probability: float, trials: int) -> Simulate:
@@ -276,7 +275,7 @@ def small_p_values(rng: np.random.Generator, simulations: int) -> Flags:
     """Return whether p is at most 5%, of a canary among 20,000 references, for scores without information."""
     own = rng.normal(size=simulations)
     better = rng.binomial(20_000, ndtr(-own))
-    return ranks.p_values(1.0 + better, 20_000) <= 0.05
+    return bounds.p_values(1.0 + better, 20_000) <= 0.05
 
 
 def _named(groups: Counts) -> str:
@@ -315,7 +314,7 @@ def _our_bounds() -> Iterator[Case]:
         truth = f"ledger of z = {noise:g}, {users} user{'s' * (users > 1)} a canary"
         yield Case("coins.is_refuted, a ledger's curve", truth, coins_under_a_ledger(noise, users))
     for epsilon in (0.0, 1.0, 3.0):
-        simulate = models_at_a_threshold(ranks.epsilon_of_threshold, float(expit(epsilon)), epsilon)
+        simulate = models_at_a_threshold(bounds.epsilon_of_threshold, float(expit(epsilon)), epsilon)
         yield Case("ranks.epsilon_of_threshold", f"epsilon {epsilon:g}, 1,000 models", simulate)
     for probability, trials in ((0.01, 500), (0.3, 48)):
         truth = f"probability {probability:g}, {trials} trials"
@@ -327,7 +326,7 @@ def _our_bounds() -> Iterator[Case]:
 def _estimates() -> Iterator[Case]:
     bound, by_mu = epsilon_of_gaussian_threshold, "epsilon_of_gaussian_threshold"
     for mu in (0.0, 1.0, 2.0):
-        simulate = models_at_a_threshold(bound, float(ndtr(mu / 2)), trade_off.epsilon_of_gaussian(mu, DELTA))
+        simulate = models_at_a_threshold(bound, float(ndtr(mu / 2)), bounds.epsilon_of_gaussian(mu, DELTA))
         yield Case(by_mu, f"Gaussian, mu {mu:g}", simulate)
     for epsilon in (1.0, 2.0, 3.0):
         truth = f"randomized response, epsilon {epsilon:g}"

@@ -33,10 +33,8 @@ from flsim.base.rng import stream
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.cohort.devices import products
-from flsim.training.cohort.engine import CohortEngine
-from flsim.training.hparams import LocalHParams, Precision
-from flsim.training.update import UpdateSum, global_norm
+from flsim.training.cohort.engine import CohortEngine, products
+from flsim.training.update import LocalHParams, Precision, UpdateSum, global_norm
 
 ROOT = Path(__file__).parents[2]
 TESTS = "tests/**/test_*cuda*.py"

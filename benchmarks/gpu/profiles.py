@@ -12,7 +12,7 @@ from benchmarks.gpu.parts import AT_ONCE, Measured, Setup, failure
 from flsim.base.rng import stream
 from flsim.training.cohort.engine import StackedTrainer
 from flsim.training.cohort.packing import Participant
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 TILES = ((2**14, 2), (2**13, 3), (2**13, 2), (2**12, 4))  # bytes of a block of weights, and blocks loaded at once
 # Kernels by a part of their names; a kernel has the first kind that matches.

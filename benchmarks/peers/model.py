@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, nll_loss
 
 from benchmarks.peers.work import PAD, UserData, Work
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.architectures import CIFGLanguageModel
 from flsim.models.language_model import Params, loss_sum
 
 

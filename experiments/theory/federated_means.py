@@ -14,13 +14,12 @@ from scipy.special import ndtri
 
 from experiments.theory import gaussian_words
 from experiments.theory.mean_estimation import MeanEstimation
-from flsim.algorithms.built_in import FedAvgHParams
+from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.rng import stream
-from flsim.data.records import NOBODY, ExtraUsers, Records
-from flsim.data.vocabulary import SPECIAL_TOKENS, Layout
+from flsim.data.records import NOBODY, SPECIAL_TOKENS, ExtraUsers, Layout, Records
 from flsim.models.architectures import ModelHParams
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 Floats = NDArray[np.float64]
 MODEL = f"{Path(gaussian_words.__file__)}:{gaussian_words.GaussianWords.__name__}"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.models.language_model import ModelSettings, TrainableModel
 
 NEVER = -1e9  # logit of the special tokens, which no record holds

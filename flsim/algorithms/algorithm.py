@@ -1,22 +1,116 @@
-"""The contract of a federated algorithm: what the server sends, what a user does, and how the server uses the sum.
+"""The interface of federated algorithms, the tensors that users store, and the built-in algorithms."""
 
-A round of any algorithm: the server sends the model, and the tensors of the algorithm, to the cohort. Each user trains
-and answers with named tensors; only sums over many users leave a client process. The server averages the sums, steps,
-and updates its tensors. `Algorithm` itself is Federated Averaging; subclasses override what differs.
-"""
-
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
-from flsim.base.errors import RunFailed
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.extensions import (
+    CustomName,
+    by_content,
+    configured,
+    made,
+    name_in_settings,
+    options_of,
+    refuse_wrong_options,
+    resolve,
+)
+from flsim.base.files import make_folder, new_file
+from flsim.base.settings import Count, Options, settings
 from flsim.data.records import Batch
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params, TrainableModel
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import Moments, UpdateSum, flat
+from flsim.privacy.ledger import Entry, PrivacyHParams
+from flsim.privacy.noise import settled
+from flsim.privacy.sampling import SAMPLERS, Sampling, refuse_options
+from flsim.training.update import LocalHParams, Moments, UpdateSum, by_slot, flat, threads
+
+# The tensors that users store between rounds, in files of the run folder, which all nodes can read.
+#
+#     users/000/417/round-000010-after-000003.safetensors    what user 417 stored in round 10 (from 0), after round 3
+#
+# A state is a function of (seed, rounds before), so a file that is written again after a fault has the same bits. Files
+# after the round that training returns to are never read. Only users that took part have files.
+
+
+NAME = re.compile(r"round-(\d{6,})-after-(\d{6,}|none)\.safetensors", re.ASCII)
+FOLDER = "users"
+
+
+class UserStates:
+    """The states of users: in files of a folder, or, without one or if read-only, in memory, which takes precedence."""
+
+    def __init__(self, folder: Path | None = None, is_read_only: bool = False) -> None:
+        self._folder = folder
+        self._memory: dict[int, dict[int, Moments]] | None = {} if folder is None or is_read_only else None
+
+    def read(self, user: int, round_: int) -> Moments | None:
+        """Return the tensors of a user's last round before a given round, or None; InputError if they were removed."""
+        in_memory = {written for written in (self._memory or {}).get(user, {}) if written < round_}
+        files = {written: path for written, (path, _) in self._files(user).items() if written < round_}
+        if in_memory and max(in_memory) >= max(files, default=-1):
+            return self._memory[user][max(in_memory)]  # type: ignore[index]
+        if not files:
+            first = min(self._files(user).items(), default=None)
+            before = None if first is None else first[1][1]
+            if before is not None and before < round_:
+                raise InputError(
+                    f"{self._folder_of(user)}: the state of user {user} before round {round_ + 1} was removed, "
+                    "because training cannot return to this round; name a later round"
+                )
+            return None
+        path = files[max(files)]
+        try:
+            return by_slot(load_file(path))
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{path}: the file is damaged; train the run again from the beginning") from error
+
+    def write(self, user: int, round_: int, user_state: Moments, oldest_resumable_round: int) -> None:
+        """Store a user's state after a round, and remove states that no resumable round needs."""
+        on_cpu = {
+            slot: {name: value.float().cpu().contiguous() for name, value in tensors.items()}
+            for slot, tensors in user_state.items()
+        }
+        if self._memory is not None:
+            rounds = self._memory.setdefault(user, {})
+            rounds[round_] = on_cpu
+            for old in _superseded(list(rounds), oldest_resumable_round):
+                del rounds[old]
+            return
+        files = self._files(user)
+        before = max((written for written in files if written < round_), default=None)
+        folder = self._folder_of(user)
+        make_folder(folder)
+        path = folder / f"round-{round_:06d}-after-{'none' if before is None else f'{before:06d}'}.safetensors"
+        with new_file(path) as partial:
+            save_file(flat(on_cpu), partial)
+        for old in _superseded(list(files), oldest_resumable_round):
+            files[old][0].unlink(missing_ok=True)
+
+    def _folder_of(self, user: int) -> Path:
+        return (self._folder or Path()) / f"{user // 1000:03d}" / str(user)
+
+    def _files(self, user: int) -> dict[int, tuple[Path, int | None]]:
+        """Return a user's files by round, each with the round of the user's file before it."""
+        if self._folder is None or not (folder := self._folder_of(user)).is_dir():
+            return {}
+        named = [(path, NAME.fullmatch(path.name)) for path in folder.iterdir()]
+        return {int(m[1]): (path, None if m[2] == "none" else int(m[2])) for path, m in named if m}
+
+
+def _superseded(rounds: list[int], oldest: int) -> list[int]:
+    """Return the rounds whose states are not needed by training that continues from round `oldest` or later."""
+    older = sorted(round_ for round_ in rounds if round_ < oldest)
+    return older[:-1]
 
 
 @dataclass(frozen=True)
@@ -181,3 +275,212 @@ def aggregated(algorithm: Algorithm, round_: ServerRound) -> tuple[Params, Momen
 def zero_of(algorithm: Algorithm, like: Params) -> UpdateSum:
     """Return the sum over zero users, with all tensors of the algorithm's answers."""
     return UpdateSum.zero(like | flat(algorithm.answers_like(like)))
+
+
+# The built-in federated algorithms, and the settings of a federated algorithm on the server.
+
+
+class Scaffold(Algorithm):
+    """Federated Averaging with control variates: c of the server and c_i of each user, all zeros at first.
+
+    Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
+    Learning" (2020), Algorithm 1, with option II for the users' control variates. A user takes steps y <- y - eta_l
+    (g_i(y) - c_i + c), then sets c_i+ = c_i - c + (x - y) / (K eta_l), and answers with y - x and c_i+ - c_i. The
+    server steps along the plain mean of the first, with its own optimizer, and adds the sum of the second, divided by
+    N, to c. A user without records changes nothing, and neither does a user at a learning rate of 0.
+    """
+
+    label = "SCAFFOLD"
+    slots = ("control",)
+    answers = ("control",)
+    user_slots = ("control",)
+    weighs_examples = False
+    bounds_users = False  # c_i+ - c_i leaves a user as well, and no clip bounds it
+
+    def refuse(self, local: LocalHParams) -> None:
+        """Raise InputError unless local steps are plain SGD, whose learning rate the control variates contain."""
+        for name, is_plain in (
+            ("optimizer", local.optimizer == "sgd"),
+            ("gradient_clip", local.gradient_clip is None),
+            ("proximal", not local.proximal),
+        ):
+            if not is_plain:
+                raise InputError(f"training.algorithm SCAFFOLD corrects steps of plain SGD; remove local.{name}")
+
+    def train(self, user: User) -> Answer:
+        c = user.sent["control"]
+        zeros = {name: value.new_zeros(value.shape) for name, value in c.items()}
+        c_i = user.user_state["control"] if user.user_state else zeros
+        trained = user.train({name: c[name] - c_i[name] for name in c})
+        k_eta = trained.steps * user.rate
+        if not k_eta:  # no steps, or a schedule's rate of 0: (x - y) / (K eta_l) is 0 / 0
+            return Answer(trained, {"control": {name: value.double() * 0 for name, value in c.items()}})
+        after = {name: (c_i[name] - c[name] - trained.delta[name].cpu() / k_eta).float() for name in c}
+        change = {name: after[name].double() - c_i[name].double() for name in c}
+        return Answer(trained, {"control": change}, {"control": after})
+
+    def step(self, own: Moments, summed: Moments, users: int, population: int) -> Moments:  # noqa: ARG002 (N divides)
+        """Return c + |S| / N times the mean of c_i+ - c_i, lines 16 and 17."""
+        c = own["control"]
+        return {"control": {name: (c[name].double() + summed["control"][name] / population).float() for name in c}}
+
+
+class FedProx(Algorithm):
+    """Federated Averaging whose users minimize their loss + mu / 2 ||w - w_global||^2, with mu `local.proximal`.
+
+    Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated Optimization in Heterogeneous Networks" (2020), Algorithm
+    2 and equation 2.
+    """
+
+    label = "FedProx"
+
+    def refuse(self, local: LocalHParams) -> None:
+        if not local.proximal:
+            raise InputError('training.algorithm "fedprox" needs mu; set local.proximal above 0')
+
+
+class FlexLoRA(Algorithm):
+    """Federated Averaging whose next B A is the matrix of rank r nearest to the mean of the users' products B_k A_k.
+
+    Bai, Chen, Qian, Yao and Li, "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
+    Resources" (2024), arXiv 2402.11505, with one rank for all users. The mean is weighted by the users' numbers of
+    examples, as in Federated Averaging. Singular values beyond the first r are lost. A user sends outputs x inputs
+    numbers for each layer in addition to the update.
+    """
+
+    label = "FlexLoRA"
+    answers = ("product", "weight")
+    bounds_users = False  # products leave a user as well, and no clip bounds them
+
+    def refuse_settings(self, model: ModelHParams, server: ServerOptimizerHParams) -> None:
+        """Raise InputError unless A and B are trained, and the server only averages."""
+        if model.lora is None or model.lora.freeze_a:
+            raise InputError(
+                "training.algorithm FlexLoRA averages products of LoRA's A and B; set model.lora, without freeze_a"
+            )
+        for name in ("server_optimizer", "server_learning_rate", "server_schedule"):
+            if getattr(server, name) != getattr(ServerOptimizerHParams, name):
+                raise InputError(f"training.algorithm FlexLoRA replaces A and B; remove training.{name}")
+
+    def answers_like(self, params: Params) -> Moments:
+        """Return a matrix [outputs, inputs] for each layer, under the name of its A, and a number."""
+        products = {
+            of_a: params[of_a].new_zeros(len(params[of_b]), params[of_a].shape[1])
+            for of_a, of_b in pairs(params).items()
+        }
+        return {"product": products, "weight": {"records": torch.zeros(1)}}
+
+    def train(self, user: User) -> Answer:
+        """Train a user as in Federated Averaging, and add B_k A_k times the number of records of all steps."""
+        trained, records = user.train(), sum(len(batch.inputs) for batch in user.batches)
+        local = {name: value.detach() + trained.delta[name] for name, value in user.model.trainable.items()}
+        products = {of_a: records * (local[of_b] @ local[of_a]) for of_a, of_b in pairs(local).items()}
+        return Answer(trained, {"product": products, "weight": {"records": torch.tensor([float(records)])}})
+
+    def aggregate(self, round_: ServerRound) -> tuple[Params, Moments]:
+        update, records = dict(round_.mean), float(round_.summed["weight"]["records"])
+        for of_a, of_b in pairs(update).items() if records else ():
+            a, b = round_.params[of_a].double(), round_.params[of_b].double()
+            next_a, next_b = factors(round_.summed["product"][of_a] / records, a)
+            update |= {of_a: next_a - a, of_b: next_b - b}
+        return update, round_.own
+
+
+def pairs(params: Params) -> dict[str, str]:
+    """Return the name of each adapter's A, with that of its B."""
+    return {name: name.replace(".lora_A.", ".lora_B.") for name in params if ".lora_A." in name}
+
+
+def factors(product: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the next A [r, inputs] and B [outputs, r] from the truncated singular value decomposition of a product.
+
+    A has the right singular vectors, whose entries of largest size are positive, and B the left ones times the singular
+    values. If a singular value is 0, the row of A remains that of the last A, and the column of B is zeros: a row of
+    zeros would have no gradient. All are float64.
+    """
+    with threads(1):  # the bits do not depend on the number of threads of a process
+        u, s, vt = torch.linalg.svd(product, full_matrices=False)
+    zero = max(product.shape) * torch.finfo(s.dtype).eps * s[0]  # as in numpy.linalg.matrix_rank
+    rank = min(len(a), int((s > zero).sum()))
+    u, s, vt = u[:, :rank], s[:rank], vt[:rank]
+    sign = vt.gather(1, vt.abs().argmax(1, keepdim=True)).sign().flatten()
+    next_a, next_b = a.clone(), a.new_zeros(len(product), len(a))
+    next_a[:rank], next_b[:, :rank] = sign[:, None] * vt, u * (sign * s)
+    return next_a, next_b
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "fedavg": FEDAVG,
+    "fedprox": FedProx(),
+    "scaffold": Scaffold(),
+    "flexlora": FlexLoRA(),
+}
+
+
+def algorithm_named(name: str) -> Algorithm:
+    """Return a built-in algorithm, or the `Algorithm` at ``path/to/file.py:NAME`` with the options of the name."""
+    algorithm: object = resolve(name, ALGORITHMS, "algorithm")
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        algorithm = made(name, algorithm)
+    elif options_of(name):
+        raise InputError(f"{name_in_settings(name)}: takes no options; name a class")
+    if not isinstance(algorithm, Algorithm):
+        raise InputError(
+            f"{name_in_settings(name)}: not a subclass of flsim.algorithms.algorithm.Algorithm; derive the "
+            "class from it"
+        )
+    return algorithm
+
+
+# The settings of a federated algorithm on the server.
+
+
+SamplerName = Annotated[str, CustomName("sampler", SAMPLERS)]
+AlgorithmName = Annotated[str, CustomName("algorithm", ALGORITHMS)]
+
+
+@settings
+class FedAvgHParams(ServerOptimizerHParams):
+    """Settings of the server and of its optimizer.
+
+    Attributes:
+        algorithm: Federated algorithm, e.g. "fedavg" or "scaffold"; docs/algorithms.md lists all. Change it to compare
+            algorithms.
+        rounds: Number of rounds to train. Unit: rounds.
+        cohort: Number of users in each round; with sampler "poisson" the expected number. Unit: users.
+        sampler: "fixed-size" draws exactly `cohort` users without replacement, as in Algorithm 1 of the paper.
+            "poisson" takes each of N users with probability cohort / N, independently. "truncated-poisson" is "poisson"
+            with at most `limit` users, an option. "with-replacement" draws `cohort` times from all users, as in the
+            paper's experiments (footnote 1); a user drawn twice counts twice, and mechanism "dp" is refused.
+            "round-robin" takes the users in one random order, one cohort after another, repeatedly. "min-separation"
+            divides the users into `separation` groups, an option, and draws from each group in turn. "cyclic-poisson"
+            is "min-separation" with Poisson sampling in the group, and "balls-in-bins" takes groups of random sizes.
+            "available" draws users who are available. "fedbuff" is asynchronous training: `cohort` answers are a round.
+            For custom samplers, see docs/privacy.md.
+        algorithm_options: Options of a custom algorithm, e.g. { alpha = 0.1 }: keyword
+            arguments, numbers or text. Unit: none.
+        sampler_options: Options of the sampler, e.g. { limit = 600 }: see docs/dp.md and docs/participation.md for
+            built-in samplers, or keyword arguments of a custom sampler, numbers or text. Unit: none.
+    """
+
+    rounds: Count = 8_000
+    cohort: Count = 500
+    sampler: SamplerName = "fixed-size"
+    algorithm: AlgorithmName = "fedavg"
+    algorithm_options: Options = field(default_factory=dict)
+    sampler_options: Options = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_wrong_options(self, "algorithm")
+        refuse_options(self.sampler, self.sampler_options, self.cohort)
+
+    def releases(self, privacy: PrivacyHParams, population: int, rounds: int, length: int) -> Entry:
+        """Return the ledger's entry for a number of rounds over a population, in a training of `length` rounds."""
+        multiplier, process = privacy.noise_multiplier, by_content(self.process(privacy, population, length))
+        sampler = by_content(configured(self, "sampler"))
+        return Entry(sampler, population, self.cohort, multiplier, rounds, process)
+
+    def process(self, privacy: PrivacyHParams, population: int, length: int) -> str:
+        """Return the name of the noise process of a training, with everything that the noise depends on as options."""
+        return settled(privacy.process, Sampling(configured(self, "sampler"), population, self.cohort), length)

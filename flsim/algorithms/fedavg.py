@@ -16,8 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.algorithm import FEDAVG, Algorithm, ServerRound, Trained, User, aggregated, zero_of
-from flsim.algorithms.built_in import FedAvgHParams, algorithm_named
+from flsim.algorithms.algorithm import (
+    FEDAVG,
+    Algorithm,
+    FedAvgHParams,
+    ServerRound,
+    Trained,
+    User,
+    aggregated,
+    algorithm_named,
+    zero_of,
+)
 from flsim.algorithms.server_optimizers import ServerStep
 from flsim.algorithms.summation import Reply, RoundRequest, ShardWork, TreeSum
 from flsim.base.errors import Diverged, RunFailed
@@ -27,15 +36,24 @@ from flsim.data.records import Batch, Users, UsersByRound
 from flsim.models.architectures import ModelHParams, build
 from flsim.models.language_model import Params, TrainableModel, loss_sum
 from flsim.privacy import noise
-from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean, released, rounded
+from flsim.privacy.ledger import AuditHParams, PrivacyHParams, next_clip, noisy_mean, released, rounded
 from flsim.privacy.sampling import Sampler, draw_cohort, sampler_named, shard_ranges
-from flsim.privacy.update_canaries import AuditHParams
-from flsim.training.hparams import LocalHParams
-from flsim.training.local import local_batches, restored, take_step, training_mode
-from flsim.training.update import Moments, State, UpdateSum, by_slot, flat, with_canaries
+from flsim.training.update import (
+    LocalHParams,
+    Moments,
+    State,
+    UpdateSum,
+    by_slot,
+    flat,
+    local_batches,
+    restored,
+    take_step,
+    training_mode,
+    with_canaries,
+)
 
 if TYPE_CHECKING:  # the reference engine also runs without safetensors
-    from flsim.algorithms.user_states import UserStates
+    from flsim.algorithms.algorithm import UserStates
 
 MODEL = "model/"  # prefix of the slots of earlier models, which users still train: "model/12" before round 12, from 0
 Send = Callable[[Sequence[RoundRequest]], Iterable[Reply]]

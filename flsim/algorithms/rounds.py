@@ -11,22 +11,19 @@ from typing import Literal, Protocol, cast
 import numpy as np
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.built_in import FedAvgHParams, algorithm_named
+from flsim.algorithms.algorithm import FedAvgHParams, UserStates, algorithm_named
 from flsim.algorithms.fedavg import FederatedAveraging, Send, train_users
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.summation import Reply, RoundRequest, ShardReply
-from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
 from flsim.base.extensions import configured, custom_call_errors, is_custom, short_name
 from flsim.base.progress import say
-from flsim.data.records import Users
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout, Users
 from flsim.models.architectures import build, class_of, with_low_precision
 from flsim.models.hf import HuggingFaceModel
 from flsim.models.language_model import Capabilities, Params, TrainableModel, representative
 from flsim.privacy import ledger, noise
-from flsim.privacy.ledger import Ledger
-from flsim.privacy.mechanism import PrivacyHParams, largest_norm
+from flsim.privacy.ledger import Ledger, PrivacyHParams, largest_norm
 from flsim.privacy.sampling import (
     check_cohort,
     refuse_unaccounted,
@@ -35,11 +32,10 @@ from flsim.privacy.sampling import (
     shard_ranges,
 )
 from flsim.training.cohort.engine import BlockTrainer, CohortEngine, is_stacked, users_on_cpu
-from flsim.training.cohort.products import precision_here
-from flsim.training.footprint import users_at_once
-from flsim.training.hparams import LocalHParams
+from flsim.training.cohort.kernels import precision_here
 from flsim.training.optimizers import optimizer_named, refuse_failing, refuse_low_precision
-from flsim.training.update import State, UpdateSum
+from flsim.training.own_model import users_at_once
+from flsim.training.update import LocalHParams, State, UpdateSum
 
 EngineName = Literal["cohort", "local"]
 

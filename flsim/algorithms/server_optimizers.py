@@ -31,8 +31,15 @@ from flsim.base.extensions import (
 from flsim.base.settings import Fraction, Options, Positive, settings
 from flsim.models.architectures import ModelHParams, build, without_values
 from flsim.models.language_model import Params
-from flsim.training.hparams import Milestones, ScheduleName, rate_at, refuse_wrong_milestones
-from flsim.training.update import Moments, global_norm, transposed
+from flsim.training.update import (
+    Milestones,
+    Moments,
+    ScheduleName,
+    global_norm,
+    rate_at,
+    refuse_wrong_milestones,
+    transposed,
+)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
-from flsim.results.seeds import are_of_one_length
+from flsim.results.sweeps import are_of_one_length
 from flsim.show.table import Table, json_rows, note
 
 

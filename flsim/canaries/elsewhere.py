@@ -32,14 +32,12 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError, at_least_one, in_one_line
 from flsim.base.extensions import custom_call_errors, is_custom, resolve
 from flsim.base.files import digest, file_digest, from_json, inside, naming, new_folder, write_json
-from flsim.canaries.from_file import UNREADABLE, read_table
-from flsim.canaries.in_corpus import BY_ROUND, refuse_by_round
-from flsim.canaries.planting import Planting, draw_canaries, plant, refuse_too_many
-from flsim.canaries.population import FILE, roster_of, write_roster
+from flsim.canaries.planting import UNREADABLE, Planting, draw_canaries, plant, read_table, refuse_too_many
+from flsim.canaries.population import BY_ROUND, FILE, refuse_by_round, roster_of, write_roster
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Split
+from flsim.data.records import SPECIAL_TOKENS, TOKENIZER, Layout, Vocabulary
 from flsim.data.tokenizer import FOLDER, Tokenizer, TokenMap, TokenVocabulary
-from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER, Layout, Vocabulary
 
 MANIFEST, WORDS, USERS = "canaries.json", "words.txt", "users.csv"
 CONFIG = "config.json"  # of a model, with its number of tokens

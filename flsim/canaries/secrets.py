@@ -25,8 +25,8 @@ import numpy as np
 from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.data.records import Vocabulary
 from flsim.data.tokenizer import TokenVocabulary
-from flsim.data.vocabulary import Vocabulary
 
 BETWEEN = re.compile(r"\{([^{}]*)\}")
 COUNTED = re.compile(r"([dlwk])([1-9][0-9]?)", re.ASCII)

@@ -13,7 +13,7 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.base.settings import DIFFERENT, Count, Natural, Probability, Whole, bounds, check, settings
 from flsim.canaries.secrets import Secrets, fillings, parse, unknown_symbols
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 
 # Windows: the rounds in which canaries are planted, as fractions of training or as numbers of rounds.
 #  A window [a, b] begins when a rounds are completed and ends when b are completed: it contains the rounds a + 1 to b.

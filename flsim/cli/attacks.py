@@ -49,11 +49,10 @@ def audit(
     """
     import pandas as pd
 
-    from flsim.attacks.audit.audit import audit_subject, to_json, to_text
-    from flsim.attacks.audit.subject import subject_of
+    from flsim.attacks.audit.audit import audit_subject, subject_of, to_json, to_text
     from flsim.attacks.audit.summary import summary as summary_of
     from flsim.base.progress import say
-    from flsim.results.store import refuse_two_points
+    from flsim.results.rows import refuse_two_points
     from flsim.results.sweeps import over_runs
     from flsim.show.table import Table
 
@@ -173,11 +172,10 @@ def membership(
             the same vocabulary; or base, the model before training of architecture "hf".
         shadows: Attack each run with the other runs as shadow models, with LiRA and RMIA. All runs need data.shadow.
     """
-    from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams
-    from flsim.attacks.membership.inference import attack_run
+    from flsim.attacks.membership.inference import AttackHParams, ElsewhereHParams, attack_run
+    from flsim.attacks.membership.shadows import attack_users
     from flsim.attacks.membership.shadows import by_setting as by_shadows
     from flsim.attacks.membership.tables import draw, means_over_seeds, means_to_text, shadows_to_text, to_text
-    from flsim.attacks.membership.users import attack_users
     from flsim.results.sweeps import expanded, over_runs, run_folders
     from flsim.show.figure import write_figure
     from flsim.show.table import json_rows
@@ -290,7 +288,7 @@ def extract(
     from flsim.attacks.extraction.personal import personal_data_of
     from flsim.attacks.extraction.personal import to_text as personal_data_to_text
     from flsim.attacks.extraction.tables import draw, over_seeds_to_text, to_text
-    from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams
+    from flsim.attacks.membership.inference import AttackHParams, ElsewhereHParams
     from flsim.results.sweeps import over_runs
     from flsim.show.figure import write_figure
 

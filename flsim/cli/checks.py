@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from flsim.canaries.spec import Canary
-    from flsim.data.records import Users
-    from flsim.data.vocabulary import Layout, Vocabulary
+    from flsim.data.records import Layout, Users, Vocabulary
     from flsim.evaluation.evaluate import EvaluationHParams
     from flsim.measures.quantity import Quantity
-    from flsim.results.rows import Row
-    from flsim.results.store import RunResults
+    from flsim.results.rows import Row, RunResults
     from flsim.runs.elsewhere import Canaries
 
     Words = tuple[Layout, Vocabulary | None, Users | None, Path | None]
@@ -181,8 +179,7 @@ def _of_run(
     checkpoint: Path, folder: Path | None, device: str, calibrate: "Sequence[Path]", changes: dict[str, Any]
 ) -> "Measured":
     from flsim.data.corpus import Corpus
-    from flsim.runs.folder import Run
-    from flsim.runs.measuring import evaluate_where_writable, newest_checkpoint
+    from flsim.runs.folder import Run, evaluate_where_writable, newest_checkpoint
 
     if checkpoint.is_dir():
         checkpoint = newest_checkpoint(Run.open(checkpoint).path)
@@ -200,7 +197,7 @@ def _of_run(
 def _canaries(path: Path, corpus: str | None, vocabulary: str | None, layout: str) -> "tuple[Canaries, Users | None]":
     """Return the canaries of a folder or a list, and the test users of a corpus."""
     from flsim.canaries.elsewhere import CanarySet
-    from flsim.canaries.from_file import read_listed
+    from flsim.canaries.planting import read_listed
     from flsim.runs.elsewhere import Canaries
 
     if not path.is_dir():
@@ -222,8 +219,8 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     """Return the layout; the words, the test users, and the file of a model's ids of its tokens, or None for each."""
     from flsim.canaries.elsewhere import WordList
     from flsim.data.corpus import Corpus
+    from flsim.data.records import Layout
     from flsim.data.tokenizer import TABLE
-    from flsim.data.vocabulary import Layout
 
     if (corpus is None) == (vocabulary is None):
         raise InputError("name either a --corpus with the words of the model or a --vocabulary")
@@ -242,8 +239,7 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
 
 
 def _results(rows: "Sequence[Row]", roster: "pd.DataFrame", own: "Sequence[Quantity]") -> "RunResults":
-    from flsim.results.rows import frame
-    from flsim.results.store import RunResults
+    from flsim.results.rows import RunResults, frame
 
     custom, last = {quantity.name: quantity for quantity in own}, max(row.round for row in rows)
     return RunResults(rows[0].run, "", "completed", None, last, last, frame(rows), roster, own=custom)
@@ -255,7 +251,7 @@ def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[
 
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import of_model
-    from flsim.results.canary_table import canary_table
+    from flsim.results.tables import canary_table
     from flsim.show.memorization import table_of_canaries
     from flsim.show.table import note
 
@@ -313,9 +309,9 @@ def quantize(
         out: New run folder for the rounded checkpoints, e.g. runs/iid-8bit.
         bits: Bits of each weight; 8 bits allow 256 values in a tensor.
     """
-    from flsim.results.store import read_run
+    from flsim.results.rows import read_run
     from flsim.results.tables import memorization_table
-    from flsim.runs.measuring import quantize_run
+    from flsim.runs.folder import quantize_run
     from flsim.show.memorization import table_of_runs
 
     check_device(device)
@@ -344,7 +340,7 @@ def export(
         round: Round of the checkpoint; of central training, a step.
         merge: Add the adapters to the base: a complete model.
     """
-    from flsim.runs.measuring import export_network
+    from flsim.runs.folder import export_network
 
     export_network(run, out, round, merge)
 
@@ -374,7 +370,7 @@ def verify(
 
     from flsim.runs.config import custom_code
     from flsim.runs.folder import Run
-    from server.verify import verify as train_again
+    from server.launch import verify as train_again
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)

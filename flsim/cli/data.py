@@ -13,7 +13,7 @@ from flsim.base.progress import say
 from flsim.cli.options import Json, Overrides, of_machines
 
 if TYPE_CHECKING:
-    from flsim.data.vocabulary import By
+    from flsim.data.records import By
 
 data = typer.Typer(
     help="Make, change, inspect and copy corpora.",
@@ -102,7 +102,7 @@ def import_(
         workers: Number of processes, e.g. 4.
     """
     from flsim.data.importing.gather import ImportHParams
-    from flsim.data.importing.run import import_corpus
+    from flsim.data.importing.tasks import import_corpus
     from flsim.data.inspect import inspect
 
     sizes = [size for size in (train_tokenizer, vocabulary) if size is not None]
@@ -266,7 +266,7 @@ def plant(
     Args:
         config: TOML file of a run; its section canaries and its seed are used, e.g. experiments/demo.toml.
     """
-    from flsim.canaries.in_corpus import plant_corpus
+    from flsim.canaries.population import plant_corpus
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
     from flsim.runs.config import load

@@ -124,8 +124,7 @@ def _planned(
     records: int | None,
 ) -> "list[Line]":
     from flsim.base.extensions import options_of, refuse_unknown, without_options
-    from flsim.privacy.ledger import Entry, Ledger
-    from flsim.privacy.mechanism import check_noise_multiplier
+    from flsim.privacy.ledger import Entry, Ledger, check_noise_multiplier
     from flsim.privacy.noise import NOISES, refuse_options, settled
     from flsim.privacy.sampling import Sampling
     from flsim.privacy.table import calibrated, report
@@ -153,8 +152,7 @@ def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
     from flsim.attacks.audit.claim import needs_custom_code
     from flsim.privacy.conventions import possible_conventions
     from flsim.privacy.table import NO_NOISE, Line, report
-    from flsim.runs.folder import Run
-    from flsim.runs.measuring import newest_checkpoint
+    from flsim.runs.folder import Run, newest_checkpoint
 
     run = Run.open(folder)
     ledger = run.load(newest_checkpoint(folder), executes_code=False).ledger
@@ -177,7 +175,7 @@ def _stored(run: "Run", delta: float | None) -> "tuple[list[Line], int, float]":
     """Return the stored privacy of the last evaluation, its round and its delta, for ledgers that need custom code."""
     from flsim.attacks.audit.claim import stored_epsilons
     from flsim.privacy.table import NO_NOISE, Line
-    from flsim.results.store import read_run
+    from flsim.results.rows import read_run
 
     results = read_run(run.path)
     round_ = results.evaluation()

@@ -63,8 +63,7 @@ def table(
     """
     from flsim.base.progress import say
     from flsim.results.published import against as marked
-    from flsim.results.seeds import has_means
-    from flsim.results.sweeps import expanded, published_of, read_shown, tuned_notes
+    from flsim.results.sweeps import expanded, has_means, published_of, read_shown, tuned_notes
     from flsim.results.tables import memorization_table
     from flsim.show.differences import compare_partitions
     from flsim.show.memorization import TUNED, table_of_runs
@@ -188,7 +187,7 @@ def compare(
 
 def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
     from flsim.results.differences import compare_runs
-    from flsim.results.store import read_run
+    from flsim.results.rows import read_run
     from flsim.show.differences import runs_to_markdown, table_of_two_runs
     from flsim.show.table import json_rows
 
@@ -260,8 +259,8 @@ def trace(
         as_csv: Print CSV instead of text.
     """
     options.refuse_json_and_csv(as_json, as_csv)
-    from flsim.results.canary_table import trace as traced
-    from flsim.results.store import read_run
+    from flsim.results.rows import read_run
+    from flsim.results.tables import trace as traced
     from flsim.runs import roundlog
     from flsim.runs.folder import Run, participation
     from flsim.show import trace as traces
@@ -326,8 +325,8 @@ def canaries(
         run: Run folder, e.g. runs/iid.
         written: Also show the phrase that Beam Search generates with the checkpoint.
     """
-    from flsim.results.canary_table import canary_table
-    from flsim.results.store import read_run, refuse_two_points
+    from flsim.results.rows import read_run, refuse_two_points
+    from flsim.results.tables import canary_table
     from flsim.show.memorization import table_of_canaries
 
     options.refuse_two_prints(format, out)
@@ -337,8 +336,7 @@ def canaries(
     texts = None
     if written:
         from flsim.runs.config.custom_code import announce
-        from flsim.runs.folder import Run
-        from flsim.runs.measuring import written_after
+        from flsim.runs.folder import Run, written_after
 
         options.check_device(device)
         opened = Run.open(run)

@@ -155,8 +155,13 @@ def tune(
         tier: Tier of the sweep to choose settings for, e.g. paper.
         out: Folder of the search, e.g. runs/tune-table1-smoke.
     """
-    from flsim.runs.sweeps.folder import corpus_or_its_settings, refuse_impossible_runs
-    from flsim.runs.sweeps.tuning import TuningFolder, load_search, tuned_to_text
+    from flsim.runs.sweeps.folder import (
+        TuningFolder,
+        corpus_or_its_settings,
+        load_search,
+        refuse_impossible_runs,
+        tuned_to_text,
+    )
     from server.sweep import Tuner
 
     folder = TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
@@ -193,7 +198,7 @@ def demo(
     from flsim.base.files import refuse_existing
     from flsim.data.synthetic import SyntheticHParams, make_synthetic
     from flsim.results.differences import compare_runs
-    from flsim.results.store import read_run
+    from flsim.results.rows import read_run
     from flsim.results.tables import memorization_table
     from flsim.runs import config
     from flsim.runs.folder import Run

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from flsim.base.arrays import Ints
 from flsim.data.corpus import Corpus, Split
 from flsim.data.manifest import SPLITS, WHOLE, by_in
-from flsim.data.records import author_of, largest_authors, windows
-from flsim.data.vocabulary import SPECIAL_TOKENS, Layout
+from flsim.data.records import SPECIAL_TOKENS, Layout, author_of, largest_authors, windows
 
 LENGTHS = ("words_per_record", "records_per_user", "words_per_user")
 UNITS = ("posts", "records", "words", "users", "rows", "tokens")

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
-from flsim.data.vocabulary import TOKENIZER, By, Layout, token_type_of
+from flsim.data.records import TOKENIZER, By, Layout, token_type_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -29,7 +29,7 @@ Sealed = dict[str, tuple[int, str]]
 
 
 class LayoutDescription(TypedDict):
-    """A `flsim.data.vocabulary.Layout` as JSON, without defaults; see `description_of`."""
+    """A `flsim.data.records.Layout` as JSON, without defaults; see `description_of`."""
 
     vocabulary_size: int
     record_words: int

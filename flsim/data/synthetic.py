@@ -23,8 +23,7 @@ from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.settings import Count, Natural, Positive, bounds, settings
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.records import Tokens
-from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER, By, Layout, Vocabulary
+from flsim.data.records import SPECIAL_TOKENS, TOKENIZER, By, Layout, Tokens, Vocabulary
 
 # Spellings for the words of a synthetic corpus, so that corpora by characters are possible.
 #  Words are syllables of a consonant and a vowel, with letter frequencies as in a language; one word in ten is a

@@ -24,7 +24,7 @@ from flsim.base.arrays import Flags, Ints
 from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import file_digest
 from flsim.data.manifest import TOKENIZER_FILES
-from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER, Layout, Vocabulary
+from flsim.data.records import SPECIAL_TOKENS, TOKENIZER, Layout, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers

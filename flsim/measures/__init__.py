@@ -4,7 +4,7 @@ A custom measure is a file with a `Measure` and its `Quantity`s, which ``evaluat
 ``path/to/file.py:NAME``.
 """
 
-from flsim.measures.measure import Measure as Measure
-from flsim.measures.measure import ModelProbe as ModelProbe
-from flsim.measures.measure import Probe as Probe
+from flsim.measures.quantity import Measure as Measure
+from flsim.measures.quantity import ModelProbe as ModelProbe
+from flsim.measures.quantity import Probe as Probe
 from flsim.measures.quantity import Quantity as Quantity

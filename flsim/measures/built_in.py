@@ -1,7 +1,7 @@
 """The built-in measures: what each computes, and how its numbers are described and shown.
 
 Results are shown without torch. Therefore functions import the mathematics, in `flsim.measures.memorization` and
-`flsim.measures.prediction`, when they are called.
+`flsim.measures.quantity`, when they are called.
 """
 
 import re
@@ -9,8 +9,7 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
-from flsim.measures.measure import Measure, ModelProbe, Probe, Values
-from flsim.measures.quantity import EVERYWHERE, Quantity, interval_of
+from flsim.measures.quantity import EVERYWHERE, Measure, ModelProbe, Probe, Quantity, Values, interval_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +146,7 @@ PERPLEXITY = number_of_model(
 
 
 def utility(probe: ModelProbe) -> Values:
-    from flsim.measures.prediction import utility as predicted
+    from flsim.measures.quantity import utility as predicted
 
     sums = predicted(probe.model, probe.test, probe.chosen)
     return sums.accuracy, sums.accuracy_all_tokens, sums.perplexity
@@ -191,7 +190,7 @@ SPACE_NODES = of_count(
 
 def space(probe: Probe) -> Values:
     """Enumerate the sequences that can be as likely as the canary, or sample if there are too many."""
-    from flsim.measures.memorization.importance_sampling import space_exposure
+    from flsim.measures.memorization.exposure import space_exposure
     from flsim.measures.memorization.search import enumerate_space
 
     exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.template, probe.nodes)
@@ -249,7 +248,7 @@ FIT_REFERENCES = of_count(
 
 def extrapolation(probe: Probe) -> Values:
     from flsim.measures.memorization.exposure import extrapolate
-    from flsim.measures.memorization.score import log_perplexity
+    from flsim.measures.memorization.random_sampling import log_perplexity
 
     fitted = sample_of(probe.references)
     scores = log_perplexity(probe.model, probe.prefix, fitted)
@@ -320,7 +319,7 @@ GENERATION_HITS = of_count(
 
 def generation(probe: Probe) -> float:
     from flsim.base.rng import stream
-    from flsim.measures.memorization.importance_sampling import draw
+    from flsim.measures.memorization.exposure import draw
 
     rng = stream(probe.seed, "generation", probe.canary.id)
     sampled = draw(probe.model, probe.prefix, probe.template, {1.0: 1.0}, probe.samples, rng).words[: probe.samples]
@@ -358,8 +357,8 @@ def context(name: str) -> Quantity | None:
 
 def contexts(probe: Probe) -> dict[str, float]:
     """Rank the canary among R for each of the adversaries."""
-    from flsim.measures.memorization.context import context_sampling
     from flsim.measures.memorization.exposure import exposure
+    from flsim.measures.memorization.random_sampling import context_sampling
 
     words, known, template = probe.canary.tokens, len(probe.prefix) - 1, probe.canary.template
     record = (*words, probe.layout.eos) if probe.layout.ends_with_eos(len(words)) else words

@@ -1,17 +1,27 @@
-"""The description of a number of an evaluation: its unit, its direction, a sentence about it, and its places.
+"""Measures of a model, their quantities and groups, and the built-in measures of prediction."""
 
-Tables, plots, reports, comparisons, traces and trackers read these descriptions, and contain no names of measures. A
-description is plain data: that of a custom measure is stored with the rows, so that showing results does not execute
-code.
-"""
-
+import math
+import operator
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
-from flsim.base.errors import InputError
+import torch
+
+from flsim.base.errors import Diverged, InputError
 from flsim.base.settings import settings
+from flsim.data.records import Batch, Layout, Records, Users, batch, batches_by_length
+from flsim.models.language_model import TrainableModel, predictions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flsim.canaries.spec import Canary
+    from flsim.data.records import Layout, Users
+    from flsim.measures.memorization.random_sampling import RandomSampler, Template
+    from flsim.models.language_model import LanguageModel, TrainableModel
 
 Subject = Literal["canary", "model"]
 Kind = Literal["number", "count", "flag"]
@@ -210,3 +220,204 @@ def refuse_unfit(quantity: Quantity) -> Quantity:
             f"quantity {name}: `is_standard`, `is_primary`, `beside` and `column` are for built-in quantities only"
         )
     return quantity
+
+
+# The interface of a measure: its name, its computation for a canary or for the model, and its quantities.
+
+
+Values = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A canary with a model: the input of a measure of canaries.
+
+    Attributes:
+        model: the model.
+        canary: the canary; its id keys the random streams of the measure.
+        prefix: int64 [L], BOS and the known words.
+        continuation: int64 [n], the other words.
+        references: R, int64 [|R|, n].
+        sampler: the sampler that ranks among R; canaries of one length share it.
+        layout: the token layout, which determines which ids are words.
+        beam_width: width of a beam search.
+        decide: whether to compute only whether the canary is memorized, if its rank is more expensive.
+        samples: number of samples of the space, and of the model.
+        nodes: limit of exact searches: largest number of beginnings of sequences to read.
+        seed: the experiment's seed.
+        without: models that were not trained on the canary.
+    """
+
+    model: "LanguageModel"
+    canary: "Canary"
+    prefix: "Tensor"
+    continuation: "Tensor"
+    references: "Tensor"
+    sampler: "RandomSampler"
+    layout: "Layout"
+    beam_width: int
+    decide: bool
+    samples: int
+    nodes: int
+    seed: int
+    without: "Sequence[LanguageModel]" = ()
+
+    @property
+    def template(self) -> "Template":
+        """Return the space of the continuation."""
+        return continuations(self.canary, len(self.prefix) - 1, self.layout)
+
+    @cached_property
+    def score(self) -> float:
+        """Return the log-perplexity of the continuation after the prefix, nats."""
+        from flsim.measures.memorization.random_sampling import log_perplexity
+
+        return float(log_perplexity(self.model, self.prefix, self.continuation[None]))
+
+
+def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
+    """Return the space after a canary's first words: the rest of its template (all digits), or words or pieces."""
+    from flsim.measures.memorization.random_sampling import Template
+
+    if canary.template is not None:
+        return Template(tuple(tuple(sorted(ids)) for ids in canary.template.allowed[known:]))
+    of_words = max(canary.tokens) <= layout.last_word or not layout.pieces
+    return (Template.words if of_words else Template.text)(layout, len(canary.tokens) - known)
+
+
+@dataclass(frozen=True)
+class ModelProbe:
+    """A model with text that it was not trained on: the input of a measure of the model.
+
+    Attributes:
+        model: the model, which `flsim.models.language_model.predictions` applies to batches of records.
+        test: users whose text has no canary.
+        chosen: indices of the test users to measure on, ascending.
+        seed: the experiment's seed.
+    """
+
+    model: "TrainableModel"
+    test: "Users"
+    chosen: Sequence[int]
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """A measure that an evaluation computes.
+
+    Attributes:
+        name: the name by which a built-in measure is requested, or the name of a custom measure in its file.
+        compute: function of a `Probe`, or of a `ModelProbe` if its quantities are of the model. It returns the value of
+            each quantity by name, or the number itself if there is one quantity. Values of partial quantities can be
+            omitted. Built-in measures can return values in the order of quantities, with None for a missing value.
+        quantities: descriptions of its numbers.
+        description: a phrase about the measure, for the help of the command line.
+        family: function that describes values whose names depend on the canaries, by name.
+        takes_any_secret: whether it measures secrets whose digits depend on each other, as a check digit does.
+    """
+
+    name: str
+    compute: Callable[[Any], Mapping[str, float] | Values | float]
+    quantities: tuple[Quantity, ...] = ()
+    description: str = ""
+    family: Callable[[str], Quantity | None] | None = None
+    takes_any_secret: bool = True
+
+    @property
+    def subject(self) -> Subject:
+        """Return whether the measure is of canaries or of the model."""
+        return self.quantities[0].subject if self.quantities else "canary"
+
+    def quantity(self, name: str) -> Quantity | None:
+        """Return the description of a value; None if it has none."""
+        known = next((quantity for quantity in self.quantities if quantity.name == name), None)
+        return self.family(name) if known is None and self.family else known
+
+
+# The utility of a model on a population's text: Recall@1 and perplexity, as mergeable sums.
+#
+# Thakkar et al. (2020), section 4.1, "Evaluation Methods"; words only, as in TensorFlow Federated's benchmarks.
+
+
+POOL_WORDS = 2**16  # words of a pool of users, whose records are sorted by length
+LOGITS = 2**22  # logits in one batch
+
+
+@dataclass(frozen=True)
+class Utility:
+    """Sums over targets; `merge` is associative and commutative up to rounding, and ``Utility()`` is its identity.
+
+    Tokens include EOS and OOV; correct ones were the model's first choice. The cross-entropy is in nats.
+    """
+
+    cross_entropy: float = 0.0
+    tokens: int = 0
+    correct_tokens: int = 0
+    words: int = 0
+    correct_words: int = 0
+
+    def merge(self, other: "Utility") -> "Utility":
+        return Utility(*map(operator.add, astuple(self), astuple(other)))
+
+    @property
+    def accuracy(self) -> float:
+        """Return Recall@1 over targets that are words, with first choices among all tokens; NaN without targets."""
+        return self.correct_words / self.words if self.words else math.nan
+
+    @property
+    def accuracy_all_tokens(self) -> float:
+        """Return Recall@1 over all targets, including EOS and OOV; NaN without targets."""
+        return self.correct_tokens / self.tokens if self.tokens else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """Return e to the mean cross-entropy over all targets; infinite beyond float64, NaN without targets."""
+        if not self.tokens:
+            return math.nan
+        try:
+            return math.exp(self.cross_entropy / self.tokens)
+        except OverflowError:
+            return math.inf
+
+
+def utility(model: TrainableModel, users: Users, chosen: Iterable[int] | None = None) -> Utility:
+    """Measure a model on every record of a population, or of chosen users."""
+    total = Utility()
+    for part in _batches(users, range(len(users)) if chosen is None else chosen):
+        total = total.merge(_measure(model, part, users.layout))
+    return total
+
+
+def _measure(model: TrainableModel, part: Batch, layout: Layout) -> Utility:
+    inputs, targets = (torch.from_numpy(side).to(model.device) for side in (part.inputs, part.targets))
+    target, nats, choice = predictions(model, inputs, targets, layout.pad)
+    loss = float(nats.double().sum())
+    if not math.isfinite(loss):
+        raise Diverged("a cross-entropy is not finite; the model's values overflow")
+    text = layout.text_ids
+    correct, word = choice == target, (target >= text.start) & (target < text.stop)
+    return Utility(loss, len(target), int(correct.sum()), int(word.sum()), int((correct & word).sum()))
+
+
+def _batches(users: Users, chosen: Iterable[int]) -> Iterator[Batch]:
+    """Yield all records of the chosen users in batches of similar length, with little padding."""
+    layout = users.layout
+    positions = max(1, LOGITS // layout.vocabulary_size)
+    for records in _pools(users, chosen):
+        for part in batches_by_length(records, layout, positions):
+            yield batch(records, part, layout)
+
+
+def _pools(users: Users, chosen: Iterable[int]) -> Iterator[Records]:
+    """Yield the chosen users' records, joined until they have `POOL_WORDS` words."""
+    pool: list[Records] = []
+    words = 0  # within the pool, which can have thousands of complete authors
+    for user in chosen:
+        pool.append(users[user])
+        words += pool[-1].words
+        if words >= POOL_WORDS:
+            yield Records.joined(pool)
+            pool, words = [], 0
+    if pool:
+        yield Records.joined(pool)

@@ -31,10 +31,10 @@ from flsim.base.machine import PeakMemory
 from flsim.base.progress import progress
 from flsim.canaries.spec import CanaryHParams, configurations, distinct_configurations, expected_copies
 from flsim.data.corpus import Split
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, of_model
-from flsim.results.store import PARTITIONS, read_evaluations
+from flsim.results.rows import PARTITIONS, read_evaluations
 from flsim.results.sweeps import PARTITION
 from flsim.runs import roundlog
 from flsim.runs.config import Config, dump

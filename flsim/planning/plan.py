@@ -12,9 +12,8 @@ from flsim.attacks.audit.audit import ceiling, ceiling_of_coins
 from flsim.base.errors import InputError
 from flsim.base.progress import say
 from flsim.canaries.spec import configurations, expected_copies
-from flsim.data.corpus import Corpus, Split
+from flsim.data.corpus import Corpus, Split, position_type
 from flsim.data.stores import located
-from flsim.data.withheld import position_type
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.measures.built_in import MEMORIZED
 from flsim.models.architectures import weights_of
@@ -59,7 +58,7 @@ from flsim.runs.sweeps import definition
 from flsim.runs.sweeps.definition import Planned
 from flsim.runs.sweeps.folder import corpus_of, corpus_or_its_settings, open_corpus, refuse_impossible_runs
 from flsim.show.table import Column, markdown, note
-from flsim.training.footprint import OPERATIONS
+from flsim.training.own_model import OPERATIONS
 
 # Measured on runs of experiments/table1.toml, tier smoke; small in comparison with checkpoints.
 CHECKPOINT_HEADER = 900

@@ -450,7 +450,7 @@ class BandedInverse(Toeplitz):
 
 @dataclass(frozen=True)
 class Skellam(Process):
-    """Integer noise that users add before secure aggregation; `flsim.privacy.mechanism` decodes the noisy sum.
+    """Integer noise that users add before secure aggregation; `flsim.privacy.ledger` decodes the noisy sum.
 
     Users add the difference of two Poisson variables. Sums of such noise have the same distribution with the sum of
     variances (Agarwal, Kairouz and Liu, 2021, section 3), so the noise of all users is drawn once, on the server.

@@ -14,10 +14,9 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.files import is_device, named_file
 from flsim.report import figures, provenance, tables
-from flsim.report.blocks import Block, Facts, Section, listed, plural
-from flsim.report.contrasts import contrasts
-from flsim.report.gather import Gathered, gather
-from flsim.results.store import PARTITIONS
+from flsim.report.figures import Block, Facts, Section, listed, plural
+from flsim.report.gather import Gathered, contrasts, gather
+from flsim.results.rows import PARTITIONS
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 from flsim.show.figure import page_style
 
@@ -86,7 +85,7 @@ def _facts(gathered: Gathered, openings: Sequence[Opening]) -> Facts:
 
 
 def sections(gathered: Gathered, frame: pd.DataFrame) -> list[Section]:
-    """Return all sections with blocks, in order; `frame` is that of `flsim.report.contrasts`."""
+    """Return all sections with blocks, in order; `frame` is that of `flsim.report.gather`."""
     compared = [*figures.forest(frame), *tables.contrast_blocks(frame)]
     memorized = [*tables.memorization(gathered), *tables.extracted(gathered)]
     configurations = [*figures.configurations(gathered), *tables.configurations(gathered)]

@@ -12,7 +12,7 @@ from flsim.base.settings import flat
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import WHOLE
-from flsim.report.blocks import Block, Facts, Note, duration, listed, plural
+from flsim.report.figures import Block, Facts, Note, duration, listed, plural
 from flsim.report.gather import Gathered, text_of_setting
 from flsim.runs.config import Config, DataHParams
 from flsim.runs.config.custom_code import without_folders

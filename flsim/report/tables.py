@@ -9,27 +9,23 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from flsim.attacks.audit.audit import audit_subject, pooled, tables
-from flsim.attacks.audit.subject import Subject, subject_of
+from flsim.attacks.audit.audit import Subject, audit_subject, pooled, subject_of, tables
 from flsim.attacks.forgetting import tables as forgotten
 from flsim.attacks.forgetting.measure import Forgetting, measure_forgetting
 from flsim.attacks.forgetting.tables import success_table, summary_of, times_table
 from flsim.attacks.membership import tables as attacks
-from flsim.attacks.membership.attacked import newest_rows
+from flsim.attacks.membership.inference import newest_rows
 from flsim.attacks.membership.tables import draw_attacks, names_of
 from flsim.base.errors import InputError
 from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import flags
 from flsim.privacy.conventions import CONVENTIONS
-from flsim.report.blocks import Block, Figure, Fold, Note, folded, listed, number, plural, shown
-from flsim.report.figures import ALL_CONTRASTS
+from flsim.report.figures import ALL_CONTRASTS, Block, Figure, Fold, Note, folded, listed, number, plural, shown
 from flsim.report.gather import COUNTS, Gathered, RunView, Setting
-from flsim.results.canary_table import canary_table
-from flsim.results.columns import described, quantities_in
 from flsim.results.differences import END, MANY, VALUES, WHAT_TO_DO
 from flsim.results.published import against
-from flsim.results.store import RunResults
-from flsim.results.tables import memorization_table
+from flsim.results.rows import RunResults
+from flsim.results.tables import canary_table, described, memorization_table, quantities_in
 from flsim.show import figure as show
 from flsim.show.differences import signed
 from flsim.show.memorization import table_of_runs
@@ -109,7 +105,7 @@ AT_CEILING = "at_ceiling"
 
 
 def contrast_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of the frame of `flsim.report.contrasts` with their numbers as text, exposure first."""
+    """Return the rows of the frame of `flsim.report.gather` with their numbers as text, exposure first."""
     quantities = {quantity.name: quantity for quantity in quantities_in(frame)}
     order = [PRIMARY.name, *(one.name for one in flags(quantities.values())), *quantities, AT_CEILING]
     counts = frame[frame["quantity"] == "canaries"].set_index("row")["value_a"]

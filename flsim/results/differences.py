@@ -44,12 +44,18 @@ from flsim.base.errors import InputError
 from flsim.base.statistics import ROUNDING, paired_t_p, t_interval
 from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first, select_for
-from flsim.results.columns import described, quantities_of
 from flsim.results.published import COUNTED_OF, PREFIX
-from flsim.results.seeds import sample
-from flsim.results.store import RunResults, refuse_two_points
-from flsim.results.sweeps import PARTITION, Sweep, SweepRun
-from flsim.results.tables import copies, mean_of_known, memorization_table, rounds_text, user_share
+from flsim.results.rows import RunResults, refuse_two_points
+from flsim.results.sweeps import PARTITION, Sweep, SweepRun, sample
+from flsim.results.tables import (
+    copies,
+    described,
+    mean_of_known,
+    memorization_table,
+    quantities_of,
+    rounds_text,
+    user_share,
+)
 
 # The two runs of a pair: the values of the same canaries in both, at their ends and at equal perplexity.
 

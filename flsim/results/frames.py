@@ -41,13 +41,10 @@ import pandas as pd
 from flsim.base.errors import InputError
 from flsim.canaries.population import SCHEMA, is_drawn
 from flsim.measures.built_in import QUANTITIES
-from flsim.results.canary_table import KINDS, canary_table
-from flsim.results.canary_table import TYPES as CANARY_TABLE
-from flsim.results.columns import described, quantities_of
-from flsim.results.seeds import without_copies
-from flsim.results.store import RunResults, read_run
-from flsim.results.sweeps import PARTITION, SweepRun, is_sweep, read_sweep
-from flsim.results.tables import memorization_table, types
+from flsim.results.rows import RunResults, read_run
+from flsim.results.sweeps import PARTITION, SweepRun, is_sweep, read_sweep, without_copies
+from flsim.results.tables import KINDS, canary_table, described, memorization_table, quantities_of, types
+from flsim.results.tables import TYPES as CANARY_TABLE
 
 RUN = {
     "folder": "string",

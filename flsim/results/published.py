@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import differ_by_more_than_chance
-from flsim.results.store import RunResults
+from flsim.results.rows import RunResults
 
 Cell = int | float | str
 # The question of Random Sampling and Beam Search: |R|, the number of known words of a canary, and of all words.

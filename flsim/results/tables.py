@@ -49,7 +49,7 @@ If some run diverged, failed, was interrupted, or has checkpoints that could not
     reason                   why
 
 If runs reproduce published rows, published_table, _data and _setting name the row. Its values are published_rs and so
-on (`flsim.results.columns`); the agreement is rs_size and so on (`flsim.results.published`). The paper's
+on (`flsim.results.tables`); the agreement is rs_size and so on (`flsim.results.published`). The paper's
 measurement is described by published_references, _prefix and _length, and that of flsim by these columns:
 
     prefix                   number of a canary's first words that the attacker knows
@@ -77,21 +77,295 @@ Controls are then those of all seeds pooled, and epsilons those of the run with 
 was not measured in every run of a row, or if it needs two seeds and there is only one.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from flsim.base.statistics import t_interval
+from flsim.base.errors import InputError
+from flsim.base.statistics import share_interval, t_interval
+from flsim.measures import built_in
 from flsim.measures.built_in import QUANTITIES
-from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
-from flsim.results import columns
-from flsim.results.columns import By
+from flsim.measures.quantity import Quantity, flags, from_json, numbers, of_model, select_for, to_json
 from flsim.results.published import AGAINST, ASKED, PUBLISHED, asked, cells_of
-from flsim.results.seeds import Sample, by_series, distinctions, sample
-from flsim.results.store import RunResults, refuse_two_points
+from flsim.results.rows import RunResults, refuse_two_points
+from flsim.results.sweeps import Sample, by_series, distinctions, sample
+
+# Columns that tables of runs and tables over seeds have in common: their types and the sources of their cells.
+
+
+PRIVACY = {
+    "epsilon_paper": "Float64",
+    "epsilon_sound": "Float64",
+    "sound_convention": "string",
+    "delta": "Float64",
+}
+POPULATION = {"whole_test_users": "Int64"}  # number of complete authors on which utility is measured
+RECORD_PRIVACY = {
+    "record_epsilon": "Float64",
+    "record_convention": "string",
+    "record_delta": "Float64",
+}
+FALSE_POSITIVE = "false_positive_rate"
+By = Literal["run", "series"]  # what a row of a table is
+OVER_SEEDS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")
+DESCRIBED = "quantities"  # attribute of a table: descriptions of custom measures
+
+
+def columns_of(quantity: Quantity, by: By = "run") -> dict[str, str]:
+    """Return the columns that a table of runs, or over seeds, has for a quantity, with their types."""
+    name, is_of_runs = quantity.name, by == "run"
+    if quantity.is_flag:
+        shares = dict.fromkeys((f"{name}_share_low", f"{name}_share_high"), "Float64")
+        of_seeds = {name: "Float64", f"{name}_sd": "Float64", **shares}
+        return {name: "Int64", **shares, f"{name}_lowest": "string"} if is_of_runs else of_seeds
+    if not quantity.of_canaries:
+        return dict.fromkeys((name,) if is_of_runs else (name, f"{name}_sd"), "Float64")
+    # those of the primary number over seeds have no prefix
+    ends = [f"{quantity.column}_low", f"{quantity.column}_high"] if is_of_runs else []
+    ends = ends or [prefix_of(quantity) + end for end in OVER_SEEDS]
+    return dict.fromkeys((mean_of(quantity), *ends), "Float64")
+
+
+def columns_of_controls(flags: Iterable[Quantity]) -> dict[str, str]:
+    """Return the types of the columns of canaries never planted: their number, flags, and how often RS marks one."""
+    counts = {f"{flag.name}_controls": "Int64" for flag in flags}
+    return {"controls": "Int64", **counts, FALSE_POSITIVE: "Float64"}
+
+
+def mean_of(quantity: Quantity) -> str:
+    """Return the column of a number's mean over canaries."""
+    return f"mean_{quantity.name}"
+
+
+def prefix_of(quantity: Quantity) -> str:
+    """Return the prefix of the names of a number's columns; empty for the primary number."""
+    return "" if quantity.is_primary else f"{quantity.column}_"
+
+
+def names_of(quantity: Quantity) -> list[str]:
+    """Return all names of a quantity in tables, its own name first."""
+    columns = (*columns_of(quantity), *columns_of(quantity, "series"), f"{quantity.name}_controls")
+    return list(dict.fromkeys((quantity.name, quantity.column, *columns)))
+
+
+def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:
+    """Return the quantities that runs may have: the built-in ones, then those of custom measures.
+
+    For a built-in measure whose quantities depend on the canaries, these are the quantities that any run has.
+
+    Raises:
+        InputError: two runs have different descriptions for one name.
+    """
+    described: dict[str, tuple[Quantity, RunResults]] = {}
+    known = dict(QUANTITIES)
+    for run in runs:
+        known |= _built_in(run.rows["metric"].unique())
+        for name, quantity in run.own.items():
+            other, first = described.setdefault(name, (quantity, run))
+            if not other.is_like(quantity):
+                raise InputError(
+                    f"runs {first.name} and {run.name}: {name} differs between the runs (kind, unit, direction "
+                    "or subject); show the runs separately, or rename one of the measures"
+                )
+    return [*known.values(), *(quantity for quantity, _ in described.values())]
+
+
+def quantities_in(table: pd.DataFrame) -> list[Quantity]:
+    """Return the quantities that a table can have columns of: built-in, then custom."""
+    return [*(QUANTITIES | _built_in(table.columns)).values(), *map(from_json, table.attrs.get(DESCRIBED, ()))]
+
+
+def _built_in(names: Iterable[str]) -> dict[str, Quantity]:
+    """Return the quantities of built-in measures among the names, including those that depend on the canaries."""
+    return {name: quantity for name in names if (quantity := built_in.described(name))}
+
+
+def is_in(table: pd.DataFrame, quantity: Quantity) -> bool:
+    """Return whether a table has columns of a quantity."""
+    return quantity.name in table or mean_of(quantity) in table
+
+
+def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFrame:
+    """Return the table with the descriptions of custom measures, which are also stored in Parquet files."""
+    custom = [to_json(quantity) for quantity in quantities if built_in.described(quantity.name) is None]
+    if custom:
+        table.attrs[DESCRIBED] = custom
+    return table
+
+
+def frame_with_types(
+    rows: Sequence[Mapping[str, Any]], always: Mapping[str, str], groups: Iterable[Mapping[str, str]]
+) -> pd.DataFrame:
+    """Return rows as a table with columns of the given types."""
+    columns = dict(always)
+    for more in groups:
+        if any(row.get(name) is not None for row in rows for name in more):
+            columns |= more
+    has = {name for row in rows for name in row if row[name] is not None}
+    columns = {name: kind for name, kind in columns.items() if name not in PUBLISHED or name in has}
+    return pd.DataFrame(rows, columns=list(columns)).astype(columns)
+
+
+def share_columns(metric: str, memorized: int, canaries: int) -> dict[str, float]:
+    """Return the exact 95% interval of a share of canaries; see `flsim.base.statistics.share_interval`."""
+    return dict(zip((f"{metric}_share_low", f"{metric}_share_high"), share_interval(memorized, canaries), strict=True))
+
+
+def control_columns(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quantity]) -> dict[str, Any]:
+    """Return the cells of `columns_of_controls` over runs at given rounds; empty if all canaries were planted.
+
+    A phrase that was never planted is drawn like the references, so it has rank 1 with probability 1 / (|R| + 1) or
+    less.
+    """
+    number = sum(len(run.controls) for run, _ in runs)
+    if not number:
+        return {}
+    cells: dict[str, Any] = {"controls": number}
+    for flag in flags:
+        values = [run.of_controls(flag.name, at) for run, at in runs]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            cells[f"{flag.name}_controls"] = sum(int((value == 1).sum()) for value in known)
+    references = {run.references(at) for run, at in runs}
+    size = references.pop() if len(references) == 1 else None
+    return cells | {FALSE_POSITIVE: None if size is None else 1 / (size + 1)}
+
+
+def privacy_columns(run: RunResults, at: int) -> dict[str, Any]:
+    """Return the columns of `PRIVACY`, or of `RECORD_PRIVACY`, of a run with noise."""
+    metrics = run.rows.loc[(run.rows["round"] == at) & (run.rows["canary"] == ""), "metric"]
+    cells: dict[str, Any] = {}
+    for name in metrics:
+        if name.startswith("epsilon "):
+            convention = name.removeprefix("epsilon ")
+            if convention == "paper":
+                cells["epsilon_paper"] = run.of_model(name, at)
+            else:
+                cells |= {"epsilon_sound": run.of_model(name, at), "sound_convention": convention}
+            cells["delta"] = run.of_model("delta", at)
+        elif name.startswith("record epsilon "):
+            cells |= {"record_epsilon": run.of_model(name, at), "record_delta": run.of_model("record delta", at)}
+            cells["record_convention"] = name.removeprefix("record epsilon ")
+    return cells
+
+
+# The canaries of a run at one evaluation, one row each: the phrase, its copies, and the measured quantities.
+#
+#     canary, phrase           its id, and its words
+#     p_u, p_e                 the probabilities by which it was planted; blank if it has a number of copies
+#     planned_insertions       records that were drawn for it
+#     sharers, insertions      users that have it, and records that are it; blank for runs without these counts
+#     first_round, last_round  rounds in which it is planted, blank for no bound; only if canaries have windows
+#     round                    completed rounds of the evaluated model; of central training, steps
+#
+# Further columns have the quantities of canaries, by name; unknown values are blank. On request, ``written`` has the
+# phrase with the most likely continuation of the known words that a beam search finds.
+
+
+PLANTED = ("p_u", "p_e", "planned_insertions", "sharers", "insertions")
+WINDOW = ("first_round", "last_round")
+WRITTEN = "written"
+NOBODY = pd.DataFrame({"round": np.empty(0, np.int64), "user": np.empty(0, np.int64)})
+PARTICIPATION = ["sharers", "participations", "rounds_since_use", "sharer_rounds"]
+TYPES = {
+    "canary": "string",
+    "phrase": "string",
+    "p_u": "Float64",
+    "p_e": "Float64",
+    "planned_insertions": "Int64",
+    "sharers": "Int64",
+    "insertions": "Int64",
+    "first_round": "Int64",
+    "last_round": "Int64",
+    "round": "Int64",
+}
+KINDS = {"flag": "boolean", "count": "Int64", "number": "Float64"}
+
+
+def canary_table(run: RunResults, round: int | None = None, written: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """Return a row for each canary, in the roster's order, with the columns of the module; InputError as `trace`."""
+    _refuse_without_canaries(run)
+    at = run.at(round)
+    roster = run.roster
+    words = roster["words"].map(" ".join) if "words" in roster else pd.Series(pd.NA, roster.index)
+    table = pd.DataFrame({"canary": roster["canary"], "phrase": words})
+    for name in PLANTED:
+        table[name] = roster.get(name, pd.NA)
+    for name in WINDOW:
+        if any(bound in roster for bound in WINDOW):
+            table[name] = roster.get(name, pd.NA)
+    table["round"] = at
+    types = {name: kind for name, kind in TYPES.items() if name in table}
+    shown = []
+    for quantity in quantities_of([run]):
+        values = run.of_canaries(quantity.name, at, quantity.is_partial) if quantity.of_canaries else None
+        if values is not None:
+            shown.append(quantity)
+            table[quantity.name], types[quantity.name] = values.to_numpy(), KINDS[quantity.kind]
+    if written is not None:
+        table[WRITTEN], types[WRITTEN] = roster["canary"].map(dict(written)), "string"
+    return described(table.astype(types), shown)
+
+
+def trace(run: RunResults, took_part: pd.DataFrame | None, canaries: Sequence[str] = ()) -> pd.DataFrame:
+    """Return a row for each canary and evaluated round, in the order of the roster, then of rounds.
+
+    `took_part` has the rounds from 1, canaries and users of `flsim.runs.folder.participation`, and is None if unknown,
+    which omits the columns from sharers on. Columns are canary and round; exposure (bits), rs and bs (1 if memorized),
+    and custom quantities, NaN if the model had diverged; sharers, the different ones that took part since the last
+    evaluation; participations since the start; rounds_since_use, NaN before a use; and sharer_rounds, a tuple of the
+    rounds since the last evaluation. Raises InputError for unknown or no canaries, no evaluation, or missing results.
+    """
+    _refuse_without_canaries(run)
+    known = run.roster["canary"].tolist()
+    for canary in canaries:
+        if canary not in known:
+            raise InputError(f"run {run.name}: there is no canary {canary}; the canaries are {known[0]} to {known[-1]}")
+    run.evaluation()  # raises if there is none
+    rounds = np.array(run.evaluated)
+    quantities = traced(quantities_of([run]))
+    measured = {
+        quantity.name: {
+            round_: values for round_ in run.evaluated if (values := run.of_canaries(quantity.name, round_)) is not None
+        }
+        for quantity in quantities
+    }
+    by_canary = {} if took_part is None else dict(list(took_part.groupby("canary")))
+    rows = []
+    for canary in [id_ for id_ in known if not canaries or id_ in canaries]:
+        met = by_canary.get(canary, NOBODY)
+        at, users = met["round"].to_numpy(), met["user"].to_numpy()
+        last = np.searchsorted(at, rounds, side="right").tolist()  # last evaluation before each of the ascending rounds
+        for round_, first, end in zip(rounds.tolist(), [0, *last[:-1]], last, strict=True):
+            rows.append(
+                {
+                    "canary": canary,
+                    "round": round_,
+                    **{metric: measured[metric].get(round_, {canary: math.nan})[canary] for metric in measured},
+                    "sharers": len(np.unique(users[first:end])),
+                    "participations": end,
+                    "rounds_since_use": float(round_ - at[end - 1]) if end else math.nan,
+                    "sharer_rounds": tuple(np.unique(at[first:end]).tolist()),
+                }
+            )
+    table = pd.DataFrame(rows)
+    return described(table.drop(columns=PARTICIPATION) if took_part is None else table, quantities)
+
+
+def _refuse_without_canaries(run: RunResults) -> None:
+    if run.roster.empty:
+        raise InputError(f"run {run.name}: was trained without canaries; name a run with canaries")
+
+
+def traced(quantities: Iterable[Quantity]) -> list[Quantity]:
+    """Return the quantities of canaries that a trace shows: the primary number, then flags, then other numbers."""
+    traced = [quantity for quantity in select_for(quantities, "trace") if quantity.of_canaries]
+    return sorted(traced, key=lambda quantity: not quantity.is_primary)
+
 
 STANDARD = [quantity for quantity in select_for(QUANTITIES.values(), "table") if quantity.is_standard]
 OPTIONAL = [quantity for quantity in select_for(QUANTITIES.values(), "table") if not quantity.is_standard]
@@ -101,9 +375,9 @@ COLUMNS = {
     "run": "string",
     "round": "Int64",
     "epochs": "Float64",
-    **{name: kind for quantity in flags(STANDARD) for name, kind in columns.columns_of(quantity).items()},
+    **{name: kind for quantity in flags(STANDARD) for name, kind in columns_of(quantity).items()},
     "canaries": "Int64",
-    **{name: kind for number in NUMBERS for name, kind in columns.columns_of(number).items()},
+    **{name: kind for number in NUMBERS for name, kind in columns_of(number).items()},
     "references": "Int64",
     "status": "string",
 }
@@ -117,9 +391,9 @@ SERIES = {
     "round": "Int64",
     "epochs": "Float64",
     **{name: "Float64" for flag in flags(STANDARD) for name in (flag.name, f"{flag.name}_sd")},
-    **{name: "Float64" for flag in flags(STANDARD) for name in columns.columns_of(flag, "series")},
+    **{name: "Float64" for flag in flags(STANDARD) for name in columns_of(flag, "series")},
     "canaries": "Float64",
-    **{name: kind for number in NUMBERS for name, kind in columns.columns_of(number, "series").items()},
+    **{name: kind for number in NUMBERS for name, kind in columns_of(number, "series").items()},
     "references": "Int64",
 }
 
@@ -127,10 +401,10 @@ SERIES = {
 def _groups(by: By, optional: Sequence[Quantity]) -> tuple[dict[str, str], ...]:
     """Return groups of further columns; a table has all of a group if some row has a value of one."""
     return (
-        *(columns.columns_of(quantity, by) for quantity in optional),
-        *(columns.POPULATION, columns.columns_of_controls(flags(STANDARD)), columns.PRIVACY, columns.RECORD_PRIVACY),
+        *(columns_of(quantity, by) for quantity in optional),
+        *(POPULATION, columns_of_controls(flags(STANDARD)), PRIVACY, RECORD_PRIVACY),
         {"reason" if by == "run" else "left_out": "string"},
-        *(PUBLISHED, ASKED, columns.columns_of_controls(flags(optional))),
+        *(PUBLISHED, ASKED, columns_of_controls(flags(optional))),
     )
 
 
@@ -159,10 +433,10 @@ def memorization_table(
 
     Raises:
         InputError: a run passed this round without an evaluation, results of some canaries are missing, or both a round
-            and an epoch are given; for means over seeds, see `flsim.results.seeds.by_series` and `sample`.
+            and an epoch are given; for means over seeds, see `flsim.results.sweeps.by_series` and `sample`.
     """
     refuse_two_points(round, epoch)
-    quantities = select_for(columns.quantities_of(runs), "table")
+    quantities = select_for(quantities_of(runs), "table")
     if by == "run":
         firsts = list(runs)
         rows = [
@@ -181,7 +455,7 @@ def memorization_table(
         row |= cells_of((published or {}).get(first)) | asked(first, (published or {}).get(first))
     optional = [quantity for quantity in quantities if not quantity.is_standard]
     always = COLUMNS if by == "run" else SERIES
-    return columns.described(columns.frame_with_types(rows, always, _groups(by, optional)), optional)
+    return described(frame_with_types(rows, always, _groups(by, optional)), optional)
 
 
 def _measured(
@@ -201,8 +475,8 @@ def _measured(
         "epochs": run.epochs_of(at),
         "references": run.references(at),
         "whole_test_users": run.whole_test_users(at),
-        **columns.control_columns([(run, at)], flags(quantities)),
-        **columns.privacy_columns(run, at),
+        **control_columns([(run, at)], flags(quantities)),
+        **privacy_columns(run, at),
     }
 
 
@@ -217,9 +491,9 @@ def _cells(run: RunResults, quantity: Quantity, at: int) -> dict[str, Any]:
     if quantity.is_flag:
         count = int((values == 1).sum())
         best = lowest(run.planted[(values == 1).to_numpy()])
-        return {name: count, **columns.share_columns(name, count, len(values)), f"{name}_lowest": best}
+        return {name: count, **share_columns(name, count, len(values)), f"{name}_lowest": best}
     cells = (float(values.mean()), *t_interval(values.to_numpy()))
-    return dict(zip(columns.columns_of(quantity), cells, strict=True))
+    return dict(zip(columns_of(quantity), cells, strict=True))
 
 
 def _averaged(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
@@ -244,12 +518,12 @@ def _averaged(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
     for quantity in quantities:
         row |= _cells_over_seeds(series, quantity)
     # epsilons of the run with the largest, because populations differ; blank if a run has no epsilon
-    epsilons = [columns.privacy_columns(run, round_) for run, round_ in series.taken]
-    for epsilon, names in (("epsilon_sound", columns.PRIVACY), ("record_epsilon", columns.RECORD_PRIVACY)):
+    epsilons = [privacy_columns(run, round_) for run, round_ in series.taken]
+    for epsilon, names in (("epsilon_sound", PRIVACY), ("record_epsilon", RECORD_PRIVACY)):
         if all(epsilon in of_run for of_run in epsilons):
             largest = max(epsilons, key=lambda of_run: float(of_run[epsilon]))
             row |= {name: largest.get(name) for name in names}
-    return row | columns.control_columns(series.taken, flags(quantities))
+    return row | control_columns(series.taken, flags(quantities))
 
 
 def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
@@ -265,11 +539,11 @@ def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
     if quantity.is_flag:
         memorized = [canaries == 1 for canaries in values]
         counts = [float(canaries.sum()) for canaries in memorized]
-        shares = columns.share_columns(name, int(sum(counts)), sum(map(len, memorized)))
+        shares = share_columns(name, int(sum(counts)), sum(map(len, memorized)))
         return {name: mean_of_known(counts), f"{name}_sd": _deviation(counts), **shares}
     means = np.array([canaries.mean() for canaries in values])  # seeds have equal weights
     cells = (float(means.mean()), *t_interval(means), *t_interval(np.concatenate(values)))
-    return dict(zip(columns.columns_of(quantity, "series"), cells, strict=True))
+    return dict(zip(columns_of(quantity, "series"), cells, strict=True))
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:

@@ -35,11 +35,9 @@ from flsim.canaries.elsewhere import MANIFEST, CanarySet, Unit
 from flsim.canaries.planting import Overlay, Planting
 from flsim.canaries.population import write_roster
 from flsim.canaries.spec import Canary
-from flsim.data.records import Users
+from flsim.data.records import TOKENIZER, Layout, Users, Vocabulary
 from flsim.data.tokenizer import TABLE
-from flsim.data.vocabulary import TOKENIZER, Layout, Vocabulary
-from flsim.evaluation.audit import Checked, audit, refuse_inconsistent
-from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
+from flsim.evaluation.evaluate import Checked, EvaluationHParams, audit, own_quantities, refuse_inconsistent
 from flsim.evaluation.loading import (
     checkpoints_in,
     code_digests,
@@ -50,8 +48,7 @@ from flsim.evaluation.loading import (
     weights_digest,
 )
 from flsim.models.language_model import TrainableModel
-from flsim.results.rows import Row, identity_of, write_rows
-from flsim.results.store import FILE, MEASUREMENTS, is_run, read_run_file, read_settings
+from flsim.results.rows import FILE, MEASUREMENTS, Row, identity_of, is_run, read_run_file, read_settings, write_rows
 
 MODELS = "models"
 LISTED = "listed"  # the source of canaries whose law is unknown
@@ -257,7 +254,7 @@ def measure(
     out: Path | None = None,
     name: str | None = None,
 ) -> list[Row]:
-    """Measure each checkpoint of a model as `flsim.evaluation.audit.audit` does; store the rows if `out` is set.
+    """Measure each checkpoint of a model as `flsim.evaluation.evaluate.audit` does; store the rows if `out` is set.
 
     Raises InputError for a wrong checkpoint or factory, a model against the protocol, or another `out`.
     """

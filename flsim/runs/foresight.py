@@ -5,9 +5,9 @@ from typing import TypeVar
 
 from flsim.base.machine import refuse_beyond_memory
 from flsim.canaries import planting
-from flsim.canaries.in_corpus import Planted, settled
+from flsim.canaries.population import Planted, settled
 from flsim.data.corpus import Corpus, Split
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.measures.built_in import OF_BASE_MODELS
 from flsim.privacy import ledger
 from flsim.runs.config import Config

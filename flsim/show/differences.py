@@ -9,7 +9,6 @@ import pandas as pd
 
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, flags, of_model, panels_first
-from flsim.results.columns import quantities_in
 from flsim.results.differences import (
     ALL,
     MANY,
@@ -23,8 +22,9 @@ from flsim.results.differences import (
     to_wide,
 )
 from flsim.results.published import COUNTED_OF, PREFIX
-from flsim.results.seeds import are_of_one_length, by_series, differing, words_of
-from flsim.results.store import PARTITIONS, RunResults
+from flsim.results.rows import PARTITIONS, RunResults
+from flsim.results.sweeps import are_of_one_length, by_series, differing, words_of
+from flsim.results.tables import quantities_in
 from flsim.show.memorization import table_of_runs, text_of_count
 from flsim.show.table import Column, Table, formatted, note, text_of
 

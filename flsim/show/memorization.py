@@ -9,11 +9,20 @@ import pandas as pd
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
 from flsim.results import published
-from flsim.results.canary_table import WINDOW, WRITTEN
-from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
-from flsim.results.columns import is_in, mean_of, prefix_of, quantities_in
 from flsim.results.published import CLEARLY
-from flsim.results.tables import OPTIONAL, STANDARD, rounds_text, user_share
+from flsim.results.tables import FALSE_POSITIVE as FALSE_POSITIVE_RATE
+from flsim.results.tables import (
+    OPTIONAL,
+    STANDARD,
+    WINDOW,
+    WRITTEN,
+    is_in,
+    mean_of,
+    prefix_of,
+    quantities_in,
+    rounds_text,
+    user_share,
+)
 from flsim.show.table import Column, Field, Table, columns_of, formatted, note, text_of
 
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
@@ -380,7 +389,7 @@ WROTE = "Beam search wrote: the known words, then the most likely continuation t
 
 
 def table_of_canaries(table: pd.DataFrame) -> Table:
-    """Return the table of `flsim.results.canary_table` as text."""
+    """Return the table of `flsim.results.tables` as text."""
     displayed = table.assign(shares=["" if pd.isna(value) else user_share(float(value)) for value in table["p_u"]])
     if WINDOW[0] in table:
         displayed["window"] = [rounds_text(*bounds) for bounds in zip(*(table[name] for name in WINDOW), strict=True)]

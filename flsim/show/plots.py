@@ -22,9 +22,9 @@ from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
 from flsim.measures.built_in import FIT_BITS, PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, select_for
-from flsim.results.columns import quantities_of
-from flsim.results.seeds import by_series, has_means
-from flsim.results.store import RunResults
+from flsim.results.rows import RunResults
+from flsim.results.sweeps import by_series, has_means
+from flsim.results.tables import quantities_of
 from flsim.show import figure as show
 
 EPOCHS = "epochs: records read / records of the corpus"

@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 
 from flsim.measures.built_in import MEMORIZED
 from flsim.measures.quantity import Quantity
-from flsim.results.canary_table import traced
-from flsim.results.columns import quantities_in
 from flsim.results.differences import name_of_configuration
-from flsim.results.store import RunResults
+from flsim.results.rows import RunResults
+from flsim.results.tables import quantities_in, traced
 from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, subplots, write_figure
 from flsim.show.plots import draw_ceilings
 from flsim.show.table import Field, note, table_of

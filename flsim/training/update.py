@@ -1,18 +1,304 @@
 """The state of training, and the result of local training: a sum over users, never a single user's update."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Annotated, Literal, Protocol, TypeVar
 
+import numpy as np
 import torch
 from numpy import int64
 from numpy.typing import NDArray
+from torch import Tensor
 
-from flsim.base.errors import Diverged
-from flsim.models.language_model import Params
-from flsim.privacy.ledger import Ledger
-from flsim.privacy.update_canaries import update_of
+from flsim.base.errors import Diverged, InputError
+from flsim.base.extensions import (
+    CustomName,
+    configured,
+    custom_code_errors,
+    is_custom,
+    made,
+    refuse_wrong_options,
+    resolve,
+)
+from flsim.base.rng import shared_generators, states_of_shared_generators
+from flsim.base.settings import Count, Fraction, NotNegative, Options, Positive, check, settings
+from flsim.data.records import Batch, Layout, Records, batch
+from flsim.models.language_model import Params, TrainableModel
+from flsim.privacy.ledger import Ledger, update_of
+from flsim.training.optimizers import OPTIMIZERS, optimizer_named
+
+# The settings of local training, for all engines.
+
+
+# Learning rate schedules: each is a function (step or round, total) -> factor of the learning rate.
+#  Central steps, local training and the server's step share them. A custom schedule, ``path/to/file.py:NAME``, is such
+# a function, which can have options as further arguments. Steps and rounds count from 0, so the last one is total - 1.
+
+Schedule = Callable[[int, int], float]
+
+
+def steps(at: int, total: int, milestones: tuple[float, ...] = (), factor: float = 0.1) -> float:
+    """Return `factor` to the power of passed milestones, counts or fractions of `total`, like torch's MultiStepLR."""
+    return factor ** sum(at >= (round(one * total) if one < 1 else one) for one in milestones)
+
+
+SAMPLES = 1_000  # number of learning rates from which their sum is estimated
+SCHEDULES: dict[str, Schedule] = {
+    "constant": lambda _at, _total: 1.0,
+    "linear": lambda at, total: 1 - at / total,  # would be 0 one step after the last
+    # half a cosine (Loshchilov and Hutter, 2017, equation 5, without restarts)
+    "cosine": lambda at, total: (1 + math.cos(math.pi * (at / total))) / 2,
+    "steps": steps,
+}
+
+
+def label_of_steps(milestones: tuple[float, ...], factor: float, whose: str = "rate") -> str:
+    """Return the part of a run's name for milestones, e.g. ``"rate x0.1 at 60%"``; empty without any."""
+    times = ", ".join(f"{100 * one:g}%" if one < 1 else f"{one:g}" for one in milestones)
+    return f"{whose} x{factor:g} at {times}" if milestones else ""
+
+
+def _milestone(at: float) -> float:
+    if not (0 < at < 1 or (at >= 1 and at.is_integer())):
+        raise ValueError("must be fractions of training below 1, or integers of at least 1")
+    return at
+
+
+ScheduleName = Annotated[str, CustomName("schedule", SCHEDULES)]
+Milestones = tuple[Annotated[float, check(_milestone)], ...]
+
+
+def refuse_wrong_milestones(schedule: str, milestones: tuple[float, ...], prefix: str = "") -> None:
+    """Raise InputError if milestones are set without schedule "steps", or missing with it; `prefix` is for names."""
+    if (schedule == "steps") != bool(milestones):
+        what = "needs" if schedule == "steps" else "has no"
+        raise InputError(f'{prefix}schedule "{schedule}" {what} {prefix}milestones, found {list(milestones)}')
+
+
+def rate_at(
+    rate: float,
+    schedule: str,
+    at: int,
+    total: int,
+    warmup: int = 0,
+    milestones: tuple[float, ...] = (),
+    factor: float = 0.1,
+) -> float:
+    """Return the learning rate of a step or round `at`, from 0: `rate` times the factor of the schedule after `warmup`.
+
+    Milestones count from the beginning. InputError if a custom schedule failed, or its factor is negative or infinite.
+    """
+    if at < warmup:
+        return rate * (at + 1) / warmup
+    if schedule == "steps":
+        return rate * steps(at, total, milestones, factor)
+    with custom_code_errors(InputError):
+        factor = made(schedule, resolve(schedule, SCHEDULES, "schedule"), at - warmup, max(total - warmup, 1))
+    if is_custom(schedule) and not (isinstance(factor, int | float) and 0 <= factor < math.inf):
+        raise InputError(
+            f"{schedule}: returned the factor {factor!r} at {at:,} of {total:,}; return a finite number of at least 0"
+        )
+    return rate * factor
+
+
+def total_rate(rate: Callable[[int], float], steps: int) -> float:
+    """Return the sum of the learning rates of steps 0 to `steps` - 1; for many, an estimate from evenly spaced ones."""
+    sampled = range(steps) if steps <= SAMPLES else np.linspace(0, steps - 1, SAMPLES).astype(int).tolist()
+    return steps * float(np.mean([rate(step) for step in sampled]))
+
+
+Precision = Literal["float32", "tf32", "bf16"]
+
+
+@settings
+class LocalHParams:
+    """Settings of the local training of one user in one round.
+
+    Each user begins with a fresh optimizer state in each round. A step's gradient is that of the mean cross-entropy
+    (nats) over the batch's real positions. Then `proximal` adds its term, and `gradient_clip` bounds the sum.
+
+    Attributes:
+        epochs: Number of passes of a user over their records in a round. Unit: epochs.
+        batch_size: Number of records in a step; the last batch of an epoch can be smaller. Unit: records.
+        learning_rate: Learning rate of the optimizer at the highest value of `schedule`. Choose it by perplexity, e.g.
+            with flsim tune. Unit: none.
+        optimizer: Optimizer of the user. "momentum" adds `momentum` times the previous direction; "adam" and "rmsprop"
+            have torch's defaults.
+        momentum: Momentum of optimizer "momentum". Unit: none.
+        gradient_clip: Bound on the L2 norm of the complete gradient of a step. When not set: no bound. Unit: L2 norm.
+        proximal: Weight mu of FedProx's term mu / 2 ||w - w_global||^2 in the loss (Li et al., 2020, equation 2). Unit:
+            none.
+        max_records: Largest number of records that a user trains on in a round. Each round draws new records. When not
+            set: all. Unit: records.
+        precision: Precision of matrix products: "float32"; "tf32", on GPUs that support it; or "bf16", with weights in
+            float32 and products in bfloat16, on GPUs also activations; on a CPU only large products, if the processor
+            has instructions for bfloat16 (AMX, avx512_bf16), and float32 elsewhere. The last two need engine "cohort".
+        schedule: Schedule of the learning rate over the rounds of the run: "constant"; "linear" or "cosine", which
+            decrease towards 0; or "steps", which multiplies it by `milestone_factor` at each of the `milestones`.
+        milestones: With schedule "steps": when the learning rate changes: a number of completed rounds, e.g. 120, or a
+            fraction of training below 1, e.g. 0.6. Unit: rounds.
+        milestone_factor: With schedule "steps": factor of the learning rate at each milestone. Unit: none.
+        optimizer_options: Options of a custom optimizer, e.g. { beta = 0.99 }: keyword
+            arguments, numbers or text. Unit: none.
+        schedule_options: Options of a custom schedule, e.g. { floor = 0.1 }: keyword
+            arguments, numbers or text. Unit: none.
+
+    Examples:
+        >>> flsim.LocalSGD(batch_size=4, learning_rate=1.0)                    # doctest: +SKIP
+    """
+
+    epochs: Count = 1
+    batch_size: Count = 16
+    learning_rate: Positive = 0.3
+    optimizer: Annotated[str, CustomName("optimizer", OPTIMIZERS)] = "sgd"
+    momentum: Fraction = 0.9
+    gradient_clip: Positive | None = None
+    proximal: NotNegative = 0.0
+    max_records: Count | None = None
+    precision: Precision = "float32"
+    schedule: ScheduleName = "constant"
+    milestones: Milestones = ()
+    milestone_factor: Positive = 0.1
+    optimizer_options: Options = field(default_factory=dict)
+    schedule_options: Options = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        refuse_wrong_options(self, "optimizer", "schedule")
+        refuse_wrong_milestones(self.schedule, self.milestones)
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether a step only subtracts the gradient, times the learning rate, from the weights."""
+        return self.optimizer == "sgd" and self.gradient_clip is None and not self.proximal
+
+    def rate(self, round_: int, rounds: int | None) -> float:
+        """Return the learning rate of a round, from 0; a constant schedule needs no number of rounds."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        if rounds is None:
+            raise ValueError(f"schedule {self.schedule!r} needs the number of rounds")
+        milestones, factor = self.milestones, self.milestone_factor
+        schedule = configured(self, "schedule")
+        return rate_at(self.learning_rate, schedule, round_, rounds, milestones=milestones, factor=factor)
+
+    def optimizer_over(self, parameters: list[Tensor], rate: float | None = None) -> torch.optim.Optimizer:
+        """Return a new torch optimizer over parameters; a `rate` of None means `learning_rate`."""
+        rate = self.learning_rate if rate is None else rate
+        return optimizer_named(configured(self, "optimizer")).over(parameters, rate, self.momentum, 0.0)
+
+    def examples(self, records: int) -> int:
+        """Return the number of records that a user with this number of records trains on in a round."""
+        return records if self.max_records is None else min(records, self.max_records)
+
+
+# The common parts of all training engines: training mode, order of records, clip of gradients, and threads.
+
+
+# The random numbers of a network during training, such as those of dropout.
+#  torch's modules draw from generators that a process shares. Here these generators are seeded for each piece of
+# training, so the numbers do not depend on the process or on previous training.
+
+
+@contextmanager
+def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None]:
+    """Set a model to training mode and seed its device's generators by round and user, or step, within the block."""
+    with shared_generators(model.device, seed, *keys):
+        model.train()
+        try:
+            yield
+        finally:
+            model.eval()
+
+
+@torch.no_grad()
+def draws(model: TrainableModel, tokens: Tensor) -> bool:
+    """Return whether reading tokens int64 [B, T] in training mode uses a shared generator of the process."""
+    with training_mode(model, 0):
+        before = states_of_shared_generators()
+        model(tokens)
+        return before != states_of_shared_generators()
+
+
+# The choice and order of the records that a user trains on, which is the same for every engine.
+
+
+def epoch_orders(records: int, hparams: LocalHParams, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Return the records of each epoch in the order of training, int64 [examples] each, shuffled in each epoch.
+
+    If they exceed `hparams.max_records`, this many are drawn once for all epochs. `rng` is of the user and the round.
+    """
+    examples = hparams.examples(records)
+    chosen = np.arange(records) if examples == records else rng.choice(records, examples, replace=False)
+    return [chosen[rng.permutation(examples)] for _ in range(hparams.epochs)]
+
+
+def local_batches(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Iterator[Batch]:
+    for order in epoch_orders(len(records), hparams, rng):
+        for first in range(0, len(order), hparams.batch_size):
+            yield batch(records, order[first : first + hparams.batch_size], layout)
+
+
+def bound_norm(gradients: Sequence[Tensor], bound: float) -> tuple[Tensor, ...]:
+    """Return the gradients times min(1, bound / their norm as one vector)."""
+    # torch's clip_grad_norm_ is not used, because it adds 1e-6 to the norm.
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return tuple(gradient * (bound / norm).clamp(max=1) for gradient in gradients)
+
+
+def take_step(
+    optimizer: torch.optim.Optimizer, weights: Iterable[Tensor], gradients: Sequence[Tensor], bound: float | None
+) -> None:
+    """Take a step of torch's optimizer of these weights along their gradients, after a clip of the norm if bounded."""
+    for weight, gradient in zip(weights, gradients if bound is None else bound_norm(gradients, bound), strict=True):
+        weight.grad = gradient
+    optimizer.step()
+
+
+@torch.no_grad()
+def restored(model: TrainableModel, start: Params) -> Params:
+    """Return parameters - start, in float64 on the model's device, and set the parameters back to `start`."""
+    update = {}
+    for name, parameter in model.trainable.items():
+        update[name] = (parameter - start[name]).to(torch.float64)
+        parameter.copy_(start[name])
+    return update
+
+
+# The number of threads of torch in this process.
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Let torch compute with `number` threads in the block; a second one would wait in small products."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# Items that are computed in a separate thread while earlier items are used.
+
+Item = TypeVar("Item")
+
+
+def prefetched(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
+    """Yield the same items in order, and compute up to `depth` in advance, in a thread; errors come at their items."""
+    iterator, end = iter(items), object()
+    pool = ThreadPoolExecutor(1, "ahead")
+    try:
+        ahead = deque(pool.submit(next, iterator, end) for _ in range(depth + 1))
+        while (item := ahead.popleft().result()) is not end:
+            ahead.append(pool.submit(next, iterator, end))
+            yield item  # type: ignore[misc]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
 
 # The state of training, for any algorithm; a checkpoint contains only the state.
 

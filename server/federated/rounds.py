@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, Protocol
 
+import torch
 from flwr.app import Message
 
-from flsim.algorithms import micro_cohorts, user_states
+from flsim.algorithms import algorithm, micro_cohorts
 from flsim.algorithms.checkpoint import digest_of, latest, round_of
 from flsim.algorithms.fedavg import Send
 from flsim.algorithms.summation import BranchReply, Reply, RoundRequest, ShardReply, ShardWork, branches
@@ -22,18 +23,25 @@ from flsim.base.files import NewLines
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import ledger
-from flsim.runs.config.federated import SHARDS
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.privacy.sampling import shard_ranges
+from flsim.runs.config import SystemHParams
+from flsim.runs.config.base import SHARDS
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.runs.recovery import hold_lock, recover
-from flsim.training.local import threads
-from flsim.training.update import Counts, State, UpdateSum
+from flsim.training.update import Counts, Precision, State, UpdateSum, threads
+from server.central import Evaluations, RoundMetrics, supervised
 from server.cluster.causes import one_line
-from server.pool.client import sum_request
-from server.pool.evaluations import EvaluationInProcess
-from server.pool.grid import OWN_CODE_FAILED
-from server.stopping import Stop
-from server.supervision import Evaluations, RoundMetrics, supervised
+from server.cluster.start import Nodes, cluster, nodes, say_where
+from server.pool.grid import (
+    OWN_CODE_FAILED,
+    ClientShare,
+    EvaluationInProcess,
+    gpu_shares,
+    places,
+    ray_grid,
+    sum_request,
+)
+from server.stopping import Stop, stopping
 
 # The exchange of a round's requests and replies as Flower messages, and the causes of its failures.
 #
@@ -259,7 +267,7 @@ def wait_for_nodes(grid: ShardGrid, shards: int, stop: Stop, seconds: float) -> 
 
 def send_in_process(run: Run, stop: Stop, gpus: float) -> Send:
     """Return a function that trains requests in this process, one shard after another; `gpus` is 0 for a CPU."""
-    states, sizes = user_states.UserStates(run.path / user_states.FOLDER), micro_cohorts.MicroCohorts(run.path)
+    states, sizes = algorithm.UserStates(run.path / algorithm.FOLDER), micro_cohorts.MicroCohorts(run.path)
     training = run.federated.training_of(run.users, run.rounds, "cuda" if gpus else "cpu", states, sizes)
     with custom_code_errors():
         engine = training.engine_here(min(1.0, gpus or 1.0))
@@ -433,3 +441,117 @@ def _training_seconds(work: Sequence[ShardWork]) -> float:
     for shard in work:
         by_worker[shard.worker] += shard.seconds
     return max(by_worker.values(), default=0.0)
+
+
+# The launch of a federated run: on a Ray cluster, with client processes on its machines, or in this process.
+
+
+APP = "clients.app:app"  # by name, because server and clients share only messages
+ROUNDING = 1e-4  # the smallest share of a GPU in Ray
+
+
+def simulate(
+    run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
+) -> None:
+    """Train a run on Ray, with a Flower node per shard; for arguments and errors, see `server.launch.train`."""
+    system, stop = run.federated.system, Stop()
+    _say_of_canaries(run)
+    with cluster(address, cpus, head), stopping(stop):
+        client_gpus, _ = client_gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
+        share = ClientShare(system.cpus_per_client, client_gpus)
+        if not any(share.fits(node) for node in nodes()):
+            raise InputError(
+                f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has these resources; "
+                "lower system.cpus_per_client or system.gpus_per_client"
+            )
+        run = with_shards(run, sum(share.fits(node) for node in nodes()))
+        shards = run.federated.system.known_shards
+        say_what_stays_idle(run.name, share, shards, nodes(), cpus)
+        shard_ranges(len(run.users), shards)  # raises an error for more shards than users
+        evaluation_gpus = gpus_of_evaluators(run.name, system, nodes(), shards)
+        refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
+        machines = Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None)
+        machines.check()
+        say_where(run.path, address is None and head is None)
+        with ray_grid(APP, shards, share, machines, run.federated.system.known_branch > 0) as grid:
+            train(grid, run, stop, evaluation_gpus, retrain_lost)
+
+
+def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
+    """Train like `simulate`, in this process without Ray, one shard after another; evaluations are in between."""
+    stop = Stop()
+    _say_of_canaries(run)
+    with stopping(stop):
+        run = with_shards(run, 1)
+        asked = run.federated.system.gpus_per_client
+        gpus = (1.0 if asked is None else asked) if torch.cuda.is_available() else 0.0
+        refuse_tf32_without_gpu(run.federated.local.precision, gpus)
+        train(None, run, stop, gpus, retrain_lost)
+
+
+def _say_of_canaries(run: Run) -> None:
+    """Warn if `max_records` excludes copies, whose canaries look less memorized; print the cost of canary users."""
+    cap, audit = run.federated.local.max_records, run.federated.audit
+    beyond, trained = (0, 0.0) if cap is None else run.users.copies_beyond(cap)
+    if beyond:
+        say(
+            f"local.max_records = {cap} excludes records, including canaries: of {beyond:,} copies that users "
+            f"with more records hold, {trained:,.0f} would be trained on in a round of all users"
+        )
+    if audit.update_canaries:
+        say(f"{run.name}: {audit.cost(len(run.users))}")
+
+
+def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
+    """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
+
+    Clients fill nodes by their totals. A single client per GPU leaves a bit for evaluators, which need no CPU.
+    """
+    return gpu_shares(system.gpus_per_client, system.gpus_for_evaluation, system.evaluators, any(gpus))
+
+
+def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dict[str, float]], shards: int) -> float:
+    """Return the GPUs of an evaluator, on nodes with "CPU" and "GPU"; 0 if clients use all and none is required.
+
+    Client processes start as in `server.pool.grid.RayGrid`. InputError if the settings put evaluators on GPUs that
+    clients use: evaluators would be requested repeatedly, and fail.
+    """
+    gpus = [node.get("GPU", 0.0) for node in resources]
+    client, evaluator = client_gpu_shares(system, gpus)
+    if not evaluator:
+        return 0.0
+    share = ClientShare(system.cpus_per_client, client)
+    clients = places(dict(enumerate(map(share.fits, resources))), shards)
+    fitting = sum(int((total - clients.count(node) * client) / evaluator + ROUNDING) for node, total in enumerate(gpus))
+    if fitting >= system.evaluators:
+        return evaluator
+    if system.gpus_for_evaluation is not None:
+        raise InputError(
+            f"clients of system.gpus_per_client = {client:g} leave GPUs for {fitting} of {system.evaluators} "
+            f"evaluators of system.gpus_for_evaluation = {evaluator:g}; lower one of the two, or set "
+            f"gpus_for_evaluation to 0 to evaluate on CPUs"
+        )
+    say(
+        f"{name}: clients of system.gpus_per_client = {client:g} use all GPUs, so evaluators run on CPUs; to "
+        "evaluate on GPUs, do not set gpus_per_client"
+    )
+    return 0.0
+
+
+def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
+    if precision == "tf32" and not client_gpus:
+        raise InputError('local.precision "tf32" needs an NVIDIA GPU, but clients have none; set "float32"')
+
+
+def say_what_stays_idle(
+    name: str, share: ClientShare, shards: int, nodes: Sequence[dict[str, float]], cpus: int | None
+) -> None:
+    """Print that fewer client processes work than the GPUs, or the requested cores, allow."""
+    room = sum(share.fits(node) for node in nodes)
+    idle = int(sum(node.get("GPU", 0.0) for node in nodes) - shards * share.gpus) if share.gpus else 0
+    if room > shards and (idle >= 1 or cpus is not None):
+        gpus = f" {idle} GPU{'s' * (idle > 1)} stay{'s' * (idle == 1)} idle;" if idle >= 1 else ""
+        say(
+            f"{name}: {room} client processes fit, but only {shards} work at the same time, because "
+            f"system.shards = {shards};{gpus} a new run with system.shards = {room} would use all"
+        )

@@ -18,19 +18,18 @@ from populations import InMemory
 from stepping import LAYOUT
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.built_in import FedAvgHParams
+from flsim.algorithms.algorithm import FedAvgHParams, UserStates
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import RoundRequest, ShardReply
-from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import PrivacyHParams
 from flsim.runs.folder import Run
-from flsim.training.hparams import LocalHParams
-from server.verify import verify
+from flsim.training.update import LocalHParams
+from server.launch import verify
 
 ROOT = Path(__file__).parents[2]
 OWN = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "algorithms.md").read_text(), re.MULTILINE | re.DOTALL)[0]

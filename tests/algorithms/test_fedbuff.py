@@ -19,10 +19,9 @@ from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.privacy.devices import Durations, Law, buffers, simulated_buffers
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import PrivacyHParams
 from flsim.privacy.sampling import draw_cohort
-from flsim.training.local import epoch_orders
-from flsim.training.update import State
+from flsim.training.update import State, epoch_orders
 
 MODEL = flsim.Model(3, 5)
 LAWS: tuple[Law, ...] = get_args(Law)

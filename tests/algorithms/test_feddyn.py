@@ -10,14 +10,14 @@ from one_vector import ONE_VECTOR, USERS, Vector, frequencies, softmax
 from populations import InMemory
 from stepping import LAYOUT
 
-from flsim.algorithms.built_in import FedAvgHParams
+from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import RunFailed
 from flsim.models.architectures import ModelHParams
 from flsim.runs import config
 from flsim.runs.folder import Run
-from flsim.training.hparams import LocalHParams
-from server.verify import verify
+from flsim.training.update import LocalHParams
+from server.launch import verify
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 FEDDYN = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)[1]

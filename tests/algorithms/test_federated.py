@@ -12,15 +12,14 @@ from helpers import Experiment
 
 import flsim
 from flsim.algorithms import fedavg, server_optimizers
-from flsim.algorithms.built_in import FedAvgHParams
+from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy import noise as process
-from flsim.privacy.ledger import Entry
-from flsim.privacy.mechanism import PrivacyHParams, noisy_mean
+from flsim.privacy.ledger import Entry, PrivacyHParams, noisy_mean
 from flsim.training.update import State, UpdateSum, global_norm
 
 POPULATION = 1_000

@@ -10,18 +10,16 @@ from numpy.typing import NDArray
 from populations import InMemory
 from tiny_bases import GPT2
 
-from flsim.algorithms.algorithm import ServerRound
-from flsim.algorithms.built_in import FedAvgHParams, factors, pairs
+from flsim.algorithms.algorithm import FedAvgHParams, ServerRound, factors, pairs
 from flsim.algorithms.fedavg import train_users
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import RoundRequest
 from flsim.base.errors import InputError
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.models.architectures import ModelHParams, restore
 from flsim.models.language_model import LoraHParams, Params
-from flsim.privacy.mechanism import PrivacyHParams
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import State
+from flsim.privacy.ledger import PrivacyHParams
+from flsim.training.update import LocalHParams, State
 
 LAYOUT = Layout(50, 12)
 RNG = np.random.default_rng(0)

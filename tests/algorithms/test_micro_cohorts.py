@@ -13,15 +13,14 @@ from populations import InMemory
 from stacking import LAYOUT, model_of, random_population, start_of
 from torch._subclasses import FakeTensorMode
 
-from flsim.algorithms.built_in import FedAvgHParams
+from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.micro_cohorts import FILE, MicroCohorts
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.models.architectures import ModelHParams
 from flsim.training.cohort.engine import CohortEngine, StackedTrainer
 from flsim.training.cohort.packing import PackedGroup
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import State
+from flsim.training.update import LocalHParams, State
 from server.federated.rounds import say_micro_cohorts
 
 ROUNDS, LOST, SHARD = 5, 2, 1  # memory runs out in this round (from 0), in this shard

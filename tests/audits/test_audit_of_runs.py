@@ -21,24 +21,20 @@ from benchmarks.alarms import bench_alarms, describe
 from benchmarks.alarms.cases import Case, most_alarms
 from benchmarks.alarms.elsewhere import ELSEWHERE
 from benchmarks.alarms.ours import ESTIMATES, OURS, epsilon_of_noise, right_guesses, right_guesses_of_users
-from flsim.algorithms.built_in import FedAvgHParams
+from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.checkpoint import load
 from flsim.algorithms.rounds import FederatedTraining
-from flsim.attacks.audit import coins
-from flsim.attacks.audit.audit import COLUMNS, audit_subject
+from flsim.attacks.audit import bounds
+from flsim.attacks.audit.audit import COLUMNS, Subject, audit_subject, subject_of
+from flsim.attacks.audit.bounds import Allowed, delta_of_gaussian, epsilon_of_gaussian
 from flsim.attacks.audit.claim import Claim, LedgerTest
 from flsim.attacks.audit.rounds import CanaryUsers, epsilon_of_cosines
-from flsim.attacks.audit.subject import Subject, subject_of
-from flsim.attacks.audit.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
 from flsim.base.rng import stream
 from flsim.models.architectures import ModelHParams
 from flsim.privacy.conventions import sound_convention
-from flsim.privacy.ledger import EPSILONS, epsilon
-from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.update_canaries import AuditHParams, cosines, direction, toss
+from flsim.privacy.ledger import EPSILONS, AuditHParams, PrivacyHParams, cosines, direction, epsilon, toss
 from flsim.runs.folder import Run
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import with_canaries
+from flsim.training.update import LocalHParams, with_canaries
 
 
 def test_rows_are_those_of_the_ranks(trained_here: Trained, flsim: Flsim) -> None:
@@ -315,9 +311,9 @@ def test_the_bound_is_below_the_ledgers_epsilon(
         first = training.first_state()
         (last,) = training.states(first, 2, lambda _: False)
         change = {name: value.double() - first.params[name].double() for name, value in last.params.items()}
-        right = coins.correct_guesses(cosines(change, seed, range(100)), canary_users.present(seed), 10)
+        right = bounds.correct_guesses(cosines(change, seed, range(100)), canary_users.present(seed), 10)
         claimed = epsilon(last.ledger, 1e-5, sound_convention("poisson"))
-        return coins.epsilon_of_coins(100, 20, right, 1e-5), claimed
+        return bounds.epsilon_of_coins(100, 20, right, 1e-5), claimed
 
     bounds = [bound_and_claim(seed, 10.0) for seed in range(20)]
     assert all(claimed == pytest.approx(0.6, abs=0.2) for _, claimed in bounds)
@@ -349,7 +345,7 @@ def test_an_audit_of_a_run_with_canary_users(trained_here: Trained, flsim: Flsim
         60 - tossed.sum(),
     )
     delta = opened.delta
-    assert bound["low"] == pytest.approx(coins.epsilon_of_coins(60, 12, int(right), delta))
+    assert bound["low"] == pytest.approx(bounds.epsilon_of_coins(60, 12, int(right), delta))
     ins = measured[tossed]
     assert estimate["kind"] == "estimate"
     assert estimate["estimate"] == pytest.approx(
@@ -377,7 +373,7 @@ def test_of_all_coins_the_best_decides_what_can_be_refuted(
     """Scores in any order are the same design: the coins are tried in all 2^m ways."""
     claim, test = claim_of_gaussian(mu), LedgerTest(canaries, 2 * each, neighbours)
     scores = np.arange(canaries, dtype=np.float64)
-    outcomes = {coins.correct_guesses(scores, np.array(c, bool), each) for c in product((0, 1), repeat=canaries)}
+    outcomes = {bounds.correct_guesses(scores, np.array(c, bool), each) for c in product((0, 1), repeat=canaries)}
     refuting = {right for right in outcomes if test.refutes(claim.curve, right)}
     assert outcomes == set(range(2 * each + 1))
     assert test.needed(claim.curve) == min(refuting, default=None)

@@ -9,10 +9,9 @@ import scipy
 from helpers import enumerated
 from scipy.stats import beta, binom, norm
 
-from flsim.attacks.audit import coins, guesses, ranks, rounds, trade_off
-from flsim.attacks.audit.audit import of_ranks, pooled, rate_at
+from flsim.attacks.audit import bounds, rounds
+from flsim.attacks.audit.audit import Subject, of_ranks, pooled, rate_at
 from flsim.attacks.audit.claim import Claim, LedgerTest
-from flsim.attacks.audit.subject import Subject
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc, auroc_interval, roc, share_interval
 from flsim.privacy.conventions import sound_convention
@@ -22,17 +21,17 @@ from flsim.privacy.ledger import EPSILONS
 @pytest.mark.parametrize(("epsilon", "share"), [(0.7, 0.3), (0.0, 0.3), (5.0, 1e-4)])
 def test_a_hit_is_as_likely_as_the_definition_says(epsilon: float, share: float) -> None:
     odds = math.exp(epsilon) * share / (1 - share)
-    assert guesses.hit_probability(epsilon, share) == pytest.approx(odds / (1 + odds), rel=1e-12)
-    assert guesses.hit_probability(epsilon, 1.0) == 1.0
+    assert bounds.hit_probability(epsilon, share) == pytest.approx(odds / (1 + odds), rel=1e-12)
+    assert bounds.hit_probability(epsilon, 1.0) == 1.0
 
 
 def test_the_share_of_references_is_exceeded_by_none_of_all_canaries() -> None:
     """The share of a set is Beta(t, R - t + 1); each of m canaries has an m-th of the significance."""
     for threshold, references, canaries in ((20, 20_000, 48), (1, 500, 3)):
-        share = guesses.share_of_references(threshold, references, canaries)
+        share = bounds.share_of_references(threshold, references, canaries)
         tail = beta.sf(share, threshold, references - threshold + 1)
         assert tail == pytest.approx(0.01 / canaries, rel=1e-6)
-    share = guesses.share_of_references(5, 100, 7, significance=0.2)
+    share = bounds.share_of_references(5, 100, 7, significance=0.2)
     assert beta.sf(share, 5, 96) == pytest.approx(0.2 / 7, rel=1e-9)
 
 
@@ -43,7 +42,7 @@ def test_bounds_of_hits_of_groups_solve_their_equation(hits: int, groups: tuple[
     def q(epsilon: float, users: int) -> float:
         return share * math.exp(users * epsilon) / (share * math.exp(users * epsilon) + 1 - share)
 
-    bound = guesses.epsilon_of_hits(hits, share, groups, significance)
+    bound = bounds.epsilon_of_hits(hits, share, groups, significance)
     expected = enumerated([q(bound, users) for users in groups], hits)
     if enumerated([share] * len(groups), hits) < significance:
         assert expected == pytest.approx(significance, rel=1e-6)
@@ -52,44 +51,44 @@ def test_bounds_of_hits_of_groups_solve_their_equation(hits: int, groups: tuple[
 
 
 def test_bounds_of_hits_at_their_ends() -> None:
-    assert guesses.epsilon_of_hits(0, 0.3, (1, 1)) == 0
-    assert guesses.epsilon_of_hits(1, 0.3, (1, 1)) == 0  # 1 - 0.7^2 > 0.05
-    assert guesses.epsilon_of_hits(1, 1e-40, (1, 1)) == guesses.HIGHEST == 60  # at epsilon 60 a hit has 1e-14
+    assert bounds.epsilon_of_hits(0, 0.3, (1, 1)) == 0
+    assert bounds.epsilon_of_hits(1, 0.3, (1, 1)) == 0  # 1 - 0.7^2 > 0.05
+    assert bounds.epsilon_of_hits(1, 1e-40, (1, 1)) == bounds.HIGHEST == 60  # at epsilon 60 a hit has 1e-14
 
 
 def test_ranks_pay_for_their_shares() -> None:
     """The share is exceeded with probability 0.01, and 0.04 are left for the hits."""
     share = beta.isf(0.01 / 6, 2, 499)
-    expected = guesses.epsilon_of_hits(5, share, (1, 2, 5, 1, 1, 1), 0.04)
-    assert guesses.epsilon_of_ranks(5, 2, 500, (1, 2, 5, 1, 1, 1)) == pytest.approx(expected, rel=1e-6)
-    expected = guesses.epsilon_of_hits(5, share, (1, 2, 5, 1, 1, 1), 0.19)
-    assert guesses.epsilon_of_ranks(5, 2, 500, (1, 2, 5, 1, 1, 1), 0.2) == pytest.approx(expected, rel=1e-6)
+    expected = bounds.epsilon_of_hits(5, share, (1, 2, 5, 1, 1, 1), 0.04)
+    assert bounds.epsilon_of_ranks(5, 2, 500, (1, 2, 5, 1, 1, 1)) == pytest.approx(expected, rel=1e-6)
+    expected = bounds.epsilon_of_hits(5, share, (1, 2, 5, 1, 1, 1), 0.19)
+    assert bounds.epsilon_of_ranks(5, 2, 500, (1, 2, 5, 1, 1, 1), 0.2) == pytest.approx(expected, rel=1e-6)
 
 
 def test_default_thresholds() -> None:
     """A thousandth of the references, at least 1, and 100 from 100,000 references on."""
-    found = [guesses.default_threshold(references) for references in (1, 1_999, 2_000, 99_999, 100_000, 2_000_000)]
+    found = [bounds.default_threshold(references) for references in (1, 1_999, 2_000, 99_999, 100_000, 2_000_000)]
     assert found == [1, 1, 2, 99, 100, 100]
 
 
 def test_detections_of_a_test_by_ranks() -> None:
-    found = ranks.detection_at(np.array([1.0, 3.0, 3.0, 4.0, 10.0]), 9, 3)
+    found = bounds.detection_at(np.array([1.0, 3.0, 3.0, 4.0, 10.0]), 9, 3)
     assert {name: found[name] for name in ("threshold", "fpr", "detected", "trials", "estimate")} == {
         **{"threshold": 3, "fpr": 0.3, "detected": 3, "trials": 5, "estimate": 0.6}
     }
     assert found["fpr_high"] == pytest.approx(beta.ppf(0.975, 3, 7), rel=1e-9)
     assert (found["low"], found["high"]) == share_interval(3, 5)
-    assert math.isnan(ranks.detection_at(np.array([]), 9, 3)["estimate"])
-    assert ranks.p_values(np.array([1.0, 10.0]), 9).tolist() == [0.1, 1.0]
+    assert math.isnan(bounds.detection_at(np.array([]), 9, 3)["estimate"])
+    assert bounds.p_values(np.array([1.0, 10.0]), 9).tolist() == [0.1, 1.0]
 
 
 def test_levels_of_ranks_are_those_that_the_references_can_have() -> None:
-    found = ranks.detections_by_level(np.array([1.0, 15.0, 200.0]), 1_999)
+    found = bounds.detections_by_level(np.array([1.0, 15.0, 200.0]), 1_999)
     assert {level: (one["threshold"], one["detected"]) for level, one in found.items()} == {
         **{1e-3: (2, 1), 1e-2: (20, 2), 1e-1: (200, 3)}
     }
-    assert ranks.detections_by_level(np.array([1.0]), 999)[1e-3]["threshold"] == 1
-    assert ranks.LEVELS == (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+    assert bounds.detections_by_level(np.array([1.0]), 999)[1e-3]["threshold"] == 1
+    assert bounds.LEVELS == (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 
 @pytest.mark.parametrize("level", [0.02, 0.1, 0.4])
@@ -145,16 +144,16 @@ def test_bounds_of_one_threshold_are_ratios_of_exact_bounds(detected: int, alarm
     tpr_low, fpr_high = beta.ppf(tail, detected, 51 - detected), beta.isf(tail, alarms + 1, 60 - alarms)
     tnr_low, fnr_high = beta.ppf(tail, 60 - alarms, alarms + 1), beta.isf(tail, 51 - detected, detected)
     expected = max(0.0, math.log((tpr_low - delta) / fpr_high), math.log((tnr_low - delta) / fnr_high))
-    bound = ranks.epsilon_of_threshold(detected, 50, alarms, 60, delta, 2 * tail)
+    bound = bounds.epsilon_of_threshold(detected, 50, alarms, 60, delta, 2 * tail)
     assert bound == pytest.approx(expected, rel=1e-9)
-    assert ranks.epsilon_of_threshold(detected, 50, alarms, 60, delta) == ranks.epsilon_of_threshold(
+    assert bounds.epsilon_of_threshold(detected, 50, alarms, 60, delta) == bounds.epsilon_of_threshold(
         detected, 50, alarms, 60, delta, 0.05
     )
 
 
 def test_a_threshold_that_finds_nothing_proves_nothing() -> None:
-    assert ranks.epsilon_of_threshold(0, 50, 60, 60, 0.01) == 0
-    assert ranks.epsilon_of_threshold(1, 50, 0, 60, 0.5) == 0
+    assert bounds.epsilon_of_threshold(0, 50, 60, 60, 0.01) == 0
+    assert bounds.epsilon_of_threshold(1, 50, 0, 60, 0.5) == 0
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.2255, 4.0])
@@ -163,19 +162,19 @@ def test_deltas_of_gaussians_are_integrals(mu: float, epsilon: float) -> None:
     """Delta is the integral of max(0, p - e^epsilon q) of N(mu, 1) and N(0, 1): above epsilon / mu + mu / 2."""
     start = epsilon / mu + mu / 2
     expected = norm.sf(start - mu) - (math.exp(epsilon) * norm.sf(start))
-    assert trade_off.delta_of_gaussian(mu, epsilon) == pytest.approx(expected, rel=1e-6, abs=1e-15)
-    assert trade_off.delta_of_gaussian(0, epsilon) == 0
+    assert bounds.delta_of_gaussian(mu, epsilon) == pytest.approx(expected, rel=1e-6, abs=1e-15)
+    assert bounds.delta_of_gaussian(0, epsilon) == 0
 
 
 @pytest.mark.parametrize(("mu", "delta"), [(0.5, 1e-5), (1.0, 0.01), (4.0, 1e-9)])
 def test_epsilons_of_gaussians_invert_their_deltas(mu: float, delta: float) -> None:
-    epsilon = trade_off.epsilon_of_gaussian(mu, delta)
-    assert trade_off.delta_of_gaussian(mu, epsilon) == pytest.approx(delta, rel=1e-6)
-    assert trade_off.epsilon_of_gaussian(0.01, 0.01) == 0  # delta at epsilon 0 is 2 Phi(0.005) - 1 = 0.004
+    epsilon = bounds.epsilon_of_gaussian(mu, delta)
+    assert bounds.delta_of_gaussian(mu, epsilon) == pytest.approx(delta, rel=1e-6)
+    assert bounds.epsilon_of_gaussian(0.01, 0.01) == 0  # delta at epsilon 0 is 2 Phi(0.005) - 1 = 0.004
 
 
 def test_a_claim_of_several_points_allows_what_all_of_them_do() -> None:
-    claim = trade_off.Allowed(np.array([0.5, 2.0, 900.0]), np.array([0.1, 1e-3, 0.0]))
+    claim = bounds.Allowed(np.array([0.5, 2.0, 900.0]), np.array([0.1, 1e-3, 0.0]))
     for fpr in (1e-4, 0.05, 0.2, 0.6, 0.9):
         lines = [math.exp(0.5) * fpr + 0.1, math.exp(2) * fpr + 1e-3]
         lines += [1 - math.exp(-0.5) * (0.9 - fpr), 1 - math.exp(-2) * (1 - 1e-3 - fpr), 1.0]
@@ -212,7 +211,7 @@ def test_deltas_of_cosines_are_integrals(dimension: int, mean: float, deviation:
 def test_cosines_of_many_parameters_are_gaussian(mu: float) -> None:
     """With the deviation of chance, 1 / sqrt d, a mean of mu / sqrt d is mu-GDP."""
     spread = 1e-4  # of 1e8 parameters
-    expected = trade_off.epsilon_of_gaussian(mu, 1e-3)
+    expected = bounds.epsilon_of_gaussian(mu, 1e-3)
     found = rounds.epsilon_of_cosines(mu * spread, spread, 10**8, 1e-3)
     assert found == pytest.approx(expected, abs=1e-3)
     assert rounds.epsilon_of_cosines(0.0, spread, 10**8, 1e-3) == 0
@@ -258,36 +257,36 @@ def p_of_coins(epsilon: float, delta: float, canaries: int, made: int, right: in
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.003), (0.3, 0.003), (2.5, 1e-3), (1.0, 0.0)])
 def test_p_values_of_coins_are_the_sums_of_the_theorem(right: int, epsilon: float, delta: float) -> None:
     expected = p_of_coins(epsilon, delta, 30, 9, right)
-    assert coins.p_value(epsilon, delta, 30, 9, right) == pytest.approx(expected, rel=1e-9)
-    assert coins.p_value(epsilon, 0.9, 30, 9, right) == 1.0
-    assert coins.p_value(epsilon, delta, 30, 9, 0) == 1.0
+    assert bounds.p_value(epsilon, delta, 30, 9, right) == pytest.approx(expected, rel=1e-9)
+    assert bounds.p_value(epsilon, 0.9, 30, 9, right) == 1.0
+    assert bounds.p_value(epsilon, delta, 30, 9, 0) == 1.0
 
 
 @pytest.mark.parametrize("users", [1, 2, 5])
 @pytest.mark.parametrize("significance", [0.05, 0.2])
 def test_bounds_of_coins_of_groups_solve_their_equation(users: int, significance: float) -> None:
     """Vadhan (2017), Lemma 2.2: g users have delta (1 + e^epsilon + ... + e^((g - 1) epsilon))."""
-    bound = coins.epsilon_of_coins(100, 40, 39, 1e-5, significance, users)
+    bound = bounds.epsilon_of_coins(100, 40, 39, 1e-5, significance, users)
     delta = 1e-5 * sum(math.exp(user * bound) for user in range(users))
     assert p_of_coins(users * bound, delta, 100, 40, 39) == pytest.approx(significance, rel=1e-5)
 
 
 def test_bounds_of_coins_of_groups_where_the_group_has_no_delta_left() -> None:
     """At epsilon 60 a group of 20 has e^1200 delta: 1 of any delta above 0, and 0 of none."""
-    assert coins.p_value(0.0, 1.0, 50, 50, 50) == 1
-    assert [coins._delta_of_group(delta, 60.0, 20) for delta in (1e-300, 0.0)] == [1.0, 0.0]
-    with_delta, without = (coins.epsilon_of_coins(50, 50, 50, delta, users=20) for delta in (1e-300, 0.0))
+    assert bounds.p_value(0.0, 1.0, 50, 50, 50) == 1
+    assert [bounds._delta_of_group(delta, 60.0, 20) for delta in (1e-300, 0.0)] == [1.0, 0.0]
+    with_delta, without = (bounds.epsilon_of_coins(50, 50, 50, delta, users=20) for delta in (1e-300, 0.0))
     assert without == pytest.approx(math.log(0.05 ** (1 / 50) / (1 - 0.05 ** (1 / 50))) / 20, rel=1e-6)
     assert with_delta == pytest.approx(without, rel=1e-6)
-    assert coins.epsilon_of_coins(50, 50, 50, 0.5, users=20) == 0
-    assert coins.epsilon_of_coins(50, 50, 10, 0.0, users=20) == 0
+    assert bounds.epsilon_of_coins(50, 50, 50, 0.5, users=20) == 0
+    assert bounds.epsilon_of_coins(50, 50, 10, 0.0, users=20) == 0
 
 
 def test_a_bound_ends_where_the_search_ends() -> None:
-    assert coins.epsilon_of_coins(10**30, 10**4, 10**4, 0.0) < guesses.HIGHEST
-    assert coins.mu_refuted(lambda least: True) == 30
-    assert coins.mu_refuted(lambda least: False) == 0
-    mu = coins.mu_refuted(lambda least: least(0.5) > norm.cdf(-1.7))  # refuted below mu of 1.7
+    assert bounds.epsilon_of_coins(10**30, 10**4, 10**4, 0.0) < bounds.HIGHEST
+    assert bounds.mu_refuted(lambda least: True) == 30
+    assert bounds.mu_refuted(lambda least: False) == 0
+    mu = bounds.mu_refuted(lambda least: least(0.5) > norm.cdf(-1.7))  # refuted below mu of 1.7
     assert mu == pytest.approx(1.7, abs=2e-9)
 
 
@@ -295,33 +294,33 @@ def test_guesses_are_of_the_highest_and_of_the_lowest_scores() -> None:
     scores = np.array([5.0, 1.0, 4.0, 2.0, 3.0, 0.0, 6.0])
     planted = np.array([True, True, False, False, True, False, True])
     # Two of each kind: 6 and 5 are planted; 0 is not, 1 is.
-    assert coins.correct_guesses(scores, planted, 2) == 3
+    assert bounds.correct_guesses(scores, planted, 2) == 3
     # Three of each kind: 4 is not planted, 2 is not.
-    assert coins.correct_guesses(scores, planted, 3) == 4
-    assert coins.correct_guesses(scores, planted, 0) == 0
+    assert bounds.correct_guesses(scores, planted, 3) == 4
+    assert bounds.correct_guesses(scores, planted, 0) == 0
     # Equal scores are ordered by position, whatever the coins.
-    assert coins.correct_guesses(np.zeros(4), np.array([False, True, False, True]), 1) == 2
+    assert bounds.correct_guesses(np.zeros(4), np.array([False, True, False, True]), 1) == 2
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("x", [0.05, 0.3, 0.9])
 def test_least_probabilities_of_one_value_and_of_sets(mu: float, x: float) -> None:
     """T(x) / f - x, as its docstring proves; (k - 1) T(x) of Mahloujifar et al. (2024), Theorem 3.2."""
-    least = trade_off.gaussian(mu)
+    least = bounds.gaussian(mu)
     expected = norm.cdf(norm.ppf(x) - mu)
     assert least(x) == pytest.approx(expected, rel=1e-12)
-    assert coins.of_set(least, 0.3)(x) == pytest.approx(expected / 0.3 - x, rel=1e-12)
-    assert coins.of_one(least)(x) == pytest.approx(expected, rel=1e-12)
-    assert coins.of_one(least, 5)(x) == pytest.approx(4 * expected, rel=1e-12)
-    assert trade_off.of_group(least, 5)(x) == pytest.approx(norm.cdf(norm.ppf(x) - 5 * mu), rel=1e-6)
+    assert bounds.of_set(least, 0.3)(x) == pytest.approx(expected / 0.3 - x, rel=1e-12)
+    assert bounds.of_one(least)(x) == pytest.approx(expected, rel=1e-12)
+    assert bounds.of_one(least, 5)(x) == pytest.approx(4 * expected, rel=1e-12)
+    assert bounds.of_group(least, 5)(x) == pytest.approx(norm.cdf(norm.ppf(x) - 5 * mu), rel=1e-6)
 
 
 def test_a_set_without_privacy_loss_is_hit_as_often_as_its_share() -> None:
     """T(x) = x: of a hit with probability f the miss has 1 - f, and not 1."""
-    assert coins.of_set(trade_off.gaussian(0.0), 0.3)(0.3) == pytest.approx(0.7, rel=1e-12)
+    assert bounds.of_set(bounds.gaussian(0.0), 0.3)(0.3) == pytest.approx(0.7, rel=1e-12)
 
 
-def refuted_by_lists(least: trade_off.LeastProbability, canaries: int, made: int, right: int, level: float) -> bool:
+def refuted_by_lists(least: bounds.LeastProbability, canaries: int, made: int, right: int, level: float) -> bool:
     """Return whether Mahloujifar et al. (2024), Algorithm 3, refutes: h and r of each number of right guesses."""
     h, r = [0.0] * (right + 1), [0.0] * (right + 1)
     h[right], r[right] = level * right / canaries, level * (made - right) / canaries
@@ -336,9 +335,9 @@ def refuted_by_lists(least: trade_off.LeastProbability, canaries: int, made: int
 )
 def test_refutations_are_those_of_the_algorithm(canaries: int, made: int, right: int, level: float) -> None:
     """Both refute Gaussian mechanisms up to the same mu, of coins and of sets of the share 0.3."""
-    for turned in (coins.of_one, lambda least: coins.of_set(least, 0.3)):
-        found = coins.mu_refuted(lambda least: coins.is_refuted(turned(least), canaries, made, right, level))  # noqa: B023
-        listed = coins.mu_refuted(lambda least: refuted_by_lists(turned(least), canaries, made, right, level))  # noqa: B023
+    for turned in (bounds.of_one, lambda least: bounds.of_set(least, 0.3)):
+        found = bounds.mu_refuted(lambda least: bounds.is_refuted(turned(least), canaries, made, right, level))  # noqa: B023
+        listed = bounds.mu_refuted(lambda least: refuted_by_lists(turned(least), canaries, made, right, level))  # noqa: B023
         assert 0.1 < found < 5
         assert found == pytest.approx(listed, abs=1e-8)
 
@@ -346,7 +345,7 @@ def test_refutations_are_those_of_the_algorithm(canaries: int, made: int, right:
 def test_the_last_step_of_a_refutation_has_no_right_guess() -> None:
     """One canary with one right guess has 0.05 hits and T(0.05) misses, and is refuted if the sum exceeds 1."""
     for level in (0.04, 0.06):
-        assert coins.is_refuted(lambda x: 0.95, 1, 1, 1, level) == (level > 0.05)
+        assert bounds.is_refuted(lambda x: 0.95, 1, 1, 1, level) == (level > 0.05)
 
 
 def subject(ranks_: list[float], groups: list[int], references: int, claim: Claim | None = None) -> Subject:
@@ -358,25 +357,25 @@ def subject(ranks_: list[float], groups: list[int], references: int, claim: Clai
 @pytest.mark.parametrize("mu", [0.1, 3.0])
 def test_canaries_of_several_runs_are_one_sample(mu: float, sampler: str, neighbours: int) -> None:
     """Ranks and groups are joined, the smaller R counts, and the claim is that of the largest group, of five users."""
-    curve = trade_off.Allowed(EPSILONS, np.array([trade_off.delta_of_gaussian(mu, epsilon) for epsilon in EPSILONS]))
-    claim = Claim(sound_convention(sampler), trade_off.epsilon_of_gaussian(mu, 1e-5), 1e-5, curve)
+    curve = bounds.Allowed(EPSILONS, np.array([bounds.delta_of_gaussian(mu, epsilon) for epsilon in EPSILONS]))
+    claim = Claim(sound_convention(sampler), bounds.epsilon_of_gaussian(mu, 1e-5), 1e-5, curve)
     runs = [subject([1.0, 2.0, 900.0, 1.0], [1, 2, 1, 1], 1_000, claim), subject([3.0, 1.0, 2.0], [1, 1, 5], 2_000)]
     joined = pooled(runs)
-    rate = rate_at(joined, ranks.detection_at(joined.ranks, joined.references, 2))
+    rate = rate_at(joined, bounds.detection_at(joined.ranks, joined.references, 2))
     assert (rate["detected"], rate["n_in"], rate["fpr"]) == (5, 7, 2 / 1_001)
-    least = trade_off.of_group(curve.least_probability, neighbours)
+    least = bounds.of_group(curve.least_probability, neighbours)
     assert rate["allowed"] == pytest.approx(1 - least(1 - rate["fpr_high"]))
     bound, test, *_ = of_ranks(joined, 2)
-    assert bound["low"] == guesses.epsilon_of_ranks(5, 2, 1_000, [1, 2, 1, 1, 1, 1, 5])
+    assert bound["low"] == bounds.epsilon_of_ranks(5, 2, 1_000, [1, 2, 1, 1, 1, 1, 5])
     share = beta.isf(0.01 / 7, 2, 999)
-    assert test["refuted"] == coins.is_refuted(coins.of_set(least, share), 7, 7, 5, 0.04) == (mu < 1)
-    needed = [right for right in range(8) if coins.is_refuted(coins.of_set(least, share), 7, 7, right, 0.04)]
+    assert test["refuted"] == bounds.is_refuted(bounds.of_set(least, share), 7, 7, 5, 0.04) == (mu < 1)
+    needed = [right for right in range(8) if bounds.is_refuted(bounds.of_set(least, share), 7, 7, right, 0.04)]
     assert test["needed"] == (needed[0] if needed else None)
     largest = LedgerTest.of_ranks(7, 2, 1_000, neighbours).largest(1e-5)
     assert test["refutable"] == (max if needed else min)(largest, claim.epsilon)
     bare = subject([1.0, 5.0], [1, 1], 10)
     assert [row["method"] for row in of_ranks(bare, 1)] == ["epsilon"]
-    assert rate_at(bare, ranks.detection_at(bare.ranks, 10, 1))["allowed"] is None
+    assert rate_at(bare, bounds.detection_at(bare.ranks, 10, 1))["allowed"] is None
 
 
 # Values of Steinke, Nasr and Jagielski (2023) and of Mahloujifar et al. (2024) as jax_privacy's auditing.py at 8967688
@@ -396,14 +395,14 @@ def test_canaries_of_several_runs_are_one_sample(mu: float, sampler: str, neighb
     ],
 )
 def test_one_run_bounds(canaries: int, made: int, right: int, delta: float, one_run: float, f_dp: float) -> None:
-    assert coins.epsilon_of_coins(canaries, made, right, delta) == pytest.approx(one_run, abs=1e-4)
-    mu = coins.mu_refuted(lambda least: coins.is_refuted(coins.of_one(least), canaries, made, right))
-    assert trade_off.epsilon_of_gaussian(mu, delta) == pytest.approx(f_dp, abs=1e-4)
+    assert bounds.epsilon_of_coins(canaries, made, right, delta) == pytest.approx(one_run, abs=1e-4)
+    mu = bounds.mu_refuted(lambda least: bounds.is_refuted(bounds.of_one(least), canaries, made, right))
+    assert bounds.epsilon_of_gaussian(mu, delta) == pytest.approx(f_dp, abs=1e-4)
 
 
 def test_thresholds_are_those_of_tensorflow_privacy() -> None:
     """tensorflow/privacy at 03035d5, research/audit_2020/audit_test.py: 500 of 500 and 0 of 500 at 99%."""
-    assert ranks.epsilon_of_threshold(500, 500, 0, 500, significance=0.01) == pytest.approx(4.541915810224092)
+    assert bounds.epsilon_of_threshold(500, 500, 0, 500, significance=0.01) == pytest.approx(4.541915810224092)
 
 
 def test_a_level_of_one_of_n_is_one_false_positive() -> None:

@@ -8,16 +8,15 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from flsim.attacks.extraction.extract import ExtractionHParams
-from flsim.attacks.extraction.strings import Scheme
-from flsim.attacks.membership.attacked import AttackHParams
+from flsim.attacks.extraction.extract import ExtractionHParams, Scheme
+from flsim.attacks.membership.inference import AttackHParams
 from flsim.base.errors import InputError
 from flsim.base.settings import Count, settings
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.synthetic import SyntheticHParams
 from flsim.defences import DeduplicationHParams, SanitizationHParams
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig, parse
-from flsim.runs.sweeps.search import Range, Rule
+from flsim.runs.sweeps.definition import Range, Rule
 from flsim.simulation import FedAvg
 
 REQUIRED: dict[type, dict[str, Any]] = {

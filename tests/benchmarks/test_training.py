@@ -18,8 +18,8 @@ from benchmarks.sides import plain_work_of, train_with_engines, work_of
 from benchmarks.training import FAR, PROCESSORS, bench_training, describe, distances, refuse_no_training
 from flsim.base.errors import RunFailed
 from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
-from flsim.data.vocabulary import Layout
+from flsim.data.importing.tasks import import_corpus
+from flsim.data.records import Layout
 from flsim.models.architectures import ModelHParams
 from flsim.runs.folder import Run
 

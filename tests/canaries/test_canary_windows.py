@@ -18,9 +18,17 @@ from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import TreeSum
 from flsim.algorithms.wire import Address, decode_reply, encode_requests
 from flsim.base.errors import InputError
-from flsim.canaries.in_corpus import Planted, plant_corpus, planting_of
 from flsim.canaries.planting import Overlay
-from flsim.canaries.population import Partition, Population, read_roster, write_population, write_roster
+from flsim.canaries.population import (
+    Partition,
+    Planted,
+    Population,
+    plant_corpus,
+    planting_of,
+    read_roster,
+    write_population,
+    write_roster,
+)
 from flsim.canaries.spec import Canary, CanaryHParams, bounds_of, injection_bounds
 from flsim.data.corpus import Corpus
 from flsim.planning.measure import Users, canaries_of

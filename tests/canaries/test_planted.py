@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flsim.base.errors import InputError
-from flsim.canaries.in_corpus import Planted, plant_corpus, settled
 from flsim.canaries.planting import Overlay, Planting, plant
-from flsim.canaries.population import Population, make_twin
+from flsim.canaries.population import Planted, Population, make_twin, plant_corpus, settled
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Users

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from flsim.attacks.audit import coins
+from flsim.attacks.audit import bounds
 from flsim.base.errors import InputError
 from flsim.canaries.planting import Planting, draw_canaries, drawn_and_planted, occurring, plant
 from flsim.canaries.population import (
@@ -29,8 +29,8 @@ from flsim.canaries.population import (
 )
 from flsim.canaries.spec import Canary, CanaryHParams, configurations, toss
 from flsim.data.corpus import Corpus, Split
-from flsim.data.vocabulary import Layout
-from flsim.results.store import read_run
+from flsim.data.records import Layout
+from flsim.results.rows import read_run
 from flsim.results.tables import memorization_table
 
 
@@ -285,5 +285,5 @@ def test_an_audit_guesses_the_coins(trained_here: Trained, flsim: Flsim, tmp_pat
     group = roster["planned_sharers"].max()
     assert (row["detected"], row["group"], row["n_in"] + row["n_out"]) == (right, group, len(ranks))
     assert row["low"] == pytest.approx(
-        coins.epsilon_of_coins(len(ranks), 2 * number, int(right), 0.0, users=int(group))
+        bounds.epsilon_of_coins(len(ranks), 2 * number, int(right), 0.0, users=int(group))
     )

@@ -35,9 +35,8 @@ from flsim.canaries.population import (
 )
 from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary, CanaryHParams
-from flsim.data.corpus import Corpus, CorpusWriter, Split
-from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.data.withheld import position_type
+from flsim.data.corpus import Corpus, CorpusWriter, Split, position_type
+from flsim.data.records import Layout, Vocabulary
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 

@@ -27,7 +27,7 @@ from flsim.canaries.secrets import (
     templates,
     unknown_symbols,
 )
-from flsim.data.vocabulary import By, Vocabulary
+from flsim.data.records import By, Vocabulary
 
 TOKENS = ("the", "number", "is", "-", *reversed(digits), *ascii_lowercase, "seven", "eight")  # ids of digits descend
 VOCABULARY = Vocabulary(TOKENS, tuple(range(len(TOKENS), 0, -1)))

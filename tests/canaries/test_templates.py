@@ -17,20 +17,18 @@ from helpers import Experiment, MakeCorpus, train_here
 
 import flsim as api
 from flsim.base.errors import InputError
-from flsim.canaries.from_file import read_listed
-from flsim.canaries.in_corpus import Planted, plant_corpus
-from flsim.canaries.planting import draw_canaries
+from flsim.canaries.planting import draw_canaries, read_listed
+from flsim.canaries.population import Planted, plant_corpus
 from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
+from flsim.data.importing.tasks import import_corpus
 from flsim.evaluation.evaluate import write_on
-from flsim.measures.memorization.score import log_perplexity
-from flsim.results.store import read_run
+from flsim.measures.memorization.random_sampling import log_perplexity
+from flsim.results.rows import read_run
 from flsim.runs.config import load as load_config
-from flsim.runs.folder import Run
-from flsim.runs.measuring import restored_model
+from flsim.runs.folder import Run, restored_model
 
 TEMPLATE = "w4 w9 {w1} w2 {w1}"
 SECRETS = (

@@ -34,11 +34,10 @@ from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import LoraHParams
-from flsim.results.store import read_run_file
+from flsim.results.rows import read_run_file
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig, load
 from flsim.runs.config.files import Section, sections
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.runs.sweeps.definition import MOST_RUNS
 from flsim.training.update import State
 

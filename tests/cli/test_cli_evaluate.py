@@ -13,8 +13,8 @@ import pytest
 from helpers import Experiment, Flsim
 
 from flsim.base.errors import InputError
-from flsim.canaries.from_file import read_listed
-from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.canaries.planting import read_listed
+from flsim.data.records import Layout, Vocabulary
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditing.md"
 

@@ -19,8 +19,7 @@ from waiting import wait_until
 
 from flsim.base.errors import InputError, Interrupted, RunFailed
 from flsim.base.machine import code_digest, versions
-from server.cluster.nodes import Nodes
-from server.cluster.start import cluster, nodes
+from server.cluster.start import Nodes, cluster, nodes
 
 
 @pytest.mark.slow
@@ -255,7 +254,7 @@ def test_a_process_that_ray_loses_is_no_bad_input(
     (run / "config.toml").write_text("seed = 0\n")
     with cluster(cpus=1):
         nodes = Nodes(run, corpus)
-        monkeypatch.setattr("server.cluster.nodes.environment_of", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr("server.cluster.start.environment_of", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         with pytest.raises(RunFailed, match=r"node 127\.0\.0\.1 does not answer: its process died"):
             nodes.check()
 

@@ -20,8 +20,7 @@ from flsim.base.files import new_folder
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.inspect import describe, inspect
 from flsim.data.manifest import SPLITS
-from flsim.data.records import Records, author_of
-from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
+from flsim.data.records import LAYOUTS, Layout, Records, Vocabulary, author_of
 
 User = tuple[str, list[list[int]]]  # name, records of ranks of words, from 0; the first rank that is no word is OOV
 VOCABULARY = 12

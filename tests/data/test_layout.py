@@ -14,14 +14,12 @@ from populations import InMemory
 from flsim.base.errors import InputError
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.spec import CanaryHParams, draw_phrase
+from flsim.data.records import LAYOUTS, TOKENIZER, Layout, Vocabulary
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.data.tokenizer import FILE, FOLDER, TABLE, TokenMap
-from flsim.data.vocabulary import LAYOUTS, TOKENIZER, Layout, Vocabulary
-from flsim.measures.memorization.random_sampling import references
-from flsim.measures.memorization.score import Template
-from flsim.measures.prediction import utility
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.measures.memorization.random_sampling import Template, references
+from flsim.measures.quantity import utility
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 
 # Of 5 words: first and last word, OOV, BOS, EOS.
 IDS = {"tff": (1, 5, 6, 7, 8), "fedjax": (3, 7, 8, 1, 2), "fedml": (1, 5, 8, 6, 7)}

@@ -13,7 +13,7 @@ from helpers import Flsim
 from flsim.base.files import file_digest
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
+from flsim.data.importing.tasks import import_corpus
 
 POSTS: list[tuple[str | int, str]] = [(number % 9, f"A b c word{number % 4} d e, f? a b.") for number in range(90)]
 HPARAMS = ImportHParams(vocabulary_size=9, words_per_user=30, record_words=6, heldout=0.2, test=0.2)

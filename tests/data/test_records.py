@@ -16,15 +16,12 @@ import flsim
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.planting import occurring
-from flsim.data import withheld
-from flsim.data.corpus import Corpus, memory_map
+from flsim.canaries.population import Planted, plant_corpus
+from flsim.data.corpus import Corpus, memory_map, rewrite_corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import SPLITS, named
-from flsim.data.records import Records, batch, windows
-from flsim.data.vocabulary import Layout
-from flsim.data.withheld import rewrite_corpus
+from flsim.data.records import Layout, Records, batch, windows
 from flsim.defences import DeduplicationHParams, deduplicate
 
 RECORD_WORDS = 5
@@ -82,7 +79,7 @@ def test_it_holds_what_is_kept(make_corpus: MakeCorpus, tmp_path: Path) -> None:
         rest = iter(kept.tolist())
         expected = [[record for record in user if next(rest)] for user in users]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(withheld, "BLOCK", number + 1)
+            patch.setattr(corpus, "BLOCK", number + 1)
             made = rewrite_corpus(corpus, tmp_path / f"{number}", {"step": "test"}, kept=kept, dropped={"records_x": 4})
         train = Corpus.open(made.path, verify=True).split("train")
         assert [[record.tolist() for record in train[user]] for user in range(len(train))] == expected

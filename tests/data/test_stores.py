@@ -21,11 +21,11 @@ from helpers import Experiment, MakeCorpus, Trained, assert_same
 from pyarrow.fs import S3FileSystem
 
 from flsim.base.errors import InputError
-from flsim.canaries.in_corpus import plant_corpus
+from flsim.canaries.population import plant_corpus
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.manifest import PLANTED, named
+from flsim.data.records import Layout, Vocabulary
 from flsim.data.stores import fetched, push
-from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 

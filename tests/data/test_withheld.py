@@ -15,12 +15,10 @@ from populations import split_of
 
 import flsim as api
 from flsim.base.errors import InputError
-from flsim.canaries.in_corpus import plant_corpus
-from flsim.canaries.population import Partition
+from flsim.canaries.population import Partition, plant_corpus
 from flsim.canaries.spec import CanaryHParams
-from flsim.data.corpus import Split
+from flsim.data.corpus import PartialSplit, Shadow, Split, held_out, included, record_words, without_withheld
 from flsim.data.records import Records
-from flsim.data.withheld import PartialSplit, Shadow, held_out, included, record_words, without_withheld
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.training.update import State

@@ -10,7 +10,7 @@ from helpers import Experiment, MakeCorpus, assert_refused
 from waiting import wait_until
 
 from flsim.base.files import file_digest
-from flsim.canaries.in_corpus import Planted
+from flsim.canaries.population import Planted
 from flsim.data.corpus import Corpus
 from flsim.runs.config import load
 from flsim.runs.folder import Run

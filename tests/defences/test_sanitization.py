@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from populations import split_of
 
 from flsim.base.rng import stream
-from flsim.canaries.in_corpus import Planted, plant_corpus
+from flsim.canaries.population import Planted, plant_corpus
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
-from flsim.data.records import Subset
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout, Subset
 from flsim.defences import (
     MISSES,
     PERMUTATIONS,
@@ -33,9 +32,8 @@ from flsim.defences import (
     record_log_perplexities,
     sanitize,
 )
-from flsim.measures.memorization.score import log_perplexity
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.measures.memorization.random_sampling import log_perplexity
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 
 Users = Callable[..., list[list[list[int]]]]

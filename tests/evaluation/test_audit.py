@@ -13,14 +13,12 @@ from torch.nn.functional import one_hot
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.canaries.spec import Canary
-from flsim.data.vocabulary import Layout
-from flsim.evaluation.audit import Checked, audit, from_forward, refuse_inconsistent
-from flsim.evaluation.evaluate import EvaluationHParams, evaluate
-from flsim.measures.memorization.importance_sampling import draw, space_exposure
-from flsim.measures.memorization.random_sampling import RandomSampler, references
-from flsim.measures.memorization.score import Template
+from flsim.data.records import Layout
+from flsim.evaluation.evaluate import Checked, EvaluationHParams, audit, evaluate, from_forward, refuse_inconsistent
+from flsim.measures.memorization.exposure import draw, space_exposure
+from flsim.measures.memorization.random_sampling import RandomSampler, Template, references
 from flsim.measures.memorization.search import Enumeration, beam_searches, enumerate_space, shortest_path
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.architectures import CIFGLanguageModel
 from flsim.models.language_model import LanguageModel, State
 
 V, SEED = 12, 5

@@ -20,9 +20,8 @@ from flsim.base.errors import InputError
 from flsim.base.files import file_digest
 from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, WordList
 from flsim.canaries.population import roster_of
-from flsim.results.store import read_run_file
-from flsim.runs.folder import Run
-from flsim.runs.measuring import load_model
+from flsim.results.rows import read_run_file
+from flsim.runs.folder import Run, load_model
 
 OF_OURS = """
 from flsim.models.architectures import build
@@ -32,7 +31,7 @@ def ours(vocabulary, embedding, units):
     return build(vocabulary, ModelHParams(embedding, units))
 
 def forwarded(vocabulary, embedding, units):
-    from flsim.evaluation.audit import from_forward
+    from flsim.evaluation.evaluate import from_forward
     words = list(range(1, vocabulary - 3))
     return from_forward(ours(vocabulary, embedding, units), 21, words, bos=vocabulary - 2, eos=vocabulary - 1)
 """

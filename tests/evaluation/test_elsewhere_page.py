@@ -11,7 +11,7 @@ from documents import ROOT, Block, blocks_of, commands_of
 from flower_commands import Flower, wait_until
 from raynodes import free_port
 
-from flsim.attacks.audit.subject import subject_of
+from flsim.attacks.audit.audit import subject_of
 from flsim.attacks.audit.summary import detected_canaries
 
 pytestmark = pytest.mark.slow

@@ -16,15 +16,13 @@ from populations import InMemory
 from flsim.base.errors import Diverged, InputError
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
-from flsim.measures import prediction as module
+from flsim.measures import quantity as module
 from flsim.measures.memorization.exposure import exposure
-from flsim.measures.memorization.random_sampling import references
-from flsim.measures.memorization.score import log_perplexity
-from flsim.measures.prediction import Utility, utility
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.measures.memorization.random_sampling import log_perplexity, references
+from flsim.measures.quantity import Utility, utility
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.results.rows import Row
 
 LAYOUT = Layout(12, record_words=6)

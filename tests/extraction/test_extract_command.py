@@ -11,13 +11,12 @@ from helpers import PARTITION, Experiment, Flsim, Trained, refusal, train_here
 from membership.test_targets import run_of, write_corpus
 
 import flsim as api
-from flsim.attacks.extraction.strings import Scheme, discover, record_strings, records_of
+from flsim.attacks.extraction.extract import Scheme, discover, record_strings, records_of
 from flsim.base.errors import InputError
 from flsim.data.records import Records
-from flsim.results.store import read_run
+from flsim.results.rows import read_run
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.measuring import newest_checkpoint, restored_model
+from flsim.runs.folder import Run, newest_checkpoint, restored_model
 
 CENTRAL = """[training]
 kind = "central"

@@ -20,12 +20,11 @@ from flsim.attacks.extraction.personal import (
     personal_data_of,
     to_text,
 )
-from flsim.attacks.membership.attacked import AttackHParams
+from flsim.attacks.membership.inference import AttackHParams
 from flsim.base.errors import InputError
 from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.data.importing.tasks import import_corpus
+from flsim.data.records import Layout, Records, Vocabulary
 from flsim.models.language_model import TrainableModel
 
 NAMES = "Ann Lee\nBo\n\n Ann  Lee-Smith \n"
@@ -180,7 +179,7 @@ def test_personal_data_of_a_model_from_elsewhere(flsim: Flsim, tmp_path: Path, m
     following = {"to": "ann", "ann": "@", "@": "site", "site": ".", ".": "org"}
     (tmp_path / "model.py").write_text(
         "import torch\n"
-        "from flsim.evaluation.audit import from_forward\n"
+        "from flsim.evaluation.evaluate import from_forward\n"
         "class Net(torch.nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"

@@ -13,8 +13,10 @@ from membership.before_model import LAYOUT, drawn, untrained
 from populations import split_of
 from scipy.stats import beta
 
-from flsim.attacks.extraction import extract, rates, strings
+from flsim.attacks.extraction import extract
 from flsim.attacks.extraction.extract import (
+    Scheme,
+    Strings,
     bleu,
     copies_in,
     edit_distances,
@@ -24,7 +26,6 @@ from flsim.attacks.extraction.extract import (
     occurrences,
     one_word_continuations,
 )
-from flsim.attacks.extraction.strings import Scheme, Strings
 from flsim.attacks.result import refuse_unlike
 from flsim.base.errors import InputError
 from flsim.base.statistics import difference_interval
@@ -32,7 +33,7 @@ from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.data.records import Records
-from flsim.measures.memorization.score import Template
+from flsim.measures.memorization.random_sampling import Template
 from flsim.measures.memorization.search import beam_search
 
 
@@ -55,14 +56,14 @@ def test_tries_are_bernoulli(p_z: float) -> None:
     """1 - (1 - p_z)^n, and the least n at which it reaches p, by trying."""
     log_probs = np.log([p_z])
     for n in (1, 7, 1_000):
-        assert strings.probability_within(n, log_probs)[0] == pytest.approx(1 - (1 - p_z) ** n, rel=1e-6)
+        assert extract.probability_within(n, log_probs)[0] == pytest.approx(1 - (1 - p_z) ** n, rel=1e-6)
     for p in (0.1, 0.5, 0.9):
-        least = strings.least_tries(log_probs, p)[0]
+        least = extract.least_tries(log_probs, p)[0]
         assert least >= 1
         assert 1 - (1 - p_z) ** least >= p * (1 - 1e-9)
         assert least == 1 or 1 - (1 - p_z) ** (least - 1) < p
-    assert strings.least_tries(np.array([0.0, -math.inf]), 0.5).tolist() == [1, math.inf]
-    assert strings.probability_within(3, np.array([0.0, -math.inf])).tolist() == [1, 0]
+    assert extract.least_tries(np.array([0.0, -math.inf]), 0.5).tolist() == [1, math.inf]
+    assert extract.probability_within(3, np.array([0.0, -math.inf])).tolist() == [1, 0]
 
 
 def table() -> pd.DataFrame:
@@ -81,7 +82,7 @@ def table() -> pd.DataFrame:
 
 
 def test_rates_of_attacks_stand_beside_controls() -> None:
-    found = rates.rates_of(table())
+    found = extract.rates_of(table())
     greedy = found[found["attack"] == "greedy"].iloc[0]
     assert (greedy["rate"], greedy["control_rate"], greedy["excess"]) == pytest.approx((2 / 3, 1 / 2, 1 / 6))
     assert (greedy["low"], greedy["high"]) == pytest.approx((beta.ppf(0.025, 2, 2), beta.ppf(0.975, 3, 1)))
@@ -103,7 +104,7 @@ def test_rates_of_attacks_stand_beside_controls() -> None:
 
 
 def test_without_controls_there_is_no_excess() -> None:
-    row = rates.rates_of(table().query("is_trained")).iloc[0]
+    row = extract.rates_of(table().query("is_trained")).iloc[0]
     assert (row["rate"], row["control_strings"]) == (2 / 3, 0)
     assert row[["control_rate", "control_low", "excess", "excess_low", "excess_high"]].isna().all()
 
@@ -113,13 +114,13 @@ def test_similar_suffixes_are_counted_on_request() -> None:
     near = table().assign(
         words=[4, 5, 7, 7, 7], edit_distance=[1, 1, 2, 3, 2], bleu=[0.0, 0.9, 0.75, 0.7501, 0.0], kind="record"
     )
-    assert len(rates.rates_of(near)) == len(rates.rates_of(near, 2)) - 2
-    found = rates.rates_of(near, 2).set_index("attack")[["extracted", "control_extracted"]]
+    assert len(extract.rates_of(near)) == len(extract.rates_of(near, 2)) - 2
+    found = extract.rates_of(near, 2).set_index("attack")[["extracted", "control_extracted"]]
     assert found.loc[["edit distance 2", "BLEU 0.75"]].to_numpy().tolist() == [[2, 1], [1, 1]]
 
 
 def test_strings_of_few_users_stand_beside_controls_of_one_less() -> None:
-    found = rates.eidetic_of(table())
+    found = extract.eidetic_of(table())
     assert set(found["attack"]) == {"greedy", "sampling"}
     assert set(found["n"].dropna()) == {1_000_000}
     assert set(found["p"].dropna()) == {0.5}

@@ -23,8 +23,7 @@ from faulty import (
 )
 from helpers import Experiment, start, wait_for_round
 
-from flsim.results.rows import Row, write_rows
-from flsim.results.store import Evaluation, log_evaluation
+from flsim.results.rows import Evaluation, Row, log_evaluation, write_rows
 from flsim.runs import config
 from flsim.runs.folder import Run
 

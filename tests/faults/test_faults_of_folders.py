@@ -13,7 +13,7 @@ from faulty import OPTIONS, SETTINGS, assert_equal_runs, digests
 from helpers import CENTRAL, Experiment, Trained
 
 from flsim.base.files import held
-from flsim.results.store import read_run
+from flsim.results.rows import read_run
 from flsim.runs import recovery
 
 Interrupted = Callable[[str], Path]

@@ -17,10 +17,8 @@ from helpers import TINY, Experiment, MakeCorpus, start, wait_for_round
 from raynodes import free_place, joined, named, replies_of, tree
 from waiting import wait_until
 
-from server.cluster.nodes import Nodes
-from server.cluster.start import cluster
-from server.pool.client import sum_request
-from server.pool.grid import ClientShare, RayGrid, ray_grid
+from server.cluster.start import Nodes, cluster
+from server.pool.grid import ClientShare, RayGrid, ray_grid, sum_request
 
 HERE = Path()  # of the experiment, where the function below runs
 SHARDS = ("--set", "system.shards=3", "--set", "training.cohort=18")  # so that all shards have users in most rounds

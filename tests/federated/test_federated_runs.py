@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.runs.config import SystemHParams
-from server.federated.launch import client_gpu_shares, gpus_of_evaluators, refuse_tf32_without_gpu
-from server.federated.rounds import FIRST, FLOOR, Deadline
+from server.federated.rounds import (
+    FIRST,
+    FLOOR,
+    Deadline,
+    client_gpu_shares,
+    gpus_of_evaluators,
+    refuse_tf32_without_gpu,
+)
 from server.pool.grid import ClientShare, places
 
 SECONDS = st.floats(1e-3, 1e6)

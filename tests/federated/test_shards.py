@@ -11,8 +11,7 @@ from helpers import PRIVATE, TINY, Experiment, assert_same, final_state, killed_
 from flsim.algorithms.summation import TreeSum
 from flsim.runs.config import DataHParams, FederatedConfig, SystemHParams, TrainingHParams, load
 from flsim.runs.folder import Run
-from server.federated.launch import say_what_stays_idle
-from server.federated.rounds import with_shards
+from server.federated.rounds import say_what_stays_idle, with_shards
 from server.pool.grid import ClientShare
 
 GPUS = {"CPU": 64.0, "GPU": 8.0}

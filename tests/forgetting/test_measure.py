@@ -24,8 +24,7 @@ from flsim.base.errors import InputError
 from flsim.base.statistics import log_rank_p, t_interval
 from flsim.data.synthetic import make_synthetic
 from flsim.report.tables import forgetting_figures
-from flsim.results.rows import Row, frame
-from flsim.results.store import read_run
+from flsim.results.rows import Row, frame, read_run
 from flsim.runs.folder import Run, participation
 from flsim.runs.sweeps.definition import load, planned_runs, tier_of
 

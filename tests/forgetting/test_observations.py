@@ -12,8 +12,7 @@ import pytest
 from flsim.attacks.forgetting import measure
 from flsim.attacks.forgetting.measure import TYPES, observations
 from flsim.base.errors import InputError
-from flsim.results.rows import Row, frame
-from flsim.results.store import RunResults
+from flsim.results.rows import Row, RunResults, frame
 from flsim.runs.folder import Run
 
 REFERENCES = 99.0

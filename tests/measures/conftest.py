@@ -9,8 +9,7 @@ import pytest
 from helpers import Experiment
 
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "measures.md"
 OWN = ("surprise.py:surprise", "surprise.py:size")

@@ -15,11 +15,9 @@ from shown import from_csv, over_seeds, to_markdown
 from flsim.base.errors import InputError
 from flsim.results import tables
 from flsim.results.frames import frames
-from flsim.results.rows import read_rows
-from flsim.results.store import read_run
+from flsim.results.rows import read_rows, read_run
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.runs.trackers import tracking
 from flsim.show.plots import draw_rounds
 from flsim.show.table import to_csv

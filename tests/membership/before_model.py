@@ -5,10 +5,8 @@ from dataclasses import replace
 import numpy as np
 from tiny_bases import GPT2
 
-from flsim.attacks.membership.candidates import Candidates
-from flsim.attacks.membership.targets import Targets
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.attacks.membership.candidates import Candidates, Targets
+from flsim.data.records import Layout, Records, Vocabulary
 from flsim.models.architectures import build
 from flsim.models.language_model import ModelSettings, TrainableModel
 

@@ -9,18 +9,14 @@ import pytest
 from membership.before_model import LAYOUT, before, before_two, in_pairs, untrained
 
 from flsim.algorithms.fedavg import train_user
-from flsim.attacks.membership.attacked import column
-from flsim.attacks.membership.built_in import BLIND, BUILT_IN, quantile_of_others
-from flsim.attacks.membership.candidates import Attack, Candidates
-from flsim.attacks.membership.inference import row_of, scores_of
-from flsim.attacks.membership.targets import Targets
+from flsim.attacks.membership.candidates import BLIND, BUILT_IN, Attack, Candidates, Targets, quantile_of_others
+from flsim.attacks.membership.inference import column, row_of, scores_of
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.base.statistics import auroc, roc
 from flsim.data.records import Records
 from flsim.models.language_model import TrainableModel
-from flsim.training.hparams import LocalHParams
-from flsim.training.local import local_batches
+from flsim.training.update import LocalHParams, local_batches
 
 # Areas that attacks reach at least on a model that knows its records by heart. Gradients vanish last.
 OVERFITTED = dict.fromkeys(("loss", "reference", "zlib", "min-k", "min-k++", "neighbourhood", "quantile"), 0.95)

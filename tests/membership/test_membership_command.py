@@ -15,11 +15,10 @@ from membership.before_model import before, in_pairs, untrained
 from scipy import stats
 
 import flsim as api
-from flsim.attacks.audit.subject import claim_of
-from flsim.attacks.audit.trade_off import of_group
-from flsim.attacks.membership.attacked import LEVELS, AttackHParams, newest_rows, write_rows
-from flsim.attacks.membership.built_in import BUILT_IN, BY_DEFAULT, attack_named
-from flsim.attacks.membership.inference import scores_of
+from flsim.attacks.audit.audit import claim_of
+from flsim.attacks.audit.bounds import of_group
+from flsim.attacks.membership.candidates import BUILT_IN, BY_DEFAULT, attack_named
+from flsim.attacks.membership.inference import LEVELS, AttackHParams, newest_rows, scores_of, write_rows
 from flsim.attacks.membership.tables import draw, with_differences
 from flsim.attacks.result import Result
 from flsim.base.errors import InputError, RunFailed

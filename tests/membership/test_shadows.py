@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from helpers import Experiment, Flsim, MakeCorpus
 
-from flsim.attacks.membership.attacked import newest_rows
 from flsim.attacks.membership.candidates import log_probabilities
+from flsim.attacks.membership.inference import newest_rows
 from flsim.attacks.membership.shadows import (
     Shadows,
     collect,
@@ -22,10 +22,9 @@ from flsim.attacks.membership.shadows import (
 )
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc
-from flsim.data.withheld import held_out, included
+from flsim.data.corpus import held_out, included
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.measuring import newest_checkpoint, restored_model
+from flsim.runs.folder import Run, newest_checkpoint, restored_model
 
 Sentences = list[list[int]]
 RandomUsers = Callable[..., list[Sentences]]

@@ -14,21 +14,29 @@ from hypothesis import strategies as st
 from membership.before_model import LAYOUT, before, before_two, drawn, untrained
 
 from flsim.attacks.membership import candidates
-from flsim.attacks.membership.built_in import BLIND, BUILT_IN
-from flsim.attacks.membership.candidates import gradient_norms, log_probabilities, moments
-from flsim.attacks.membership.targets import fingerprints, matched, members_of, targets_of, unigram_of
+from flsim.attacks.membership.candidates import (
+    BLIND,
+    BUILT_IN,
+    fingerprints,
+    gradient_norms,
+    log_probabilities,
+    matched,
+    members_of,
+    moments,
+    targets_of,
+    unigram_of,
+)
 from flsim.base.errors import InputError
 from flsim.base.files import new_folder
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.records import Batch, Records
-from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.data.records import Batch, Layout, Records, Vocabulary
 from flsim.models.language_model import loss_sum
 from flsim.privacy.sampling import draw_cohort
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.training.central.hparams import poisson_lot, positions_at
-from flsim.training.local import local_batches
+from flsim.training.update import local_batches
 
 MakeRun = Callable[..., Run]
 USERS, RECORDS, VOCABULARY = 20, 6, 150
@@ -218,7 +226,7 @@ def test_fingerprints_are_equal_where_texts_are(make_corpus: MakeCorpus, monkeyp
     rng = np.random.default_rng(0)
     users = [[rng.integers(1, 4, rng.integers(1, 6)).tolist() for _ in range(40)] for _ in range(5)]
     split = make_corpus(users).split("train")
-    monkeypatch.setattr("flsim.attacks.membership.targets.RECORDS", 40)  # the last window is of no record
+    monkeypatch.setattr("flsim.attacks.membership.candidates.RECORDS", 40)  # the last window is of no record
     numbers = np.concatenate(list(fingerprints(split))).tolist()
     every = [tuple(record) for user in users for record in user]
     assert len(numbers) == len(every)

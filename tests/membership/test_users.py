@@ -10,15 +10,14 @@ import torch
 from helpers import Experiment, Flsim, MakeCorpus
 from numpy.typing import NDArray
 
-from flsim.attacks.membership.targets import unigram_of
-from flsim.attacks.membership.users import FreshRecords, blind_area, fresh_records, infer_users
+from flsim.attacks.membership.candidates import unigram_of
+from flsim.attacks.membership.shadows import FreshRecords, blind_area, fresh_records, infer_users
 from flsim.base.errors import InputError
+from flsim.data.corpus import held_out, included
 from flsim.data.records import Records
-from flsim.data.withheld import held_out, included
-from flsim.measures.memorization.score import log_perplexity
+from flsim.measures.memorization.random_sampling import log_perplexity
 from flsim.runs.config import FederatedConfig, load
-from flsim.runs.folder import Run
-from flsim.runs.measuring import newest_checkpoint, restored_model
+from flsim.runs.folder import Run, newest_checkpoint, restored_model
 
 Floats = NDArray[np.float64]
 Sentences = list[list[int]]

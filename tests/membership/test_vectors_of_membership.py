@@ -16,17 +16,15 @@ import torch
 from membership.before_model import LAYOUT, before, before_two, drawn, untrained
 from scipy.stats import norm
 
-from flsim.attacks.audit.trade_off import Allowed
-from flsim.attacks.membership import candidates, lira, rmia, scores, shadows
-from flsim.attacks.membership.attacked import LEVELS
-from flsim.attacks.membership.built_in import BUILT_IN
-from flsim.attacks.membership.candidates import Candidates
-from flsim.attacks.membership.inference import success
-from flsim.attacks.membership.users import FreshRecords, steps_of, user_statistics
+from flsim.attacks.audit.bounds import Allowed
+from flsim.attacks.membership import candidates, scores, shadows
+from flsim.attacks.membership.candidates import BUILT_IN, Candidates
+from flsim.attacks.membership.inference import LEVELS, success
+from flsim.attacks.membership.shadows import FreshRecords, steps_of, user_statistics
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.data.corpus import held_out
 from flsim.data.records import Records, author_of
-from flsim.data.withheld import held_out
 
 PHI = np.array([0.5, -1.0, 2.0])
 SHADOWS = np.array([[0.1, -1.5, 1.0], [0.9, -0.5, 3.0], [0.4, -2.0, 1.5], [1.4, -0.9, 0.5], [0.2, 0.3, 2.5]])
@@ -49,7 +47,7 @@ def deviation(is_in: bool, point: int, is_fixed: bool) -> float:
 
 @pytest.mark.parametrize("is_fixed", [True, False])
 def test_lira_is_the_ratio_of_two_normal_densities(is_fixed: bool) -> None:
-    online, offline = (attack(PHI, SHADOWS, IS_IN, is_fixed) for attack in (lira.lira_online, lira.lira_offline))
+    online, offline = (attack(PHI, SHADOWS, IS_IN, is_fixed) for attack in (shadows.lira_online, shadows.lira_offline))
     for point in range(3):
         sides = [(moments(is_in, point)[0], deviation(is_in, point, is_fixed)) for is_in in (True, False)]
         one, other = (norm.logpdf(PHI[point], *side) for side in sides)
@@ -62,27 +60,27 @@ def test_lira_shares_variances_below_64_models() -> None:
     for models in (63, 64):
         phi, values = rng.normal(size=3), rng.normal(size=(models, 3))
         is_in = rng.random((models, 3)) < 0.5
-        expected = lira.lira_online(phi, values, is_in, models < 64)
-        assert lira.lira_online(phi, values, is_in).tolist() == expected.tolist()
-        assert lira.lira_online(phi, values, is_in, models >= 64).tolist() != expected.tolist()
+        expected = shadows.lira_online(phi, values, is_in, models < 64)
+        assert shadows.lira_online(phi, values, is_in).tolist() == expected.tolist()
+        assert shadows.lira_online(phi, values, is_in, models >= 64).tolist() != expected.tolist()
 
 
 def test_lira_of_equal_scores_and_of_no_models_of_a_side() -> None:
     """A point in all models has no mean of the other side; equal scores have the least deviation."""
     is_in = np.array([[True, True], [True, False], [True, True]])
     values = np.array([[1.0, 2.0], [2.0, 3.0], [3.0, 2.0]])
-    found = lira.lira_online(np.array([1.0, 2.0]), values, is_in, False)
+    found = shadows.lira_online(np.array([1.0, 2.0]), values, is_in, False)
     assert math.isnan(found[0])
     assert found[1] == math.inf or found[1] > 1e30  # 2 is the only score of models with it, 3 of those without
-    found = lira.lira_offline(np.array([1.0, 2.0, 4.0]), np.full((2, 3), 2.0), np.zeros((2, 3), bool), False)
+    found = shadows.lira_offline(np.array([1.0, 2.0, 4.0]), np.full((2, 3), 2.0), np.zeros((2, 3), bool), False)
     assert found.tolist() == [0.0, 0.5, 1.0]
-    assert lira.lira_offline(np.array([1.0]), np.array([[2.0]]), np.array([[True]]), True).shape == (1,)
+    assert shadows.lira_offline(np.array([1.0]), np.array([[2.0]]), np.array([[True]]), True).shape == (1,)
 
 
 def test_rmia_ratios_and_scores_by_loops() -> None:
     target, references = np.array([0.5, 0.2, 0.9]), np.exp(-np.abs(SHADOWS))
-    online, offline = rmia.online_ratios(target, references), rmia.offline_ratios(target, references, IS_IN)
-    steep = rmia.offline_ratios(target, references, IS_IN, 0.7)
+    online, offline = shadows.online_ratios(target, references), shadows.offline_ratios(target, references, IS_IN)
+    steep = shadows.offline_ratios(target, references, IS_IN, 0.7)
     for point in range(3):
         assert online[point] == pytest.approx(target[point] / (sum(references[:, point]) / 5), rel=1e-12)
         out = [references[model, point] for model in range(5) if not IS_IN[model, point]]
@@ -95,9 +93,9 @@ def test_rmia_ratios_and_scores_by_loops() -> None:
 def test_rmia_counts_the_population_that_is_exceeded(gamma: float) -> None:
     ratios, population = np.array([0.5, 1.0, 2.0, 4.5]), np.array([2.0, 0.5, 1.0, 2.0, 0.25])
     expected = [sum(ratio / other > gamma for other in population) / 5 for ratio in ratios]
-    assert rmia.rmia_scores(ratios, population, gamma).tolist() == expected
+    assert shadows.rmia_scores(ratios, population, gamma).tolist() == expected
     if gamma == 1:
-        assert rmia.rmia_scores(ratios, population).tolist() == expected
+        assert shadows.rmia_scores(ratios, population).tolist() == expected
 
 
 LOG_PROBS = np.array([[-1.0, -4.0, -2.0, -3.0, -0.5], [-2.0, -1.0, -9.0, -9.0, -9.0]])
@@ -257,13 +255,13 @@ def test_each_run_is_attacked_by_the_others() -> None:
         assert np.isfinite(found["LiRA online"][run]).tolist() == known.tolist()
         is_in, phi, own = is_in[:, known], phi[:, known], made.phi[run, known]
         p, z, z_others = np.exp(phi), np.exp(made.population[run]), np.exp(made.population[others])
-        online = rmia.rmia_scores(np.exp(own) / p.mean(0), z / z_others.mean(0))
+        online = shadows.rmia_scores(np.exp(own) / p.mean(0), z / z_others.mean(0))
         out = np.where(is_in, np.nan, p)
         ratios = np.exp(own) / (0.65 * np.nanmean(out, axis=0) + 0.35)
-        offline = rmia.rmia_scores(ratios, z / (0.65 * z_others.mean(0) + 0.35))
+        offline = shadows.rmia_scores(ratios, z / (0.65 * z_others.mean(0) + 0.35))
         assert found["loss"][run, known].tolist() == own.tolist()
-        assert found["LiRA online"][run, known] == pytest.approx(lira.lira_online(own, phi, is_in))
-        assert found["LiRA offline"][run, known] == pytest.approx(lira.lira_offline(own, phi, is_in))
+        assert found["LiRA online"][run, known] == pytest.approx(shadows.lira_online(own, phi, is_in))
+        assert found["LiRA offline"][run, known] == pytest.approx(shadows.lira_offline(own, phi, is_in))
         assert found["RMIA online"][run, known].tolist() == online.tolist()
         assert found["RMIA offline"][run, known].tolist() == offline.tolist()
 
@@ -345,7 +343,7 @@ def test_success_has_the_interval_of_resampled_runs(monkeypatch: pytest.MonkeyPa
     rng = np.random.default_rng(4)
     is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
     made = shadows.Shadows("user", tuple("abcdefg"), rng.normal(size=(5, 7)) + is_in, is_in, rng.normal(size=(5, 4)))
-    assert shadows.success_of_shadows(made).equals(shadows.success(made, 0))
+    assert shadows.success_of_shadows(made).equals(shadows.success_of_shadows(made, 0))
     found = shadows.success_of_shadows(made, 3).set_index("attack").loc["loss"]
     values = shadows.leave_one_out(made)["loss"]
     pairs = [

@@ -9,10 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.measures.memorization.random_sampling import RandomSampler
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import LanguageModel, NextWordModel, State
 
 D, H = 3, 5

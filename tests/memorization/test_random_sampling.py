@@ -12,13 +12,11 @@ from memorization.oracle import LAYOUT, Noisy, Oracle, Phrase, all_phrases, deci
 from torch import Tensor
 
 from flsim.base.rng import stream
-from flsim.data.vocabulary import Layout
-from flsim.measures.memorization import score
-from flsim.measures.memorization.random_sampling import TIE, OutputBounds, references
-from flsim.measures.memorization.score import log_perplexity
-from flsim.models import cifg
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.data.records import Layout
+from flsim.measures.memorization import random_sampling
+from flsim.measures.memorization.random_sampling import TIE, OutputBounds, log_perplexity, references
+from flsim.models import architectures
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import LanguageModel, State, Stepper
 
 PHRASES = all_phrases(4)
@@ -50,7 +48,7 @@ def test_equals_brute_force(
     scores, own = oracle.scores(p, among), oracle.score(p, canary)
     slack = 1e-9 * (1 + own)  # where scores differ by less, the oracle's own rounding could decide
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
+        patch.setattr(random_sampling, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
         patch.setattr("flsim.measures.memorization.random_sampling.SUMMED", summed)
         patch.setattr("flsim.measures.memorization.random_sampling.WIDE", wide)
         found = rank_of(model, p, canary, among)
@@ -251,7 +249,7 @@ def test_pieces_bound_what_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     canary = among[500]
     whole = rank(model, prefix, canary, among)
     model.stepped = []
-    monkeypatch.setattr(score, "CPU_FLOATS", states * model.projection.shape[0])
-    monkeypatch.setattr(cifg, "CPU_GATES", 30 * model.gate_bias.numel())
+    monkeypatch.setattr(random_sampling, "CPU_FLOATS", states * model.projection.shape[0])
+    monkeypatch.setattr(architectures, "CPU_GATES", 30 * model.gate_bias.numel())
     assert rank(model, prefix, canary, among) == whole
     assert max(model.stepped) == states

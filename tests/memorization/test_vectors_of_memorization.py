@@ -14,9 +14,9 @@ from memorization.table_model import TableModel
 from scipy.stats import gamma, skewnorm
 
 from flsim.base.rng import stream
-from flsim.measures.memorization import exposure, importance_sampling, random_sampling, search
+from flsim.measures.memorization import exposure, random_sampling, search
 from flsim.measures.memorization.exposure import calibrated_rank
-from flsim.measures.memorization.score import Template, cheapest, count_at_most, nats
+from flsim.measures.memorization.random_sampling import Template, cheapest, count_at_most, nats
 
 
 def test_binned_samples_keep_their_counts_and_places() -> None:
@@ -54,10 +54,10 @@ def test_fits_are_stationary(alpha: float) -> None:
 DENSITIES = np.log(np.array([[0.5, 0.1], [0.25, 0.25], [0.125, 0.5], [0.25, 0.0625]]))
 
 
-def draws_of(counts: tuple[int, int] = (1, 3)) -> importance_sampling.Draws:
+def draws_of(counts: tuple[int, int] = (1, 3)) -> exposure.Draws:
     """Return four samples of a space of 8 with these densities under two proposals, of powers 0.5 and 2."""
     words, scores = torch.arange(4)[:, None], torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
-    return importance_sampling.Draws(words, scores, torch.from_numpy(DENSITIES), counts, (0.5, 2.0), math.log(8))
+    return exposure.Draws(words, scores, torch.from_numpy(DENSITIES), counts, (0.5, 2.0), math.log(8))
 
 
 def test_weights_are_uniform_densities_over_the_mixture() -> None:
@@ -86,9 +86,7 @@ def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
     """Each word has probability proportional to exp(-b cost) among the allowed ones."""
     model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
     prefix, powers = torch.tensor([7, 2]), (0.0, 0.5, 2.0)
-    drawn = importance_sampling.draw(
-        model, prefix, template, dict.fromkeys(powers, 1 / 3), 600, np.random.default_rng(0)
-    )
+    drawn = exposure.draw(model, prefix, template, dict.fromkeys(powers, 1 / 3), 600, np.random.default_rng(0))
     assert (drawn.counts, drawn.powers) == ((200, 200, 200), powers)
     assert drawn.log_space == pytest.approx(math.log(12))
     found = {
@@ -106,15 +104,15 @@ def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
                 odds = {other: math.exp(-power * model.score(given, (other,))) for other in allowed}
                 expected *= odds[word] / sum(odds.values())
             assert math.exp(density) == pytest.approx(expected, rel=1e-6)
-    assert importance_sampling.draw(
-        model, prefix, template, {0.0: 0.001, 1.0: 0.999}, 100, np.random.default_rng(0)
-    ).counts == (*(2, 100),)
+    assert exposure.draw(model, prefix, template, {0.0: 0.001, 1.0: 0.999}, 100, np.random.default_rng(0)).counts == (
+        *(2, 100),
+    )
 
 
 def test_events_are_samples_as_likely_as_a_canary_and_not_the_canary() -> None:
     """Samples 0 to 3 have scores of 1 to 4 nats; a score at the bound is in the event."""
     for canary, bound, event in ((1, 3.0, [1, 0, 1, 0]), (7, 2.5, [1, 1, 0, 0]), (3, 0.5, [0, 0, 0, 0])):
-        assert importance_sampling._event(draws_of(), torch.tensor([canary]), bound).tolist() == event
+        assert exposure._event(draws_of(), torch.tensor([canary]), bound).tolist() == event
 
 
 def test_best_shares_minimize_the_second_moment() -> None:
@@ -130,20 +128,20 @@ def test_best_shares_minimize_the_second_moment() -> None:
 
     grid = np.linspace(0, 1, 10_001)
     best = grid[np.argmin([moment(share) for share in grid])]
-    found = importance_sampling.best_shares(pilot, events, {0.0: 0.1, 1.0: 0.9})
+    found = exposure.best_shares(pilot, events, {0.0: 0.1, 1.0: 0.9})
     expected = {0.5: 0.8 * best, 2.0: 0.8 * (1 - best)}
     kept = {power: share for power, share in expected.items() if share > 0.01} | {0.0: 0.02, 1.0: 0.18}
     assert list(found) == sorted(kept)
     assert found == pytest.approx({power: share / sum(kept.values()) for power, share in kept.items()}, abs=1e-3)
     assert sum(found.values()) == pytest.approx(1)
-    assert importance_sampling.best_shares(pilot, events[2:], {0.0: 1.0}) == {0.0: 1.0}
+    assert exposure.best_shares(pilot, events[2:], {0.0: 1.0}) == {0.0: 1.0}
 
 
 def test_estimates_have_fays_and_feuers_interval() -> None:
     """Fay and Feuer (1997): gamma quantiles matched to the mean and variance, above with one more heaviest weight."""
     draws = replace(draws_of(), counts=(2, 2, 2))
     weighted, heaviest, tail = np.array([0.01, 0.0, 0.03, 0.005, 0.0, 0.0]), 0.04, 0.025
-    found = importance_sampling._estimate(draws, weighted, heaviest)
+    found = exposure._estimate(draws, weighted, heaviest)
     total, squares = 0.045, 0.01**2 + 0.03**2 + 0.005**2
     low = gamma.ppf(tail, total**2 / squares, scale=squares / total)
     most, spread = total + heaviest, squares + heaviest**2
@@ -151,9 +149,9 @@ def test_estimates_have_fays_and_feuers_interval() -> None:
     assert found.bits == pytest.approx(-math.log2(1 / 8 + total))
     assert found.high == pytest.approx(-math.log2(1 / 8 + low))
     assert found.low == pytest.approx(-math.log2(min(1, 1 / 8 + high)))
-    nothing = importance_sampling._estimate(draws, np.zeros(6), heaviest)
+    nothing = exposure._estimate(draws, np.zeros(6), heaviest)
     assert (nothing.bits, nothing.high) == pytest.approx((3, 3))
-    whole = importance_sampling._estimate(draws, np.full(6, 0.5), heaviest)
+    whole = exposure._estimate(draws, np.full(6, 0.5), heaviest)
     assert whole.bits == 0
 
 
@@ -184,7 +182,7 @@ def test_defaults_are_those_of_the_pages() -> None:
     assert exposure.RESAMPLES == 100
     assert search.Enumeration(3, 8).nodes == 0
     assert search.Enumeration(3, 8).exposure == pytest.approx(math.log2(8 / 3))
-    assert (importance_sampling.KEPT, importance_sampling.LEAST, exposure.FEWEST) == (0.2, 0.01, 20)
+    assert (exposure.KEPT, exposure.LEAST, exposure.FEWEST) == (0.2, 0.01, 20)
 
 
 def test_refits_center_on_the_fit() -> None:
@@ -200,29 +198,29 @@ def test_refits_center_on_the_fit() -> None:
 
 
 def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, draw = [], importance_sampling.draw
+    sizes, draw = [], exposure.draw
 
-    def recorded(*arguments: Any) -> importance_sampling.Draws:
+    def recorded(*arguments: Any) -> exposure.Draws:
         sizes.append(arguments[3:5])
         return draw(*arguments)
 
-    monkeypatch.setattr(importance_sampling, "draw", recorded)
+    monkeypatch.setattr(exposure, "draw", recorded)
     model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
-    importance_sampling.space_exposure(model, torch.tensor([7]), torch.tensor([1, 3]), template, 200, 0)
+    exposure.space_exposure(model, torch.tensor([7]), torch.tensor([1, 3]), template, 200, 0)
     assert sizes[0] == (dict.fromkeys((0.0, 0.25, 0.5, 0.75, 1.0, 1.5), 1 / 6), 20)
     assert sizes[1][1] == 200
 
 
 def test_shares_without_a_pilot_are_a_tenth_of_uniform_samples_and_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares, draw = [], importance_sampling.draw
+    shares, draw = [], exposure.draw
 
-    def recorded(*arguments: Any) -> importance_sampling.Draws:
+    def recorded(*arguments: Any) -> exposure.Draws:
         shares.append(arguments[3])
         return draw(*arguments)
 
-    monkeypatch.setattr(importance_sampling, "draw", recorded)
+    monkeypatch.setattr(exposure, "draw", recorded)
     template = Template(((1, 2, 4), (0, 3, 5, 6)))
-    importance_sampling.space_exposure(TableModel(3, 6), torch.tensor([7]), torch.tensor([1, 3]), template, 9, 0)
+    exposure.space_exposure(TableModel(3, 6), torch.tensor([7]), torch.tensor([1, 3]), template, 9, 0)
     assert shares == [{0.0: 0.1, 1.0: 0.9}]
 
 

@@ -12,13 +12,11 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, decide, rank
 from networks import ALL, OTHERS, Equations, name_of, random_network
 
 from flsim.base.errors import InputError
-from flsim.measures.memorization.score import Template
+from flsim.measures.memorization.random_sampling import Template
 from flsim.measures.memorization.search import beam_search, enumerate_space, shortest_path
 from flsim.models import language_model
-from flsim.models.architectures import BUILT_IN, ModelHParams, build, restore, weights_of
-from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.language_model import loss_sum, predictions
-from flsim.models.quantization import quantized
+from flsim.models.architectures import BUILT_IN, CIFGLanguageModel, ModelHParams, build, restore, weights_of
+from flsim.models.language_model import loss_sum, predictions, quantized
 
 BOS = (LAYOUT.bos,)
 tokens_strategy = st.lists(st.integers(0, LAYOUT.vocabulary_size - 1), min_size=1, max_size=9)

@@ -21,19 +21,17 @@ from flsim.algorithms.fedavg import init, train_users
 from flsim.algorithms.summation import RoundRequest
 from flsim.base import machine
 from flsim.base.errors import InputError
-from flsim.data.records import Records, batch
-from flsim.data.vocabulary import Layout
-from flsim.measures.memorization.score import Template, rows_at_once
+from flsim.data.records import Layout, Records, batch
+from flsim.measures.memorization.random_sampling import Template, rows_at_once
 from flsim.measures.memorization.search import beam_searches
 from flsim.models.architectures import ModelHParams, build, restore, weights_of
 from flsim.models.hf import CLOSED, HuggingFaceModel, base_of
 from flsim.models.language_model import LoraHParams, Params
-from flsim.privacy.mechanism import PrivacyHParams
-from flsim.training.central.hparams import CentralHParams
-from flsim.training.central.record_level import private_step
-from flsim.training.central.task import CentralTask
-from flsim.training.hparams import LocalHParams
+from flsim.privacy.ledger import PrivacyHParams
+from flsim.training.central.hparams import CentralHParams, private_step
+from flsim.training.central.training import CentralTask
 from flsim.training.own_model import refuse_unfit
+from flsim.training.update import LocalHParams
 
 LAYOUT = Layout(50, 12)
 BOTH = pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])

@@ -12,7 +12,7 @@ from benchmarks.lora import GPT2_SMALL, ONE_BILLION, LoraBenchHParams
 from flsim.base import machine
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.models import hf
 from flsim.models.architectures import ModelHParams, build
 from flsim.models.hf import HuggingFaceModel
@@ -21,8 +21,8 @@ from flsim.planning.measure import duration, size, table
 from flsim.planning.plan import FINETUNING, finetuning_of, read_request
 from flsim.runs.config import load
 from flsim.runs.foresight import refuse_impossible_in
-from flsim.training.footprint import H100, OPERATIONS, bytes_of_user, footprint_of
-from flsim.training.hparams import LocalHParams
+from flsim.training.own_model import H100, OPERATIONS, bytes_of_user, footprint_of
+from flsim.training.update import LocalHParams
 
 LAYOUT = Layout(200, 16)
 LORA = LoraHParams(rank=4)

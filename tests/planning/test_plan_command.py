@@ -14,8 +14,7 @@ import pytest
 import scipy
 from helpers import PRIVATE, Experiment, Flsim, Trained
 
-from flsim.attacks.audit.audit import audit_subject, ceiling_of_coins
-from flsim.attacks.audit.subject import Coins, Subject, subject_of
+from flsim.attacks.audit.audit import Coins, Subject, audit_subject, ceiling_of_coins, subject_of
 from flsim.base.statistics import holm
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus

@@ -28,13 +28,13 @@ from flsim.planning.measure import (
     times_of,
 )
 from flsim.planning.plan import groups_of, privacy_of, provable_of
-from flsim.results.store import Evaluation, log_evaluation
+from flsim.results.rows import Evaluation, log_evaluation
 from flsim.runs import roundlog
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.sweeps.definition import Definition, Planned, longest_first, planned_runs, tier_of
 from flsim.runs.sweeps.definition import load as load_sweep
-from flsim.runs.sweeps.tuning import shortened
+from flsim.runs.sweeps.folder import shortened
 from server.sweep import Job, JobEnd
 
 USERS = Users(400, 12_000, 100_000, 600)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from evaluator_work import work
 
-from server.pool.evaluations import EvaluationService
+from server.pool.grid import EvaluationService
 
 HERE = Path(__file__).parent
 

@@ -18,10 +18,9 @@ from flsim.algorithms.summation import BranchReply, Reply, RoundRequest, ShardRe
 from flsim.algorithms.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.training.update import Counts, UpdateSum
-from server.cluster.nodes import Nodes
+from server.cluster.start import Nodes
 from server.federated.rounds import Deadline, Exchange
-from server.pool.client import sum_request
-from server.pool.grid import PULLED, ClientShare, Job, RayGrid, ray_grid
+from server.pool.grid import PULLED, ClientShare, Job, RayGrid, ray_grid, sum_request
 from server.stopping import Stop
 
 pytestmark = pytest.mark.usefixtures("local_ray")

@@ -24,16 +24,15 @@ from waiting import wait_until
 from flsim.algorithms import checkpoint, fedavg
 from flsim.base.errors import Diverged, RunFailed
 from flsim.base.rng import stream
-from flsim.results.store import Evaluation, failures, log_evaluation, read_evaluations, read_run
+from flsim.results.rows import Evaluation, failures, log_evaluation, read_evaluations, read_run
 from flsim.results.tables import memorization_table
 from flsim.runs import config
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.training.update import State
-from server.pool import evaluations
-from server.pool.evaluations import NICENESS, EvaluationService, ServiceHParams, limit_memory
+from server.central import Evaluations, supervised
+from server.pool import grid
+from server.pool.grid import NICENESS, EvaluationService, ServiceHParams, limit_memory
 from server.stopping import Stop, stopping
-from server.supervision import Evaluations, supervised
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 FREE = "check that its share of the GPUs is free"
@@ -219,7 +218,7 @@ def test_a_process_that_never_starts_is_ordered_again_and_has_twice_as_long(
     monkeypatch: pytest.MonkeyPatch, run: Path
 ) -> None:
     """No machine of this cluster has a GPU, so that Ray never starts a process that holds one."""
-    monkeypatch.setattr("server.pool.evaluations.START_DEADLINE", 0.2)
+    monkeypatch.setattr("server.pool.grid.START_DEADLINE", 0.2)
     service = EvaluationService(run, freeze, ServiceHParams(num_gpus=1.0, retries=2))
     service.submit(run / "a")
     (failed,) = service.drain(TIMEOUT)
@@ -270,7 +269,7 @@ def test_the_share_counts_but_1_gibibyte_is_the_least(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, of which there is none")
 def test_more_than_the_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluations, "MEMORY", 0)
+    monkeypatch.setattr(grid, "MEMORY", 0)
     whole = torch.cuda.get_device_properties(0).total_memory
     try:
         limit_memory(0.02)

@@ -20,16 +20,16 @@ import torch
 
 from flsim import cli
 from flsim.algorithms.checkpoint import digest_of, latest, load
-from flsim.results.store import read_run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.results.rows import read_run
+from flsim.runs.folder import evaluate_checkpoint
 from server import central as central_server
 from server import sweep
-from server.pool.evaluations import EvaluationInProcess
+from server.pool.grid import EvaluationInProcess
 from server.sweep import Job, JobEnd
 
 
 class NodesHere:
-    """Stands in for `server.cluster.nodes.Nodes`."""
+    """Stands in for `server.cluster.start.Nodes`."""
 
     def __init__(self, run: Path, corpus: Path | str, is_local: bool) -> None:
         """Nobody is asked."""
@@ -50,18 +50,18 @@ def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[JobEnd]:
 def without_ray() -> Iterator[None]:
     """In the block, runs train and evaluate in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("server.central", "server.federated.launch"):
+        for name in ("server.central", "server.federated.rounds"):
             module: Any = importlib.import_module(name)
             patch.setattr(module, "cluster", lambda *_: nullcontext())
             patch.setattr(module, "nodes", lambda: [{"CPU": 64.0}])
             patch.setattr(module, "Nodes", NodesHere)
             patch.setattr(module, "say_where", lambda *_: None)
         patch.setattr("server.central.attempt", lambda run, gpus: central_server.train(run.path, gpus))
-        patch.setattr("server.federated.launch.ray_grid", lambda *_: nullcontext())  # rounds are trained in process
+        patch.setattr("server.federated.rounds.ray_grid", lambda *_: nullcontext())  # rounds are trained in process
         patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
         patch.setattr("server.sweep._as_resources_allow", jobs_here)
         patch.setattr(
-            "server.supervision._service_of",
+            "server.central._service_of",
             lambda run, _: EvaluationInProcess(run.path.resolve(), evaluate_checkpoint),
         )
         yield

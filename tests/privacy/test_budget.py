@@ -9,8 +9,7 @@ from helpers import CENTRAL, Experiment
 import flsim
 from flsim.base.errors import InputError
 from flsim.privacy.conventions import sound_convention
-from flsim.privacy.ledger import Entry, Ledger, affordable_rounds, epsilon
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import Entry, Ledger, PrivacyHParams, affordable_rounds, epsilon
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 

@@ -22,7 +22,7 @@ from flsim.models.language_model import Params
 from flsim.privacy import noise as process
 from flsim.privacy.accounting import ORDERS, SkellamDpEvent, gaussian, rdp_of, skellam
 from flsim.privacy.conventions import CONVENTIONS
-from flsim.privacy.mechanism import PrivacyHParams, largest_norm, next_clip, noisy_mean, released, rounded
+from flsim.privacy.ledger import PrivacyHParams, largest_norm, next_clip, noisy_mean, released, rounded
 from flsim.privacy.noise import Skellam
 from flsim.training.update import UpdateSum
 

@@ -22,10 +22,9 @@ from flsim.planning.plan import checkpoint_bytes
 from flsim.privacy import ledger, noise
 from flsim.privacy.accounting import epsilon_of
 from flsim.privacy.conventions import CONVENTIONS
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import PrivacyHParams
 from flsim.runs.config import load as load_config
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.training.central import CentralTraining
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.update import State

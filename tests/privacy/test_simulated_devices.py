@@ -16,7 +16,7 @@ from flsim.privacy.devices import Days, Trace, cohorts_of_available
 from flsim.privacy.ledger import Entry, Ledger, epsilons
 from flsim.privacy.sampling import draw_cohort
 from flsim.runs.folder import Run
-from server.verify import verify
+from server.launch import verify
 
 ROWS = pd.DataFrame({"user": [2, 0, 2, 3], "from": [0, 1, 4.5, 2], "to": [2, 3, 6, 9]})
 AVAILABLE = [[2], [0, 2], [0, 3], [3], [3], [2, 3], [3]]  # by round: from <= round < to

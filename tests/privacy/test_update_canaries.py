@@ -14,7 +14,7 @@ import torch
 from helpers import TINY, MakeCorpus
 from sampler_names import with_valid_options
 
-from flsim.algorithms.built_in import FedAvgHParams
+from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.checkpoint import Provenance, digest_of, load, save
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
@@ -22,13 +22,11 @@ from flsim.base.extensions import options_of, without_options
 from flsim.data.corpus import Split
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
-from flsim.privacy import update_canaries
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy import ledger
+from flsim.privacy.ledger import LENGTH, AuditHParams, PrivacyHParams, cosines, direction, toss, update_of
 from flsim.privacy.sampling import SAMPLERS
-from flsim.privacy.update_canaries import LENGTH, AuditHParams, cosines, direction, toss, update_of
 from flsim.runs.config import load as load_config
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import State, global_norm, with_canaries
+from flsim.training.update import LocalHParams, State, global_norm, with_canaries
 
 MODEL = ModelHParams(embedding=8, units=12)
 NOISY = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.5)
@@ -162,7 +160,7 @@ def test_few_vectors_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
         return call
 
-    monkeypatch.setattr(update_canaries, "direction", counted(direction))
+    monkeypatch.setattr(ledger, "direction", counted(direction))
     monkeypatch.setattr("flsim.training.update.update_of", counted(update_of))
     total = with_canaries({"a": torch.zeros(9, dtype=torch.float64)}, np.arange(50), 0, 0.2)
     cosines(total, 0, range(50))

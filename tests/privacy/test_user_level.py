@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
 from flsim.base.errors import InputError
-from flsim.data.withheld import PartialSplit, held_out
+from flsim.data.corpus import PartialSplit, held_out
 from flsim.privacy.accounting import ORDERS, epsilon_of, rdp_of
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.conventions import of_users as user_level

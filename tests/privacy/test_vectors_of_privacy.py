@@ -13,12 +13,21 @@ from scipy.stats import norm
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.privacy import accounting, sampling, table, update_canaries
+from flsim.privacy import accounting, ledger, sampling, table
 from flsim.privacy.accounting import check_delta
 from flsim.privacy.conventions import CONVENTIONS, SENSITIVITY, conventions_of, sound_convention
-from flsim.privacy.ledger import EPSILONS, Entry, Ledger, delta_curve, epsilon, epsilons
-from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
-from flsim.privacy.update_canaries import AuditHParams
+from flsim.privacy.ledger import (
+    EPSILONS,
+    AuditHParams,
+    Entry,
+    Ledger,
+    PrivacyHParams,
+    delta_curve,
+    epsilon,
+    epsilons,
+    next_clip,
+    noisy_mean,
+)
 from flsim.training.update import with_canaries
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
@@ -178,7 +187,7 @@ def test_more_canary_users_than_users_have_several_populations(has_coins: bool) 
 
 def test_canary_vectors_and_their_cosines() -> None:
     like = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
-    vector, norm = update_canaries.direction(1, 2, like)
+    vector, norm = ledger.direction(1, 2, like)
     flat = torch.cat([vector["a"].flatten(), vector["b"]]).double().numpy()
     assert norm == pytest.approx(np.sqrt((flat**2).sum()), rel=1e-9)
     total = {name: torch.ones_like(value).double() for name, value in like.items()}
@@ -188,9 +197,9 @@ def test_canary_vectors_and_their_cosines() -> None:
     change = {name: torch.arange(1.0, value.numel() + 1).view(value.shape) for name, value in like.items()}
     line = torch.cat([change["a"].flatten(), change["b"]]).double().numpy()
     cosine = float(line @ flat / np.linalg.norm(line) / norm)
-    assert update_canaries.cosines(change, 1, range(2, 4))[0] == pytest.approx(cosine, rel=1e-9)
+    assert ledger.cosines(change, 1, range(2, 4))[0] == pytest.approx(cosine, rel=1e-9)
     zero = {name: torch.zeros_like(value) for name, value in like.items()}
-    assert update_canaries.cosines(zero, 1, range(2)).tolist() == [0, 0]
+    assert ledger.cosines(zero, 1, range(2)).tolist() == [0, 0]
 
 
 def test_sizes_and_probabilities_of_samplers() -> None:

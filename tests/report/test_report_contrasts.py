@@ -15,9 +15,8 @@ from simulated_report import CEILING, gathered_of, run_of, table_1
 from flsim.base.rng import stream
 from flsim.base.statistics import holm
 from flsim.models.architectures import ModelHParams
-from flsim.privacy.mechanism import PrivacyHParams
-from flsim.report.contrasts import contrasts
-from flsim.report.gather import Gathered, Line, RunView
+from flsim.privacy.ledger import PrivacyHParams
+from flsim.report.gather import Gathered, Line, RunView, contrasts
 from flsim.results.sweeps import Sweep, SweepRun
 from flsim.runs.config import (
     CentralConfig,
@@ -27,7 +26,7 @@ from flsim.runs.config import (
     FederatedConfig,
     TrainingHParams,
 )
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 FEDERATED = [config for config in table_1() if isinstance(config, FederatedConfig)]
 ONE_PAIR = [config for config in FEDERATED if config.round_size == 4]

@@ -18,24 +18,20 @@ from htmlpage import Page, described, plain
 from reported import Made, roster, write_run, write_sweep
 from simulated_report import gathered_of, table_1
 
-from flsim.attacks.audit.audit import audit_subject
-from flsim.attacks.audit.subject import subject_of
+from flsim.attacks.audit.audit import audit_subject, subject_of
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
 from flsim.base.statistics import t_interval
 from flsim.canaries.population import Partition
 from flsim.models.architectures import ModelHParams
-from flsim.report.blocks import Figure, Table, number
-from flsim.report.contrasts import contrasts
-from flsim.report.figures import map_of, overview
-from flsim.report.gather import Gathered, Line, RunView, Setting, gather
+from flsim.report.figures import Figure, Table, map_of, number, overview
+from flsim.report.gather import Gathered, Line, RunView, Setting, contrasts, gather
 from flsim.report.page import answer, render, write_report
 from flsim.report.provenance import settings
-from flsim.results.rows import SCHEMA
-from flsim.results.store import RunResults, read_run
+from flsim.results.rows import SCHEMA, RunResults, read_run
 from flsim.runs.config import CentralConfig, CentralTrainingHParams, DataHParams, FederatedConfig, TrainingHParams, load
 from flsim.show.figure import page_style
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 
 def test_the_first_screen_has_the_question_one_figure_and_one_short_table(page: Page) -> None:

@@ -12,8 +12,7 @@ from ninety import PublishedRow, fedavg, of_ninety
 from results.levels import measured as measured_at
 from results.levels import planned_run, write_sweep
 
-from flsim.results.rows import Row, write_rows
-from flsim.results.store import RunResults, read_run
+from flsim.results.rows import Row, RunResults, read_run, write_rows
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]

@@ -22,8 +22,7 @@ from flsim.base.errors import InputError
 from flsim.base.statistics import share_interval
 from flsim.results import tables
 from flsim.results.published import AGAINST, against, agreements, matching, order, published_rows, size, with_question
-from flsim.results.rows import WHOLE_TEST_USERS
-from flsim.results.store import RunResults
+from flsim.results.rows import WHOLE_TEST_USERS, RunResults
 from flsim.show import memorization
 from flsim.show.table import to_csv, write_parquet
 

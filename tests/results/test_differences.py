@@ -31,7 +31,7 @@ from flsim.results.differences import (
     planned,
     to_wide,
 )
-from flsim.results.store import RunResults, read_run
+from flsim.results.rows import RunResults, read_run
 from flsim.show.differences import compare_partitions, partitions_of, table_of_pairs
 
 MakeRun = Callable[..., Path]

@@ -17,8 +17,7 @@ from results.levels import measured as measured_at
 from results.levels import write_sweep
 
 from flsim.results.frames import CANARY, RUN, frames
-from flsim.results.rows import DIVERGED, Row, write_rows
-from flsim.results.store import read_run
+from flsim.results.rows import DIVERGED, Row, read_run, write_rows
 from flsim.results.tables import memorization_table
 
 MakeRun = Callable[..., Path]

@@ -15,11 +15,9 @@ from matplotlib.lines import Line2D
 from experiments.secret_sharer_figures import RANKS, SEARCH, draw_ranks, draw_search, main, plot_search, secret_pairs
 from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
-from flsim.results.rows import Row, round_in_short, write_rows
-from flsim.results.store import RunResults, read_run
+from flsim.results.rows import Row, RunResults, read_run, round_in_short, write_rows
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.show.plots import draw_against_utility, draw_losses, draw_rounds, plot
 
 MakeRun = Callable[..., Path]

@@ -16,7 +16,7 @@ from shown import from_csv, read_typed
 from flsim.base.statistics import holm, sign_flip_p
 from flsim.results.differences import COLUMNS, differences, same_names, twins
 from flsim.results.published import ROW_OF_QUESTION, matching, published_rows
-from flsim.results.store import RunResults
+from flsim.results.rows import RunResults
 from flsim.results.sweeps import read_sweep
 
 MakeRun = Callable[..., Path]

@@ -15,8 +15,8 @@ import pytest
 from shown import over_seeds, to_latex, to_markdown
 
 from flsim.base.errors import InputError
-from flsim.results.seeds import by_series, distinctions, named_apart, sample
-from flsim.results.store import RunResults, read_run
+from flsim.results.rows import RunResults, read_run
+from flsim.results.sweeps import by_series, distinctions, named_apart, sample
 from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]

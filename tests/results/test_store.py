@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.base.errors import Diverged, InputError
-from flsim.results.rows import SCHEMA, Row, frame, write_rows
-from flsim.results.store import RunResults, read_run
+from flsim.results.rows import SCHEMA, Row, RunResults, frame, read_run, write_rows
 from flsim.results.tables import memorization_table
 
 MakeRun = Callable[..., Path]

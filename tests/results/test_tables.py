@@ -27,12 +27,10 @@ from flsim.measures.quantity import Quantity
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.results import tables
-from flsim.results.columns import RECORD_PRIVACY
 from flsim.results.differences import Pair, compare_runs, differences, planned, to_wide
-from flsim.results.rows import Row, write_rows
-from flsim.results.store import RunResults, read_run
+from flsim.results.rows import Row, RunResults, read_run, write_rows
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
-from flsim.results.tables import memorization_table
+from flsim.results.tables import RECORD_PRIVACY, memorization_table
 from flsim.show.differences import compare_partitions, runs_to_markdown, table_of_pairs
 from flsim.show.plots import draw_rounds
 from flsim.show.table import Column, latex, markdown

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from matplotlib.collections import EventCollection
 
 from flsim.base.errors import InputError
-from flsim.results.canary_table import canary_table, trace
-from flsim.results.store import RunResults, read_run
+from flsim.results.rows import RunResults, read_run
+from flsim.results.tables import canary_table, trace
 from flsim.show.table import json_rows
 from flsim.show.trace import draw_trace, to_csv, to_text
 

@@ -17,16 +17,29 @@ from training_oracle import train_cohort
 import flsim as api
 from flsim.algorithms import checkpoint
 from flsim.algorithms.rounds import FederatedTraining
-from flsim.attacks.reveal.reveal import RevealHParams, _Round
-from flsim.attacks.reveal.sums import CLIPPED, NOISED, PLAIN, flattened, requests_of_users, sum_of_user, sums_by_size
-from flsim.attacks.reveal.words import CUTOFF, Guess, blind_guess, guess_of, mean_prediction, measures_of_words
+from flsim.attacks.reveal.reveal import (
+    CLIPPED,
+    CUTOFF,
+    NOISED,
+    PLAIN,
+    Guess,
+    RevealHParams,
+    _Round,
+    blind_guess,
+    flattened,
+    guess_of,
+    mean_prediction,
+    measures_of_words,
+    requests_of_users,
+    sum_of_user,
+    sums_by_size,
+)
 from flsim.base.statistics import auroc, share_interval
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.models.architectures import ModelHParams, build
 from flsim.models.language_model import LoraHParams, Params, TrainableModel
 from flsim.runs.folder import Run
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import State, clip_factor, global_norm
+from flsim.training.update import LocalHParams, State, clip_factor, global_norm
 
 CLIP = ("privacy.mechanism='clip'", "privacy.clip=0.2")
 DP = ("privacy.mechanism='dp'", "privacy.clip=0.2", "privacy.noise_multiplier=0.8")

@@ -8,14 +8,13 @@ from helpers import Trained
 from populations import InMemory
 from training_oracle import train_cohort
 
-from flsim.attacks.audit.ranks import p_values, ranks_among
-from flsim.attacks.reveal.sums import alignments, flattened, record_candidates
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout
+from flsim.attacks.audit.bounds import p_values, ranks_among
+from flsim.attacks.reveal.reveal import alignments, flattened, record_candidates
+from flsim.data.records import Layout, Records
 from flsim.models.architectures import ModelHParams, build
 from flsim.models.language_model import loss_sum
 from flsim.runs.folder import Run
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 LAYOUT = Layout(30, 8)
 RECORDS = Records.from_lists([[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12], [1, 2, 3, 4]])

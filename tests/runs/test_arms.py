@@ -11,11 +11,10 @@ from helpers import PARTITION, PRIVATE, Experiment, Trained, assert_same, go_on_
 from flsim.algorithms import checkpoint, micro_cohorts
 from flsim.base.errors import InputError
 from flsim.canaries.spec import CanaryHParams
-from flsim.results.rows import rows_in
-from flsim.results.store import read_run
-from flsim.runs.arms import begin_from
+from flsim.results.rows import read_run, rows_in
 from flsim.runs.config import load
 from flsim.runs.folder import Run
+from flsim.runs.recovery import begin_from
 
 COMMON = ("training.rounds=8", "canaries.p_u=[0.1]", "canaries.p_e=[0.5]", "canaries.count=12")
 WINDOWED = (*COMMON[:-1], "canaries.count=6", "canaries.windows=[[5, 7], [6, 8]]")

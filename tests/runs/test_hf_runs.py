@@ -19,12 +19,11 @@ import flsim
 from flsim.base.rng import shared_generators
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
+from flsim.data.importing.tasks import import_corpus
 from flsim.data.records import batch
 from flsim.data.tokenizer import TokenMap
-from flsim.results.store import read_run
-from flsim.runs.folder import Run
-from flsim.runs.measuring import newest_checkpoint, restored_model
+from flsim.results.rows import read_run
+from flsim.runs.folder import Run, newest_checkpoint, restored_model
 
 OF_CIFG = "[model]\nembedding = 8\nunits = 12\n"
 BASE = '{ model_type = "gpt2", n_layer = 2, n_head = 2, n_embd = 16, n_positions = 20 }'

@@ -13,16 +13,13 @@ from flsim.algorithms.checkpoint import model_of
 from flsim.base.errors import InputError
 from flsim.evaluation.evaluate import evaluate
 from flsim.measures.built_in import ALSO
-from flsim.measures.memorization.random_sampling import references
-from flsim.measures.memorization.score import log_perplexity
-from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.quantization import quantized
-from flsim.results.rows import Row
-from flsim.results.store import read_run
-from flsim.runs import measuring
+from flsim.measures.memorization.random_sampling import log_perplexity, references
+from flsim.models.architectures import CIFGLanguageModel
+from flsim.models.language_model import quantized
+from flsim.results.rows import Row, read_run
+from flsim.runs import folder
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint, quantize_run
+from flsim.runs.folder import Run, evaluate_checkpoint, quantize_run
 
 
 def checkpoint_of(experiment: Experiment, name: str, seed: int = 0) -> tuple[Run, Path]:
@@ -161,7 +158,7 @@ def test_a_failed_quantization_leaves_nothing(
             raise error
         return evaluate_checkpoint(folder, path, device)
 
-    monkeypatch.setattr(measuring, "evaluate_checkpoint", fails)
+    monkeypatch.setattr(folder, "evaluate_checkpoint", fails)
     before = sorted(rounded.parent.iterdir())
     for error in (MemoryError(), KeyboardInterrupt()):
         measured.clear()

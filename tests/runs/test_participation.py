@@ -9,8 +9,7 @@ import pytest
 from helpers import PARTITION, Experiment
 
 from flsim.runs.config import load
-from flsim.runs.folder import Run, participation
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint, participation
 
 ROUNDS = 9
 FEDERATED = f"{PARTITION}[training]\nrounds = 9\ncohort = 6\n"

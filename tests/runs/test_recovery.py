@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from flsim.algorithms.checkpoint import all_in, digest_of
 from flsim.base.errors import InputError
-from flsim.canaries.in_corpus import plant_corpus
+from flsim.canaries.population import plant_corpus
 from flsim.data.corpus import Corpus
 from flsim.defences import DeduplicationHParams, deduplicate
 from flsim.runs import recovery, roundlog
@@ -23,7 +23,7 @@ from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.recovery import DRIVEN, TRAINED, hold_lock, recover
 from flsim.runs.roundlog import FILE, append, copy, lost, read, settle
-from server.cluster.nodes import environment_of
+from server.cluster.start import environment_of
 
 OPTIONS = ("--out", "run", "--in-process", *(part for text in PRIVATE for part in ("--set", text)))
 BODY_STEP = 101  # a prime, so that the sample of tensor bytes meets every position within a float

@@ -19,15 +19,14 @@ from waiting import wait_until
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
 from flsim.base.settings import flat
-from flsim.results.store import read_run
+from flsim.results.rows import read_run
 from flsim.results.tables import memorization_table
 from flsim.runs import config, roundlog
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.runs.trackers import News
 from server import central as central_server
-from server.pool.evaluations import EvaluationService
-from server.supervision import supervised
+from server.central import supervised
+from server.pool.grid import EvaluationService
 
 ALL = ("tensorboard", "mlflow", "wandb")
 Scalars = dict[str, dict[int, list[float]]]  # tag -> round -> values, each as often as it is there

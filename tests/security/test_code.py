@@ -27,10 +27,9 @@ from flsim.base.errors import InputError
 from flsim.base.parquet import read_parquet
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams, users_of
-from flsim.data.importing.run import import_corpus
+from flsim.data.importing.tasks import import_corpus
 from flsim.report.page import write_report
-from flsim.results.rows import ROWS
-from flsim.results.store import read_run
+from flsim.results.rows import ROWS, read_run
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.training.update import Counts, UpdateSum

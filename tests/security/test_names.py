@@ -21,7 +21,7 @@ from flsim.data.corpus import Corpus
 from flsim.report.page import write_report
 from flsim.results.frames import frames
 from flsim.results.published import published_rows
-from flsim.results.store import failures
+from flsim.results.rows import failures
 from flsim.results.sweeps import published_of, read_sweep, run_folders
 from flsim.runs.sweeps.definition import load, planned_runs, tier_of
 

@@ -13,7 +13,7 @@ from helpers import TINY, Experiment, Flsim, Trained
 
 from flsim import cli
 from flsim.algorithms import checkpoint
-from flsim.attacks.audit.subject import subject_of
+from flsim.attacks.audit.audit import subject_of
 from flsim.base import extensions
 from flsim.privacy.ledger import Ledger
 from flsim.runs.folder import Run

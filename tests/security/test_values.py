@@ -17,12 +17,11 @@ from selectolax.lexbor import LexborHTMLParser
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
 from flsim.base.parquet import MOST_ROWS, read_parquet
-from flsim.canaries.in_corpus import Planted, plant_corpus
+from flsim.canaries.population import Planted, plant_corpus
 from flsim.canaries.spec import CanaryHParams
-from flsim.data.corpus import Corpus
+from flsim.data.corpus import Corpus, labelled_steps
 from flsim.data.inspect import describe, inspect
 from flsim.data.manifest import SPLITS
-from flsim.data.withheld import labelled_steps
 from flsim.report import provenance
 from flsim.report.gather import gather
 from flsim.report.page import render

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from flsim.base.errors import Diverged
-from flsim.results.store import Evaluation
-from server.pool.evaluations import EvaluationService
+from flsim.results.rows import Evaluation
+from server.pool.grid import EvaluationService
 
 TIMEOUT = 300.0  # seconds; nothing in these tests takes more than a few on a quiet machine
 

@@ -21,10 +21,9 @@ from waiting import hear_ctrl_c
 from flsim import cli
 from flsim.algorithms.checkpoint import latest, load
 from flsim.data.corpus import Corpus
-from flsim.results.store import read_run
+from flsim.results.rows import read_run
 from flsim.runs.config import load as load_config
-from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.training.update import State
 
 MakeCorpus = Callable[..., Corpus]

@@ -13,7 +13,7 @@ from flsim.base.rng import stream
 from flsim.training.cohort.kernels import Kernels
 from flsim.training.cohort.packing import Parts
 from flsim.training.cohort.triton_kernels import TritonKernels
-from flsim.training.hparams import Precision
+from flsim.training.update import Precision
 
 U, T, B, N, D, H, V = 3, 4, 5, 13, 18, 37, 75
 COUNTS = torch.tensor([13, 0, 9], dtype=torch.int32)

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 from scipy.special import erf, expit, log_softmax, softmax
 
 from flsim.base.rng import stream
-from flsim.data.vocabulary import Layout
-from flsim.models.architectures import ModelHParams, build
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.data.records import Layout
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams, build
 from flsim.models.language_model import NextWordModel
 
 Array = NDArray[np.float64]

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from flsim.data.corpus import Split
-from flsim.data.records import Records, Unchanging
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout, Records, Unchanging
 
 
 @dataclass(frozen=True)

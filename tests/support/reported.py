@@ -12,7 +12,7 @@ import pandas as pd
 
 from flsim.base.rng import stream
 from flsim.canaries.population import Partition
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import PrivacyHParams
 from flsim.results.rows import Row, write_rows
 from flsim.runs.config import CentralConfig, Config, DataHParams, FederatedConfig, TrainingHParams, dump
 from flsim.runs.config.custom_code import with_copies

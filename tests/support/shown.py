@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 
 from flsim.measures.quantity import Quantity
-from flsim.results.columns import By, described
-from flsim.results.store import RunResults
-from flsim.results.tables import memorization_table, types
+from flsim.results.rows import RunResults
+from flsim.results.tables import By, described, memorization_table, types
 from flsim.show.memorization import table_of_runs
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.report.gather import Gathered, Line, RunView, Setting
-from flsim.results.rows import SCHEMA
-from flsim.results.store import RunResults
+from flsim.results.rows import SCHEMA, RunResults
 from flsim.runs.config import (
     CentralConfig,
     CentralTrainingHParams,

@@ -8,14 +8,12 @@ from populations import InMemory
 from smoothing import amplified
 
 from flsim.base.rng import stream
-from flsim.data.vocabulary import Layout
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.data.records import Layout
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort.engine import StackedTrainer
 from flsim.training.cohort.packing import Participant
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import Counts, UpdateSum, global_norm
+from flsim.training.update import Counts, LocalHParams, UpdateSum, global_norm
 
 LAYOUT = Layout(12, record_words=6)
 

@@ -8,11 +8,10 @@ import torch
 from hypothesis import strategies as st
 
 from flsim.data.corpus import Split
-from flsim.data.records import Records, batch
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout, Records, batch
 from flsim.models.architectures import ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.central.task import EngineName
+from flsim.training.central.training import EngineName
 from flsim.training.update import State
 
 LAYOUT = Layout(12, record_words=6)

@@ -8,8 +8,7 @@ from flsim.algorithms.fedavg import train_users
 from flsim.algorithms.summation import RoundRequest
 from flsim.data.records import Users
 from flsim.models.language_model import TrainableModel
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import UpdateSum
+from flsim.training.update import LocalHParams, UpdateSum
 
 
 def train_cohort(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.runs.sweeps.search import Group, GroupOutcome, Point, Range, Rule, open_sides, search
+from flsim.runs.sweeps.definition import Group, GroupOutcome, Point, Range, Rule, open_sides, search
 
 RATE, MOMENTUM = "local.learning_rate", "local.momentum"
 EIGHT = {RATE: Range(0.1, 12.8)}  # 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8

@@ -13,10 +13,18 @@ from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.results.sweeps import read_sweep, tuned_notes
-from flsim.runs.sweeps.definition import Planned, load, planned_runs, training_digest, tuned_of
-from flsim.runs.sweeps.folder import TUNED, SweepFolder
-from flsim.runs.sweeps.search import GroupOutcome, Trial, TuningOutcome, read_outcome
-from flsim.runs.sweeps.tuning import Search, TuningFolder, load_search, shortened
+from flsim.runs.sweeps.definition import (
+    GroupOutcome,
+    Planned,
+    Trial,
+    TuningOutcome,
+    load,
+    planned_runs,
+    read_outcome,
+    training_digest,
+    tuned_of,
+)
+from flsim.runs.sweeps.folder import TUNED, Search, SweepFolder, TuningFolder, load_search, shortened
 from server.sweep import Job, JobEnd, Tuner
 
 RATE = "local.learning_rate"

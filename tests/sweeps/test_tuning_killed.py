@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flsim.runs.config import load
-from flsim.runs.sweeps.search import read_outcome
+from flsim.runs.sweeps.definition import read_outcome
 
 DEADLINE = 1_200.0  # a busy machine takes half a minute to start a run
 SWEEP = """

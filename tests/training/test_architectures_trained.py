@@ -15,13 +15,12 @@ from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError
 from flsim.models.architectures import ModelHParams, build, restore
 from flsim.models.language_model import loss_sum
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.central.record_level import record_gradients
+from flsim.training.central.hparams import record_gradients
 from flsim.training.central.training import train_chunks
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import State
+from flsim.training.update import LocalHParams, State
 
 RECORDS = [[1, 2, 3, 4], [5, 6, 7], [], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
 others = pytest.mark.parametrize("hparams", OTHERS, ids=name_of)

@@ -20,20 +20,18 @@ from torch import Tensor
 from training_oracle import train_cohort
 
 from flsim.algorithms import fedavg
-from flsim.algorithms.built_in import FedAvgHParams
+from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.fedavg import init
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import Params
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import PrivacyHParams
 from flsim.training import optimizers
 from flsim.training.central import CentralHParams
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.hparams import LocalHParams, rate_at
-from flsim.training.update import Counts, State, UpdateSum, clip_factor, global_norm
+from flsim.training.update import Counts, LocalHParams, State, UpdateSum, clip_factor, global_norm, rate_at
 
 SIZES = ModelHParams(embedding=3, units=5)
 

@@ -7,14 +7,21 @@ from typing import Any
 
 import pandas as pd
 
-from flsim.attacks.audit import coins
-from flsim.attacks.audit.guesses import OF_SHARES, SIGNIFICANCE, share_of_references
-from flsim.attacks.audit.trade_off import Allowed, LeastProbability, epsilon_of_gaussian, of_group
+from flsim.attacks.audit import bounds
+from flsim.attacks.audit.bounds import (
+    OF_SHARES,
+    SIGNIFICANCE,
+    Allowed,
+    LeastProbability,
+    epsilon_of_gaussian,
+    of_group,
+    share_of_references,
+)
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom
 from flsim.privacy.conventions import Convention, possible_conventions, sound_convention
 from flsim.privacy.ledger import EPSILONS, Ledger, Unit, delta_curve, epsilon
-from flsim.results.store import RunResults
+from flsim.results.rows import RunResults
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class LedgerTest:
     canaries: int
     guesses: int
     neighbours: int
-    wrong: Callable[[LeastProbability], LeastProbability] = coins.of_one
+    wrong: Callable[[LeastProbability], LeastProbability] = bounds.of_one
     significance: float = SIGNIFICANCE
 
     @classmethod
@@ -109,7 +116,7 @@ class LedgerTest:
         """Return the test that guesses each canary to be among the first `threshold` of its references."""
         share = share_of_references(threshold, references, canaries)
         significance = SIGNIFICANCE - OF_SHARES
-        return cls(canaries, canaries, neighbours, lambda least: coins.of_set(least, share), significance)
+        return cls(canaries, canaries, neighbours, lambda least: bounds.of_set(least, share), significance)
 
     def refutes(self, curve: Allowed, right: int) -> bool:
         """Return whether this number of right guesses refutes the curve of a ledger."""
@@ -135,7 +142,7 @@ class LedgerTest:
 
     def mu_refuted(self, right: int) -> float:
         """Return the largest mu of one unit whose Gaussian trade-off function these right guesses refute, or 0."""
-        return coins.mu_refuted(lambda least: self._refutes(least, right)) / self.neighbours
+        return bounds.mu_refuted(lambda least: self._refutes(least, right)) / self.neighbours
 
     def largest(self, delta: float) -> float:
         """Return the largest epsilon at a delta of a Gaussian mechanism that the best outcome refutes."""
@@ -143,4 +150,4 @@ class LedgerTest:
         return epsilon_of_gaussian(mu, delta) if mu else 0.0
 
     def _refutes(self, least: LeastProbability, right: int) -> bool:
-        return coins.is_refuted(self.wrong(least), self.canaries, self.guesses, right, self.significance)
+        return bounds.is_refuted(self.wrong(least), self.canaries, self.guesses, right, self.significance)

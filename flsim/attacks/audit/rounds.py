@@ -8,15 +8,14 @@ import numpy as np
 import scipy
 from scipy import stats
 
-from flsim.attacks.audit.trade_off import root
+from flsim.attacks.audit.bounds import root
 from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom, made
 from flsim.models.language_model import Params
 from flsim.privacy import noise
-from flsim.privacy.ledger import Entry, Ledger
+from flsim.privacy.ledger import AuditHParams, Entry, Ledger, cosines
 from flsim.privacy.sampling import Sampling, draw_cohort
-from flsim.privacy.update_canaries import AuditHParams, cosines
 
 DRAWS = 10**8  # users times rounds that an audit recomputes, in about a second
 NOISE_ROUNDS = 20  # rounds whose noise is recomputed

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from flsim.attacks.audit.audit import audit_subject
-from flsim.attacks.audit.subject import Subject
+from flsim.attacks.audit.audit import Subject, audit_subject
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc, holm, share_interval, upper_bound
 from flsim.measures.built_in import QUANTITIES

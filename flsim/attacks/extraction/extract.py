@@ -1,9 +1,9 @@
 """`flsim extract`: extraction of strings from the models of runs, compared with strings outside training."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import exp, prod
+from math import exp, inf, prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,42 +12,257 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flsim.attacks.extraction.rates import KEY, P, eidetic_of, rates_of
-from flsim.attacks.extraction.strings import (
-    Places,
-    Scheme,
-    Strings,
-    canary_strings,
-    discover,
-    least_tries,
-    record_strings,
-    records_of,
-)
-from flsim.attacks.membership.attacked import ElsewhereHParams, attacked_model
-from flsim.attacks.membership.inference import sides_of
+from flsim.attacks.membership.candidates import matched, members_of, never_trained
+from flsim.attacks.membership.inference import ElsewhereHParams, attacked_model, sides_of
 from flsim.attacks.result import Result, over_seeds, refuse_unlike
 from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError, as_list
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
-from flsim.base.settings import DIFFERENT, Count, Natural, settings
+from flsim.base.rng import stream
+from flsim.base.settings import DIFFERENT, Count, Natural, Positive, Probability, settings
+from flsim.base.statistics import difference_interval, share_interval
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
-from flsim.data.records import Records
-from flsim.data.sentences import NGrams
-from flsim.data.vocabulary import Layout
-from flsim.measures.memorization.score import Template, nats, rows_at_once
+from flsim.data.corpus import Split
+from flsim.data.records import Layout, NGrams, Records, batch, batches_by_length
+from flsim.measures.memorization.random_sampling import Template, cheapest, floats_at_once, nats, rows_at_once
 from flsim.measures.memorization.search import beam_searches
 from flsim.models.language_model import LanguageModel, TrainableModel
-from flsim.results.seeds import named_apart
-from flsim.results.store import MEASUREMENTS, read_run, read_run_file, refuse_two_points
-from flsim.results.sweeps import over_runs
+from flsim.results.rows import MEASUREMENTS, read_run, read_run_file, refuse_two_points
+from flsim.results.sweeps import named_apart, over_runs
 from flsim.runs.elsewhere import MeasuredModel
 from flsim.runs.folder import Run
 from flsim.show.table import json_rows
-from flsim.training.local import threads as threads_of_torch
+from flsim.training.update import threads as threads_of_torch
+
+# The strings of an extraction with their controls, and the probability that a model completes them.
+
+
+Places = list[tuple[Split, Ints]]
+POOL = 4  # records that are examined per drawn string, because OOV and repetitions exclude some
+CANARY = "canary"
+RECORD = "record"
+
+
+@dataclass(frozen=True, eq=False)
+class Strings:
+    """N strings of one kind; after `prefix` words, which the attacker knows, follows the suffix.
+
+    `names` are such as ``"heldout:17"``. Strings that training did not read (`is_trained` [N]) are controls.
+    """
+
+    kind: str
+    prefix: int
+    texts: Records
+    names: Sequence[str]
+    is_trained: Flags
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def canary_strings(canaries: Sequence[Canary], prefix: int, copies: Ints) -> Strings:
+    """Return the canaries of more than `prefix` words, complete; canaries without a copy are controls."""
+    longer = [index for index, canary in enumerate(canaries) if len(canary.tokens) > prefix]
+    texts = Records.from_lists([list(canaries[index].tokens) for index in longer])
+    return Strings(CANARY, prefix, texts, [canaries[index].id for index in longer], copies[longer] > 0)
+
+
+def records_of(run: Run, rounds: int) -> tuple[Places, Places]:
+    """Return the records that training read and no canary replaces, and those by authors outside training."""
+    held_out, _ = never_trained(run.corpus)  # first, because it checks the corpus before cohorts are drawn
+    return [(run.corpus.split("train"), members_of(run, rounds))], held_out
+
+
+def record_strings(
+    seed: int, canaries: Sequence[Canary], sides: tuple[Places, Places], prefix: int, suffix: int, count: int
+) -> Strings:
+    """Draw at most `count` beginnings of training records, and as many of held-out records, by the seed.
+
+    Strings are distinct, without OOV and canaries, and of equal lengths on both sides.
+    """
+    rng = stream(seed, "extraction", prefix)
+    planted = {canary.tokens for canary in canaries}
+    both = [[*_beginnings(places, prefix, suffix, count, planted, rng).items()] for places in sides]
+    lengths, lengths_out = (np.array([len(text) for text, _ in side], np.int64) for side in both)
+    chosen = matched(lengths, lengths_out, count, rng)
+    drawn = [side[index] for side, indices in zip(both, chosen, strict=True) for index in indices.tolist()]
+    texts = Records.from_lists([list(text) for text, _ in drawn])
+    is_trained = np.arange(len(drawn)) < len(chosen[0])
+    return Strings(RECORD, prefix, texts, [name for _, name in drawn], is_trained)
+
+
+def _beginnings(
+    places: Places,
+    prefix: int,
+    suffix: int,
+    count: int,
+    planted: Collection[tuple[int, ...]],
+    rng: np.random.Generator,
+) -> dict[tuple[int, ...], str]:
+    """Draw records of more than `prefix` words; return the name of one record for each distinct beginning."""
+    names = dict[tuple[int, ...], str]()
+    for split, positions in places:
+        offsets = np.asarray(split.record_offsets)
+        longer = positions[offsets[positions + 1] - offsets[positions] > prefix]
+        drawn = rng.permutation(longer)[: POOL * count]
+        for position, record in zip(drawn.tolist(), split.records_at(drawn), strict=True):
+            words = tuple(record.tolist())
+            text = words[: prefix + suffix]
+            if split.layout.oov not in text and not any(words[: len(phrase)] == phrase for phrase in planted):
+                names.setdefault(text, f"{split.folder.name}:{position}")
+    return names
+
+
+# Discoverable extraction: the probability that a model completes a string from its beginning.
+#
+# [C] Carlini et al., "Quantifying Memorization Across Neural Language Models" (2023), definition 3.1: greedy decoding.
+# [H] Hayes et al., "Measuring Memorization in Language Models via Probabilistic Extraction" (2025): a string z is (n,
+# p)-discoverable if one of n samples is its suffix with probability p or more:
+#
+#     1 - (1 - p_z)^n >= p,   that is   n >= log(1 - p) / log(1 - p_z),
+#
+#     p_z = product over the suffix of Pr(word | all words before it), with the sampling scheme.
+#
+# One forward pass gives both, because the words before each word of the suffix are those of the string.
+
+
+@settings
+class Scheme:
+    """A sampling scheme: from the model's distribution to the sampling distribution, by steps in the fields' order.
+
+    Log-probs are divided by the temperature; of the `top_k` most likely tokens (0 for all), the share `top_p` is used.
+    """
+
+    temperature: Positive = 1.0
+    top_k: Natural = 40
+    top_p: Probability = 1.0
+
+
+def discover(
+    model: TrainableModel, strings: Records, prefix: int, scheme: Scheme, layout: Layout
+) -> tuple[Flags, Floats]:
+    """Return whether greedy decoding continues prefixes with suffixes [N], and log p_z of the suffixes [N], nats.
+
+    Tokens that are not words can be drawn too; log p_z can be -inf. Raises Diverged if a log-probability is not finite.
+    """
+    is_greedy, log_probs = np.ones(len(strings), np.bool_), np.zeros(len(strings))
+    words: Ints = np.diff(strings.offsets)
+    for rows in batches_by_length(strings, layout, floats_at_once(model.device) // layout.vocabulary_size):
+        read = batch(strings, rows, layout)
+        place = np.arange(read.inputs.shape[1])
+        is_suffix = (place >= prefix) & (place < words[rows, None])
+        sides = (read.inputs, read.targets, is_suffix)
+        inputs, targets, real = (torch.from_numpy(side).to(model.device) for side in sides)
+        with torch.no_grad():
+            likeliest, log_prob = next_words(model.logits_at(inputs, real), targets[real], scheme)
+        owner = rows[is_suffix.nonzero()[0]]
+        np.logical_and.at(is_greedy, owner, likeliest.cpu().numpy())
+        np.add.at(log_probs, owner, log_prob.cpu().numpy())
+    return is_greedy, log_probs
+
+
+def next_words(logits: Tensor, words: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Return whether words [N] are the most likely by logits [N, V], ties to the lower id, and their log-probs [N]."""
+    costs, columns = cheapest(nats(logits.log_softmax(-1)) / scheme.temperature, scheme.top_k or logits.shape[1])
+    if scheme.top_p < 1:
+        shares = (-costs).softmax(-1)
+        costs = costs.masked_fill(shares.cumsum(-1) - shares >= scheme.top_p, inf)
+    is_custom = columns == words[:, None]
+    log_probs = (-costs).log_softmax(-1).masked_fill(~is_custom, -inf).amax(-1)
+    return is_custom[:, 0], log_probs
+
+
+def probability_within(tries: float, log_probs: Floats) -> Floats:
+    """Return the probability that one of n samples is the suffix, 1 - (1 - p_z)^n, from log p_z, float64 [N]."""
+    with np.errstate(divide="ignore"):  # if p_z is 1
+        within: Floats = -np.expm1(tries * np.log1p(-np.exp(log_probs)))
+    return within
+
+
+def least_tries(log_probs: Floats, p: float) -> Floats:
+    """Return the smallest n for which one of n samples is the suffix with probability `p`, or infinity [N]."""
+    with np.errstate(divide="ignore"):  # if p_z is 0 or 1
+        least: Floats = np.ceil(np.log1p(-p) / np.log1p(-np.exp(log_probs)))
+    return least.clip(1)
+
+
+# Rates of extraction, those of controls, and their differences.
+
+
+TRIES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+P = (0.1, 0.5, 0.9)
+USERS = (1.0, 2.0, 5.0, 10.0, np.inf)
+GREEDY, SAMPLING, ONE_WORD, NEAR = "greedy", "sampling", "one-word prompt", "near-verbatim"
+BLEU = 0.75  # Ippolito et al., "Preventing Verbatim Memorization Gives a False Sense of Privacy" (2022), section 4
+KEY = ("kind", "prefix", "attack", "n", "p")
+
+
+def rates_of(strings: pd.DataFrame, edits: int | None = None) -> pd.DataFrame:
+    """Return the rate of each attack among trained strings and among controls, and the excess.
+
+    There is a row per kind, prefix, attack and, of sampling, n and p; with `edits`, also of similar suffixes. Columns
+    of controls begin with ``control_`` (intervals: Clopper and Pearson, 1934). ``excess`` is the difference, with the
+    interval of Newcombe (1998). A rate among no strings is NaN.
+    """
+    rows = []
+    for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
+        is_trained = group["is_trained"].to_numpy(bool)
+        for attack, n, p, is_extracted in _attacks(group, edits):
+            columns = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True))
+            rows.append(columns | against_controls(is_extracted[is_trained], is_extracted[~is_trained]))
+    return pd.DataFrame(rows)
+
+
+def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
+    """Return the numbers of extracted strings that at most k users hold, with controls, in columns as of `rates_of`.
+
+    A control has no owner, so at most k - 1 users hold it. Rows are for greedy decoding, and sampling at p = 0.5.
+    """
+    rows = []
+    for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
+        is_trained, users = group["is_trained"].to_numpy(bool), group["k_users"].to_numpy()
+        for attack, n, p, is_extracted in _attacks(group):
+            if attack != GREEDY and (n, p) != (TRIES[-1], P[1]):
+                continue
+            for most in USERS:
+                trained, controls = is_trained & (users <= most), ~is_trained & (users <= most - 1)
+                columns = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True)) | {"k_users": most}
+                rows.append(columns | against_controls(is_extracted[trained], is_extracted[controls]))
+    return pd.DataFrame(rows)
+
+
+def _attacks(strings: pd.DataFrame, edits: int | None = None) -> Iterator[tuple[str, float, float, Flags]]:
+    """Yield each attack, with n and p of sampling, and the strings it extracts; with `edits`, similar suffixes too."""
+    yield GREEDY, np.nan, np.nan, strings["is_greedy"].to_numpy(bool)
+    for tries in TRIES:
+        within = probability_within(tries, strings["log_probability"].to_numpy("float64"))
+        for p in P:
+            yield SAMPLING, tries, p, within >= p
+    yield ONE_WORD, np.nan, np.nan, strings["is_elicited"].to_numpy(bool)
+    yield NEAR, np.nan, np.nan, strings["is_near"].to_numpy(bool)
+    if edits is not None:
+        most = (strings["words"] - strings["prefix"] - 1).clip(upper=min(edits, 2**31))
+        yield f"edit distance {edits}", np.nan, np.nan, (strings["edit_distance"] <= most).to_numpy(bool)
+        yield f"BLEU {BLEU}", np.nan, np.nan, (strings["bleu"] > BLEU).to_numpy(bool)
+
+
+def against_controls(trained: Flags, controls: Flags) -> dict[str, float]:
+    """Return the rates of two sides and their difference, as columns of `rates_of`."""
+    row: dict[str, float] = {}
+    for name, is_extracted in (("", trained), ("control_", controls)):
+        hits, strings = int(is_extracted.sum()), len(is_extracted)
+        row |= {f"{name}strings": strings, f"{name}extracted": hits}
+        values = (hits / strings, *share_interval(hits, strings)) if strings else [np.nan] * 3
+        row |= dict(zip((f"{name}rate", f"{name}low", f"{name}high"), values, strict=True))
+    low, high = np.nan, np.nan
+    if len(trained) and len(controls):
+        low, high = difference_interval(int(trained.sum()), len(trained), int(controls.sum()), len(controls))
+    return row | {"excess": row["rate"] - row["control_rate"], "excess_low": low, "excess_high": high}
+
 
 # Extraction with other prompts than the beginning of a string, and near-verbatim extraction.
 #  Schwarzschild et al., "Rethinking LLM Memorization through the Lens of Adversarial Compression" (2024), search for
@@ -210,11 +425,11 @@ class Extraction(Result):
     """The result of `flsim extract`. Each table has the columns run, setting, series, seed and round.
 
     Attributes:
-        frame: a row per attack; see `flsim.attacks.extraction.rates.rates_of`.
+        frame: a row per attack; see `flsim.attacks.extraction.extract.rates_of`.
         strings: a row per string and prefix: kind, prefix, name, words, is_trained, is_greedy, log_probability (log
             p_z in nats), least_n_0.1, least_n_0.5 and least_n_0.9, is_elicited, is_near, edit_distance, bleu,
             k_records and k_users.
-        eidetic: a row per attack and number of users; see `flsim.attacks.extraction.rates.eidetic_of`.
+        eidetic: a row per attack and number of users; see `flsim.attacks.extraction.extract.eidetic_of`.
         scheme: how words are sampled.
     """
 

@@ -17,12 +17,17 @@ import numpy as np
 import pandas as pd
 import torch
 
-from flsim.attacks.extraction.extract import RECORDS, greedy, in_place
-from flsim.attacks.extraction.rates import against_controls
+from flsim.attacks.extraction.extract import RECORDS, against_controls, greedy, in_place
 from flsim.attacks.extraction.tables import RATES
-from flsim.attacks.membership.attacked import AttackHParams, ElsewhereHParams, attacked_model, over_folders
-from flsim.attacks.membership.inference import longest_record, sides_of
-from flsim.attacks.membership.targets import never_trained
+from flsim.attacks.membership.candidates import never_trained
+from flsim.attacks.membership.inference import (
+    AttackHParams,
+    ElsewhereHParams,
+    attacked_model,
+    longest_record,
+    over_folders,
+    sides_of,
+)
 from flsim.attacks.result import Result, text_of
 from flsim.base.arrays import Ints
 from flsim.base.errors import InputError, first_line
@@ -30,14 +35,13 @@ from flsim.base.extensions import restrict_custom_code
 from flsim.base.rng import stream
 from flsim.canaries.elsewhere import read_rows
 from flsim.canaries.secrets import are_cards
-from flsim.data.records import Records, RecordSource
-from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.data.records import Layout, Records, RecordSource, Vocabulary
 from flsim.models.language_model import TrainableModel
-from flsim.results.store import MEASUREMENTS, read_run
+from flsim.results.rows import MEASUREMENTS, read_run
 from flsim.runs.elsewhere import MeasuredModel
 from flsim.runs.folder import Run
 from flsim.show.table import Field, table_of
-from flsim.training.local import threads as threads_of_torch
+from flsim.training.update import threads as threads_of_torch
 
 Datum = tuple[str, str]
 NAME, MAIL, CARD, TELEPHONE = "name", "mail address", "card number", "telephone number"

@@ -9,9 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from flsim.attacks.extraction.extract import Extraction
-from flsim.attacks.extraction.rates import GREEDY, NEAR, ONE_WORD, SAMPLING, USERS
-from flsim.attacks.extraction.strings import CANARY, RECORD
+from flsim.attacks.extraction.extract import CANARY, GREEDY, NEAR, ONE_WORD, RECORD, SAMPLING, USERS, Extraction
 from flsim.attacks.result import text_of
 from flsim.show.figure import legend_below, line_style, plain, subplots
 from flsim.show.table import Field, Table, table_of

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flsim.attacks.audit.ranks import p_values
+from flsim.attacks.audit.bounds import p_values
 from flsim.attacks.forgetting import advantage, success
 from flsim.attacks.forgetting.success import (
     canary_times,
@@ -28,9 +28,8 @@ from flsim.attacks.result import Result
 from flsim.base.errors import InputError
 from flsim.base.statistics import holm, log_rank_p, median_interval, t_interval
 from flsim.measures.built_in import LOG_PERPLEXITY, RANK
-from flsim.results.seeds import named_apart
-from flsim.results.store import RunResults
-from flsim.results.sweeps import expanded, read_shown
+from flsim.results.rows import RunResults
+from flsim.results.sweeps import expanded, named_apart, read_shown
 from flsim.runs.config.base import settings_of_both
 from flsim.runs.folder import Run, participation
 from flsim.show.table import json_rows

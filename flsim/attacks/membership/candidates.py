@@ -1,8 +1,10 @@
-"""The interface of attacks, and their input: records with a model, and values of the model."""
+"""Candidates of membership inference, the built-in attacks on them, and the models that the attacks ask."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.attacks.membership import scores
 from flsim.base.arrays import Flags, Floats, Ints
-from flsim.base.errors import Diverged
+from flsim.base.errors import Diverged, InputError, RunFailed
+from flsim.base.extensions import custom_call_errors, is_custom, resolve, short_name
 from flsim.base.rng import stream
-from flsim.data.records import Records, batch, batches_by_length
-from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.models.language_model import Params, TrainableModel
-from flsim.training.central.record_level import record_gradients
+from flsim.data.corpus import Corpus, Split, in_whole
+from flsim.data.records import Layout, Records, Vocabulary, author_of, batch, batches_by_length, piece, windows
+from flsim.models.language_model import Params, TrainableModel, refusing_changes
+from flsim.runs.folder import Run
+from flsim.training.central.hparams import record_gradients
 
 FLOATS = 2**22  # largest number of values in one batch, in float64: 32 MB for each tensor of that size
 
@@ -227,3 +232,385 @@ def _finite(values: Tensor) -> Floats:
     if not np.isfinite(numbers).all():
         raise Diverged("a score of a record is not finite; the model's values overflow")
     return numbers
+
+
+# The built-in attacks by name, and the control that reads no model.
+
+
+def own_attack(name: str, attack: object) -> Attack:
+    """Return a custom `Attack` or function of `Candidates` as an attack whose failures are RunFailed with its file."""
+    if not isinstance(attack, Attack):
+        if isinstance(attack, type) or not callable(attack):
+            kind = "class" if isinstance(attack, type) else type(attack).__name__
+            raise InputError(
+                f"{name}: found a {kind}; use a flsim.attacks.membership.Attack or a function of candidates"
+            )
+        attack = Attack(short_name(name), attack)
+    score, fit = attack.score, attack.fit
+    parts = [("score", score, "it a function")] + [("fit", fit, "it a function, or remove it")] * (fit is not None)
+    for part, function, remedy in parts:
+        if isinstance(function, type) or not callable(function):
+            raise InputError(f"{name}: its `{part}` is {function!r:.60}; make {remedy}")
+
+    def guarded(candidates: "Candidates") -> Any:
+        models, count = [candidates.model, candidates.reference], len(candidates)
+        with refusing_changes(name, models), custom_call_errors(name, "score(candidates)"):
+            values = score(candidates)
+        if fit is None:
+            return values
+        with suppress(TypeError, ValueError):
+            statistics = np.asarray(values, np.float64)
+            if statistics.ndim == 2 and len(statistics) == count:
+                return statistics
+        raise RunFailed(
+            f"{name}: score returned no row of numbers for each of {count} records; fit needs float64 [N, F]"
+        )
+
+    return replace(attack, score=guarded, fit=None if fit is None else _guarded_fit(name, fit))
+
+
+def _guarded_fit(name: str, fit: Callable[..., Learned]) -> Callable[..., Learned]:
+    def guarded(statistics: Floats, is_member: Any) -> Learned:
+        with custom_call_errors(name, "fit(statistics, is_member), which returns a function of statistics"):
+            learned = fit(statistics, is_member)
+            if not callable(learned):
+                raise TypeError(f"fit returned a {type(learned).__name__}")
+
+        def scores(values: Floats) -> Floats:
+            with custom_call_errors(name, "a function of statistics [n, F] as what fit returns"):
+                return learned(values)
+
+        return scores
+
+    return guarded
+
+
+NEIGHBOURS = 25  # number of neighbours of each record
+LEVEL = 0.9  # of the quantile regression: 1 minus a false-positive rate of 10%, fixed before scores are known
+
+
+def loss(candidates: Candidates) -> Floats:
+    return scores.mean_log_probability(candidates.log_probs, candidates.lengths)
+
+
+def reference(candidates: Candidates) -> Floats:
+    return scores.against_reference(candidates.log_probs, candidates.reference_log_probs, candidates.lengths)
+
+
+def zlib(candidates: Candidates) -> Floats:
+    return scores.per_compressed_byte(candidates.log_probs, candidates.lengths, candidates.texts)
+
+
+def min_k(candidates: Candidates) -> Floats:
+    return scores.lowest_share(candidates.log_probs, candidates.lengths)
+
+
+def min_k_plus_plus(candidates: Candidates) -> Floats:
+    means, deviations = moments(candidates.model, candidates.records, candidates.layout)
+    return scores.lowest_share(scores.standardized(candidates.log_probs, means, deviations), candidates.lengths)
+
+
+def neighbourhood(candidates: Candidates) -> Floats:
+    texts = candidates.neighbours(NEIGHBOURS)
+    log_probs = log_probabilities(candidates.model, texts, candidates.layout)
+    of_neighbours = scores.mean_log_probability(log_probs, np.repeat(candidates.lengths, NEIGHBOURS))
+    return scores.against_neighbours(loss(candidates), of_neighbours.reshape(-1, NEIGHBOURS))
+
+
+def gradient(candidates: Candidates) -> Floats:
+    """Return the negative norm of the gradient of each record, as Nasr et al. (2019)."""
+    return -gradient_norms(candidates.model, candidates.records, candidates.layout)
+
+
+def error_zone(candidates: Candidates) -> Floats:
+    is_likeliest = likeliest(candidates.model, candidates.records, candidates.layout)
+    return scores.error_zone(candidates.log_probs, _of_model("ez", candidates), is_likeliest, candidates.lengths)
+
+
+def window_based(candidates: Candidates) -> Floats:
+    return scores.windows_above(candidates.log_probs, _of_model("wbc", candidates), candidates.lengths)
+
+
+def _of_model(name: str, candidates: Candidates) -> Floats:
+    if candidates.reference is None:
+        raise InputError(
+            f"attack {name}: needs a reference; name one with --reference: the checkpoint of another "
+            'run, or base for architecture "hf"'
+        )
+    return candidates.reference_log_probs
+
+
+def conditional(candidates: Candidates) -> Floats:
+    """Return the mean log-probability of each record after the context, cut to fit, divided by that without context.
+
+    See Xie et al., "ReCaLL: Membership Inference via Relative Conditional Log-Likelihoods" (2024).
+    """
+    layout, context = candidates.layout, candidates.context or Records.from_lists([])
+    room = getattr(getattr(candidates.model, "config", None), "max_position_embeddings", None) or np.inf
+    longest = max(layout.record_words, int(candidates.lengths.max(initial=0)))
+    prefix = context.tokens[: context.offsets[context.offsets + longest <= room].max(initial=0)].tolist()
+    if not prefix:
+        raise InputError(
+            "attack recall: found no held-out record that is not attacked and fits into the model before other "
+            "records; lower --records, or choose another attack"
+        )
+    texts = Records.from_lists([[*prefix, *record.tolist()] for record in candidates.records])
+    texts = replace(texts, prompts=np.full(len(texts), len(prefix)))
+    longer = replace(layout, record_words=layout.record_words + len(prefix))
+    log_probs = log_probabilities(candidates.model, texts, longer)[:, len(prefix) :]
+    return scores.mean_log_probability(log_probs, candidates.lengths) / loss(candidates)
+
+
+def divergence(candidates: Candidates) -> Floats:
+    return scores.divergence(candidates.log_probs, candidates.unigram_log_probs, candidates.tokens, candidates.lengths)
+
+
+def quantile_statistics(candidates: Candidates) -> Floats:
+    """Return each record's mean log-probability, then statistics without the model [N, 4]."""
+    compressed = scores.compressed_bytes(candidates.texts)
+    return np.column_stack([loss(candidates), blind_statistics(candidates), compressed])
+
+
+def quantile_of_others(statistics: Floats, is_member: NDArray[np.bool_]) -> Learned:
+    """Return the first statistic minus its quantile among non-members, which is linear in the other statistics."""
+    place, scale = _standard(statistics[:, 1:])
+
+    def features(values: Floats) -> Floats:
+        return (values[:, 1:] - place) / scale
+
+    others = statistics[~is_member]
+    weights = scores.quantile_fit(features(others), others[:, 0], LEVEL)
+    return lambda values: values[:, 0] - weights[0] - features(values) @ weights[1:]
+
+
+def blind_statistics(candidates: Candidates) -> Floats:
+    """Return the number of words of each record, and its mean log-probability by the unigram [N, 2]."""
+    unigram = scores.mean_log_probability(candidates.unigram_log_probs, candidates.lengths)
+    return np.column_stack([candidates.words.astype(np.float64), unigram])
+
+
+def logistic(statistics: Floats, is_member: NDArray[np.bool_]) -> Learned:
+    """Return the log-odds of membership that are linear in the statistics."""
+    place, scale = _standard(statistics)
+    weights = scores.logistic_fit((statistics - place) / scale, is_member)
+    return lambda values: (values - place) / scale @ weights
+
+
+def _standard(values: Floats) -> tuple[Floats, Floats]:
+    """Return means and standard deviations [F]; 1 for a statistic that does not vary."""
+    deviations = values.std(axis=0)
+    return values.mean(axis=0), np.where(deviations > 0, deviations, 1.0)
+
+
+BLIND = Attack("blind", blind_statistics, logistic)
+BY_DEFAULT: dict[str, Attack] = {
+    attack.name: attack
+    for attack in (
+        Attack("loss", loss),
+        Attack("reference", reference),
+        Attack("zlib", zlib),
+        Attack("min-k", min_k),
+        Attack("min-k++", min_k_plus_plus),
+        Attack("neighbourhood", neighbourhood),
+        Attack("gradient", gradient),
+        Attack("quantile", quantile_statistics, quantile_of_others),
+        BLIND,
+    )
+}
+ON_REQUEST = (
+    Attack("ez", error_zone),
+    Attack("wbc", window_based),
+    Attack("recall", conditional),
+    Attack("dc-pdd", divergence),
+)
+BUILT_IN: dict[str, Attack] = BY_DEFAULT | {attack.name: attack for attack in ON_REQUEST}
+
+
+def attack_named(name: str) -> Attack:
+    """Return a built-in attack, or that at ``path/to/file.py:NAME``, which must not have the name of a built-in one."""
+    attack = resolve(name, BUILT_IN, "attack")
+    if not is_custom(name):
+        return attack
+    custom = own_attack(name, attack)
+    if custom.name in BUILT_IN:
+        raise InputError(f"{name}: flsim has an attack {custom.name}, whose rows this attack would replace; rename it")
+    return custom
+
+
+# The records of an attack: members from training, and non-members by other authors, of equal lengths.
+
+
+FEW = 100  # number of members below which a table has a note
+RECORDS = 2**16  # records of a split that are read at once
+SHOTS = 7  # largest number of records of a context
+NEVER_TRAINED = ("heldout", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Members and non-members in random order: N pairs, each a member and a non-member with equal numbers of words."""
+
+    records: Records  # the 2N records
+    keys: Sequence[str]  # 2N names, such as ``"heldout:17"``
+    authors: Sequence[str]  # 2N authors of the records
+    is_member: Flags  # bool [2N]
+    pairs: Ints  # int64 [2N], number of each record's pair
+    notes: tuple[str, ...] = ()  # sentences about limits
+    context: Records | None = None  # non-members outside the pairs, at most `SHOTS`
+
+
+def targets_of(run: Run, rounds: int, count: int) -> Targets:
+    """Draw members and non-members of a run after a number of rounds (central training: steps), from the run's seed.
+
+    Members are records that training read, and no canary replaced; non-members those by other authors, with new texts.
+    """
+    corpus, train = run.corpus, run.corpus.split("train")
+    splits, notes = never_trained(corpus)
+    members = members_of(run, rounds)
+    others = [(split, unseen(split, chosen, train)) for split, chosen in splits]
+    return pairs_of(train, members, others, count, run.config.seed, run.path, notes)
+
+
+def pairs_of(
+    train: Split,
+    members: Ints,
+    others: Sequence[tuple[Split, Ints]],
+    count: int,
+    seed: int,
+    folder: Path,
+    notes: Sequence[str] = (),
+) -> Targets:
+    """Draw at most `count` pairs of a member and a non-member of equal lengths, from positions in splits."""
+    notes = list(notes)
+    lengths_out = np.concatenate([_lengths(split, chosen) for split, chosen in others])
+    rng = stream(seed, "membership targets")
+    chosen_in, chosen_out = matched(_lengths(train, members), lengths_out, count, rng)
+    if not len(chosen_in):
+        raise InputError(
+            f"{folder}: no member has the length of a non-member, so no pairs can be formed; use a corpus or file "
+            "with more held-out text"
+        )
+    pairs = len(chosen_in)
+    if pairs < FEW:
+        notes.append(f"Only {pairs} pairs of a member and a non-member of equal length, so the intervals are wide.")
+    places = [(train, members[chosen_in])]
+    owner = np.repeat(np.arange(len(others)), [len(chosen) for _, chosen in others])
+    positions = np.concatenate([chosen for _, chosen in others])
+    rest = np.setdiff1d(np.flatnonzero(lengths_out), chosen_out)
+    rest = stream(seed, "membership context").permutation(rest)[:SHOTS]
+    order, context = [np.arange(pairs)], []
+    for index, (split, _) in enumerate(others):
+        is_own = owner[chosen_out] == index
+        places.append((split, positions[chosen_out][is_own]))
+        order.append(np.flatnonzero(is_own))
+        context.append(split.records_at(positions[rest[owner[rest] == index]]))
+    shuffled = rng.permutation(2 * pairs)
+    records = Records.joined([split.records_at(chosen) for split, chosen in places])
+    keys = [f"{split.folder.name}:{position}" for split, chosen in places for position in chosen.tolist()]
+    authors = [author_of(split.names[user]) for split, chosen in places for user in split.owners(chosen).tolist()]
+    return Targets(
+        Records.joined([Records(records[index], np.array([0, len(records[index])])) for index in shuffled.tolist()]),
+        [keys[index] for index in shuffled],
+        [authors[index] for index in shuffled],
+        (np.arange(2 * pairs) < pairs)[shuffled],
+        np.concatenate(order)[shuffled],
+        tuple(notes),
+        Records.joined(context),
+    )
+
+
+def members_of(run: Run, rounds: int) -> Ints:
+    """Return the positions, in the corpus, of records that training read and no canary replaced in any round [n]."""
+    users = run.users
+    is_read = run.config.records_read(users, rounds)
+    is_read[users.overlay.records] = False
+    places = np.flatnonzero(is_read)
+    return in_whole(users.split, places if users.twin is None else users.twin.order[places])
+
+
+def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Return at most `count` indices of lengths of members and of others, with equally likely pairs of equal length."""
+    longest = int(max(members.max(initial=0), others.max(initial=0)))
+    counts = np.minimum(*(np.bincount(lengths, minlength=longest + 1) for lengths in (members, others)))
+    counts[0] = 0  # empty records are useless
+    possible = np.repeat(np.arange(longest + 1), counts)
+    if len(possible) > count:
+        counts = np.bincount(rng.choice(possible, count, replace=False), minlength=longest + 1)
+    return _of_lengths(members, counts, rng), _of_lengths(others, counts, rng)
+
+
+def unigram_of(corpus: Corpus) -> Floats:
+    """Return `unigram_over` all splits, so that the unigram covers the text of members and non-members."""
+    return unigram_over([corpus.split(name) for name in ("train", *NEVER_TRAINED)], corpus.layout)
+
+
+def unigram_over(splits: Sequence[Split], layout: Layout) -> Floats:
+    """Return log-probabilities of single tokens in splits together, float64 [V], with one added to each count."""
+    counts = np.ones(layout.vocabulary_size)
+    for split in splits:
+        for _, tokens in windows(split.tokens):
+            counts += np.bincount(tokens, minlength=layout.vocabulary_size)
+        for _, offsets in windows(split.record_offsets, overlap=1):
+            counts[layout.eos] += layout.ends_with_eos(np.diff(offsets)).sum()
+    return np.asarray(np.log(counts / counts.sum()))
+
+
+def fingerprints(split: Split) -> Iterator[NDArray[np.uint64]]:
+    """Yield a hash of each record of a split, in order: uint64 [n] at a time."""
+    weights = stream(0, "fingerprints").integers(2**63, size=split.layout.record_words, dtype=np.uint64) * np.uint64(2)
+    weights += np.uint64(1)
+    for _, offsets in windows(split.record_offsets, RECORDS, overlap=1):
+        lengths, starts = np.diff(offsets), offsets - offsets[0]
+        tokens = piece(split.tokens, int(offsets[0]), int(offsets[-1])).astype(np.uint64) + np.uint64(1)
+        products = tokens * weights[np.arange(len(tokens)) - np.repeat(starts[:-1], lengths)]  # modulo 2^64, like sums
+        sums = np.concatenate([np.zeros(1, np.uint64), products.cumsum(dtype=np.uint64)])
+        yield sums[starts[1:]] - sums[starts[:-1]]
+
+
+def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
+    """Return splits with their records by authors outside training, and sentences about exclusions."""
+    in_training = set(map(author_of, corpus.split("train").names))
+    splits, notes = list[tuple[Split, Ints]](), list[str]()
+    for name in NEVER_TRAINED:
+        split = corpus.split(name)
+        is_other = np.array([author_of(user) not in in_training for user in split.names], np.bool_)
+        if name == "test" and not is_other.all():
+            notes.append(
+                "Test users are excluded, because some of them are authors of training users: the split is not by "
+                "author."
+            )
+            continue
+        sizes: Ints = np.diff(split.user_offsets)
+        if (positions := np.flatnonzero(np.repeat(is_other, sizes))).size:
+            splits.append((split, positions))
+    if not splits:
+        raise InputError(
+            f"{corpus.path}: no author is held out of training, so there are no non-members; import the corpus "
+            "with a larger --heldout"
+        )
+    return splits, notes
+
+
+def unseen(split: Split, chosen: Ints, train: Split) -> Ints:
+    """Return those of the chosen records whose text is not a training record."""
+    every = np.concatenate([*fingerprints(split), np.empty(0, np.uint64)])[chosen]
+    known, place = np.unique(every, return_inverse=True)
+    is_seen = np.zeros(len(known), bool)
+    for part in fingerprints(train):
+        at = known.searchsorted(part).clip(max=len(known) - 1)
+        is_seen[at[known[at] == part]] = True
+    return chosen[~is_seen[place]]
+
+
+def _of_lengths(lengths: Ints, counts: NDArray[np.integer[Any]], rng: np.random.Generator) -> Ints:
+    """Draw ``counts[n]`` indices of each length n, in the order of lengths."""
+    order = rng.permutation(len(lengths))
+    order = order[np.argsort(lengths[order], kind="stable")]
+    starts = np.searchsorted(lengths[order], np.arange(len(counts)))
+    taken = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    return np.concatenate(taken)
+
+
+def _lengths(split: Split, positions: Ints) -> Ints:
+    offsets = np.asarray(split.record_offsets)
+    return offsets[positions + 1] - offsets[positions]

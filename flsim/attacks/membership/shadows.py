@@ -1,8 +1,6 @@
-"""Attacks with shadow models: runs of several seeds, each trained on a random half of the users or records.
+"""Attacks with further models: shadow models (LiRA and RMIA), and user inference."""
 
-Every run of `data.shadow` is the target once (leave-one-out). Coins decided membership, so no control is needed.
-"""
-
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy
 
-from flsim.attacks.membership import lira, rmia
-from flsim.attacks.membership.attacked import FOLDER, LEVELS, Attacked, AttackHParams, attacked_model, column
-from flsim.attacks.membership.candidates import log_probabilities
-from flsim.attacks.membership.inference import CONFIDENCE, success
-from flsim.attacks.membership.targets import members_of, never_trained
-from flsim.attacks.membership.users import RECORDS, fresh_of
+from flsim.attacks.membership.candidates import blind_statistics, log_probabilities, logistic, members_of, never_trained
+from flsim.attacks.membership.inference import (
+    CONFIDENCE,
+    CONFOUNDED,
+    FOLDER,
+    LEVELS,
+    Attacked,
+    AttackHParams,
+    attacked_model,
+    column,
+    over_folders,
+    success,
+)
+from flsim.attacks.result import Result
 from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
@@ -24,13 +31,283 @@ from flsim.base.files import refuse_unwritable
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.statistics import RESAMPLES, auroc, roc
-from flsim.data.corpus import Split
-from flsim.data.records import Records
-from flsim.data.withheld import Shadow, held_out
-from flsim.results.seeds import are_of_one_length, named_apart
-from flsim.results.sweeps import expanded, run_folders
+from flsim.data.corpus import Shadow, Split, held_out
+from flsim.data.records import Records, author_of
+from flsim.results.sweeps import are_of_one_length, expanded, named_apart, run_folders
 from flsim.runs.folder import Run
-from flsim.training.local import threads as threads_of_torch
+from flsim.training.update import threads as threads_of_torch
+
+# LiRA, the likelihood-ratio attack with shadow models.
+#
+# Carlini et al., "Membership Inference Attacks From First Principles" (2022), sections 4 and 5 and Algorithm 1. Shadow
+# models are trained like the target, each on a random half of the data, with a point x (IN) or without it (OUT). The
+# scores phi(x) of both kinds, for a sequence the mean log-likelihood, are assumed to be normal:
+#
+#     online     log N(phi; m_in, s_in^2) - log N(phi; m_out, s_out^2)
+#     offline    Phi((phi - m_out) / s_out): the probability that a model without x scores below the target
+#
+# Shapes: S shadow models, N points. Larger scores mean membership.
+
+
+FEW = 64  # shadow models, below which the paper uses one variance for all points
+SMALLEST = 1e-30  # added to a standard deviation, which avoids a division by zero for equal scores
+
+
+def lira_online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
+    """Return the log of the ratio of the two likelihoods, float64 [N], for scores `phi` [N] by the target model.
+
+    `shadows` [S, N] are scores by the shadow models, which were trained on the points `is_in` [S, N]. All points share
+    their variances if `fixed_variance`; None to share them below 64 shadow models.
+    """
+    (m_in, s_in), (m_out, s_out) = (_normal(shadows, side, fixed_variance) for side in (is_in, ~is_in))
+    return _log_density(phi, m_in, s_in) - _log_density(phi, m_out, s_out)
+
+
+def lira_offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
+    """Return the probability that a model without the point scores below the target, float64 [N]; see `lira_online`."""
+    mean, deviation = _normal(shadows, ~is_in, fixed_variance)
+    return np.asarray(scipy.special.ndtr((phi - mean) / deviation))
+
+
+def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
+    """Return mean [N], NaN without a model, and deviation [N] of each point's scores by the models of a side."""
+    counts, mean, squares = moments_of_side(shadows, side)
+    if len(shadows) < FEW if fixed_variance is None else fixed_variance:
+        variance = np.full(shadows.shape[1], squares.sum() / max(1, counts.sum()))
+    else:
+        variance = squares.sum(axis=0) / counts.clip(1)
+    return mean, np.sqrt(variance) + SMALLEST
+
+
+def moments_of_side(values: Floats, side: Flags) -> tuple[Ints, Floats, Floats]:
+    """Return number [N] and mean [N] of each column's values of one side, and squared deviations [S, N], else 0."""
+    counts = side.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(side, values, 0.0).sum(axis=0) / counts
+    return counts, mean, np.where(side, (values - mean) ** 2, 0.0)
+
+
+def _log_density(values: Floats, mean: Floats, deviation: Floats) -> Floats:
+    return np.asarray(-(((values - mean) / deviation) ** 2) / 2 - np.log(deviation) - np.log(2 * np.pi) / 2)
+
+
+# RMIA, the robust attack by pairwise likelihood ratios.
+#
+# Zarifzadeh, Liu and Shokri, "Low-Cost High-Power Membership Inference Attacks" (2024), section 3, as in its authors'
+# ml_privacy_meter (modules/mia/attacks/rmia.py, commit e384af8), except that OUT models are chosen by their masks.
+#
+#     ratio(x) = p(x | theta) / p(x),        p(x): the mean of p(x | theta') over reference models theta'
+#     score(x) = share of the population z with  ratio(x) / ratio(z) > gamma
+#
+# Offline, p(x) is approximated by (1 + a) / 2 p_out(x) + (1 - a) / 2, which assumes probabilities near 1 for members.
+# For a sequence, p is therefore e to the mean log-likelihood per token.
+#
+# Shapes: S reference models, N points, Z points of a population that the target was not trained on.
+
+
+GAMMA = 1.0
+OFFLINE_A = 0.3  # to be tuned on a pair of reference models, never on the target
+
+
+def online_ratios(target: Floats, references: Floats) -> Floats:
+    """Return p(x | theta) over its mean by the reference models [S, N], of which half read x: float64 [N]."""
+    return np.asarray(target / references.mean(axis=0))
+
+
+def offline_ratios(target: Floats, references: Floats, is_in: Flags, a: float = OFFLINE_A) -> Floats:
+    """Return p(x | theta) over p(x) by the models without x, as near as `a` (1: their mean), float64 [N]."""
+    out = np.where(is_in, 0.0, references).sum(axis=0) / (~is_in).sum(axis=0)
+    return np.asarray(target / ((1 + a) / 2 * out + (1 - a) / 2))
+
+
+def rmia_scores(ratios: Floats, population: Floats, gamma: float = GAMMA) -> Floats:
+    """Return the share of the population [Z] whose ratio is exceeded gamma times by that of each point [N]."""
+    below = np.searchsorted(np.sort(gamma * population), ratios, side="left")
+    return np.asarray(below / len(population), np.float64)
+
+
+# User inference: detecting the users that took part in training from records that training did not read.
+#
+# [K] Kandpal et al., "User Inference Attacks on Large Language Models" (2023), section 3.
+#
+# For a user u with fresh records x_1, ..., x_m, from the distribution of u but not trained on, the attack computes
+#
+#     T_u = (1/m) sum_i [ log p(x_i) - log p_ref(x_i) ],                                        [K] equation 2
+#
+# which is larger if the model has learned the style of u.
+
+
+RECORDS = 50  # largest number of fresh records of a user, as in [K]
+NAME = "likelihood-ratio"
+
+
+@dataclass(frozen=True, eq=False)
+class FreshRecords:
+    """Records of training users and of other users that training did not read."""
+
+    records: Records
+    owners: Ints  # int64 [N], the user of each record
+    users: tuple[str, ...]  # U names, such as ``"train:17"``
+    authors: tuple[str, ...]  # U authors of the users
+    is_member: Flags  # bool [U], whether the user took part in training
+    shares: Floats  # float64 [U], alpha_u: share of the user in the trained records
+
+    def by_author(self) -> "FreshRecords":
+        """Return the same records with users merged into authors."""
+        authors, place = np.unique(np.array(self.authors, object), return_inverse=True)
+        is_member = np.bincount(place, self.is_member) > 0
+        names, shares = tuple(map(str, authors)), np.bincount(place, self.shares).astype(np.float64)
+        return FreshRecords(self.records, place[self.owners], names, names, is_member, shares)
+
+
+def user_statistics(log_probs: Floats, reference_log_probs: Floats, owners: Ints) -> Floats:
+    """Return T_u of each user, [K] equation 2, from log-probabilities [N] of fresh records and their users [N]."""
+    counts = np.bincount(owners)
+    return np.asarray(np.bincount(owners, log_probs - reference_log_probs) / counts)
+
+
+def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> FreshRecords:
+    """Draw users and their fresh records, as a function of the run's seed.
+
+    Members are training users of whom training read a record. Others are users by authors who are not in training:
+    held-out and test users, or training users whom the coins of `data.shadow` exclude. The same share of records is
+    fresh for both. `count` limits members and others, `most` the records of a user. Raises InputError if there are too
+    few.
+    """
+    share, train = run.config.data.user_holdout, run.corpus.split("train")
+    if not share:
+        raise InputError(
+            f"{run.path}: the run trains on all records of its users, so there are no fresh records; set "
+            "data.user_holdout, e.g. to 0.1"
+        )
+    read = members_of(run, rounds)
+    members, sizes = np.unique(train.owners(read), return_counts=True)
+    authors = {author_of(train.names[user]) for user in members.tolist()}
+    if run.config.data.shadow == "user":  # users whom coins excluded and whose authors have no participating user
+        outside = [user for user, name in enumerate(train.names) if author_of(name) not in authors]
+        others = [(train, np.setdiff1d(np.array(outside, np.int64), getattr(run.train, "users", [])))]
+    else:
+        others = [(split, np.unique(split.owners(positions))) for split, positions in never_trained(run.corpus)[0]]
+    fresh_of_users = list[tuple[Records, str, str, float]]()
+    for split, users, is_in in [(train, members, True), *((split, users, False) for split, users in others)]:
+        part = "in" if is_in else split.folder.name
+        places = np.sort(stream(run.config.seed, "user inference", part).permutation(len(users))[:count])
+        for user in users[places].tolist():
+            if len(records := fresh_of(split, user, share, most)):
+                of_read = sizes[np.searchsorted(members, user)] / len(read) if is_in else 0.0
+                fresh_of_users.append((records, f"{split.folder.name}:{user}", author_of(split.names[user]), of_read))
+    parts, names, of_authors, shares = zip(*fresh_of_users, strict=True) if fresh_of_users else ((),) * 4
+    is_member = np.array(shares) > 0
+    if not is_member.any() or is_member.all():
+        raise InputError(
+            f"{run.path}: there are fresh records of {int(is_member.sum())} users that took part, and of "
+            f"{int((~is_member).sum())} other users, which is too few for an attack; set a larger "
+            "data.user_holdout"
+        )
+    owner = np.repeat(np.arange(len(names)), [len(records) for records in parts])
+    return FreshRecords(Records.joined(parts), owner, names, of_authors, is_member, np.array(shares))
+
+
+def infer_users(
+    *runs: Path | str,
+    users: int = 1_000,
+    round: int | None = None,
+    reference: Path | str | None = None,
+    delta: float | None = None,
+    device: str = "cpu",
+) -> pd.DataFrame:
+    """Attack the membership of users like `flsim membership --unit user`, and store the rows in the run folders.
+
+    The attack is that of Kandpal et al. (2023), section 3, on records of users that training did not read.
+
+    Args:
+        runs: run folders and folders of sweeps, with `data.user_holdout`; or folders that hold some.
+        users: largest number of users that took part, and of others.
+        round: round of the attacked checkpoint; the newest of each run if not given.
+        reference: checkpoint of a run on another corpus with this vocabulary; by default the reference is the
+            frequency of single words.
+        delta: delta of the claim for the rows; that of each run if not given.
+        device: torch device, such as "cuda".
+
+    Returns:
+        A row per run for users and, if the corpus cuts authors into several users, a row for authors, with the columns
+        of `flsim.attacks.membership.inference.SCHEMA`.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or a run has no fresh records.
+        Diverged: a log-probability is not finite.
+
+    Examples:
+        >>> rows = flsim.infer_users("runs/holdout", users=500)                                # doctest: +SKIP
+        >>> rows[["setting", "unit", "auroc", "control_auroc"]]                                # doctest: +SKIP
+    """
+    hparams = AttackHParams(users, round, None if reference is None else Path(reference), delta, device)
+    return over_folders(runs, lambda path: attack_users(path, hparams))
+
+
+@restrict_custom_code("architecture")
+def attack_users(path: Path, hparams: AttackHParams) -> Result:
+    with threads_of_torch(1):
+        attacked = Attacked.open(path, hparams)
+        run, claim = attacked.run, attacked.claim
+        users = fresh_records(run, attacked.state.round, hparams.count)
+        both = attacked.before_both(users.records, [str(place) for place in range(len(users.records))])
+        trained, before = (one.log_probs.sum(1) for one in both)
+        by_reference, blind = both[0].reference_log_probs.sum(1), blind_statistics(both[0])
+    units = {"user": users}
+    if len(set(users.authors)) < len(users.users):
+        units["author"] = users.by_author()
+    rows = []
+    for unit, side in units.items():
+        scores, start = (user_statistics(values, by_reference, side.owners) for values in (trained, before))
+        means = np.column_stack([user_statistics(column, np.zeros(len(column)), side.owners) for column in blind.T])
+        control = blind_area(means, side.is_member, stream(run.config.seed, "user halves", unit))
+        tested, claimed = (scores, side.is_member, side.authors), (claim, run.config.unit, steps_of(run, side))
+        row = success(NAME, unit, *tested, run.config.seed, *claimed)
+        controls = {
+            "control_auroc": control,
+            "is_confounded": control > CONFOUNDED,
+            "untrained_auroc": auroc(start[side.is_member], start[~side.is_member]),
+        }
+        rows.append(row | controls)
+    fresh = np.bincount(users.owners)
+    note = f"Fresh records of a user: {fresh.min()} to {fresh.max()}, {fresh.mean():.1f} on average."
+    return attacked.stored(rows, [note])
+
+
+def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -> float:
+    """Return the area of a logistic regression on the statistics [U, F], each half of the users by the other half."""
+    is_first = np.zeros(len(is_member), np.bool_)
+    for side in (np.flatnonzero(is_member), np.flatnonzero(~is_member)):
+        is_first[rng.permutation(side)[: len(side) // 2]] = True
+    areas = []
+    for fit in (is_first, ~is_first):
+        if is_member[fit].all() or not is_member[fit].any():
+            return float("nan")  # too few users to learn from half of them
+        scores = logistic(statistics[fit], is_member[fit])(statistics[~fit])
+        areas.append(auroc(scores[is_member[~fit]], scores[~is_member[~fit]]))
+    return float(np.mean(areas))
+
+
+def steps_of(run: Run, side: FreshRecords) -> int | None:
+    """Return the number of steps of the ledger that cover any of the complete users or authors.
+
+    None for synthetic users of an IID partition, and for a ledger of records, which make no claim about a user.
+    """
+    if run.config.unit != "user" or run.config.data.partition == "iid":
+        return None
+    users_of = Counter(author_of(name) for name in run.corpus.split("train").names)
+    return 1 if side.users != side.authors else max(users_of[author] or 1 for author in side.authors)
+
+
+def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Records:
+    """Return the fresh records of a user: held-out records, or as many of a user outside training."""
+    first, last = split.user_offsets[user : user + 2].tolist()
+    held = held_out(last - first, user, share)
+    if len(held) > most:
+        held = stream(0, "fresh records", user).choice(held, most, replace=False)
+    return split.records_at(first + held)
+
 
 LOSS = "loss"  # the attack without shadow models
 FEWEST = 4  # smallest number of runs: a target and three shadow models
@@ -170,13 +447,13 @@ def leave_one_out(shadows: Shadows) -> dict[str, Floats]:
         known = is_in.any(axis=0) & ~is_in.all(axis=0)
         phi, of_others, is_in = phi[known], of_others[:, known], is_in[:, known]
         p, z, z_of_others = np.exp(of_others), np.exp(shadows.population[run]), np.exp(shadows.population[others])
-        online, offline = rmia.online_ratios(z, z_of_others), rmia.offline_ratios(z, z_of_others, z_of_others < 0)
+        online, offline = online_ratios(z, z_of_others), offline_ratios(z, z_of_others, z_of_others < 0)
         values = (
             phi,
-            lira.lira_online(phi, of_others, is_in),
-            lira.lira_offline(phi, of_others, is_in),
-            rmia.rmia_scores(rmia.online_ratios(np.exp(phi), p), online),
-            rmia.rmia_scores(rmia.offline_ratios(np.exp(phi), p, is_in), offline),
+            lira_online(phi, of_others, is_in),
+            lira_offline(phi, of_others, is_in),
+            rmia_scores(online_ratios(np.exp(phi), p), online),
+            rmia_scores(offline_ratios(np.exp(phi), p, is_in), offline),
         )
         for name, of_attack in zip(attacks, values, strict=True):
             scores[name][run, known] = of_attack
@@ -219,7 +496,7 @@ def counterfactual(shadows: Shadows) -> pd.DataFrame:
     memorization (nats per token) and its standard error.
     """
     (n_in, mean_in, squares_in), (n_out, mean_out, squares_out) = (
-        lira.moments_of_side(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in)
+        moments_of_side(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in)
     )
     with np.errstate(invalid="ignore", divide="ignore"):
         variances = [squares.sum(axis=0) / (n - 1) / n for squares, n in ((squares_in, n_in), (squares_out, n_out))]

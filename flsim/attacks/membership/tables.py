@@ -10,11 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flsim.attacks.membership.attacked import LEVELS, column
+from flsim.attacks.membership.inference import LEVELS, column
 from flsim.attacks.result import Result, over_seeds, refuse_unlike, text_of
 from flsim.base.statistics import paired_t_p
-from flsim.results.seeds import named_apart
-from flsim.results.store import read_run_file
+from flsim.results.rows import read_run_file
+from flsim.results.sweeps import named_apart
 from flsim.show.figure import legend_below, plain, subplots
 from flsim.show.plots import draw_roc
 from flsim.show.table import Field, Table, note, table_of

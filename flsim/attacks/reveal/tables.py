@@ -6,8 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from flsim.attacks.result import text_of
-from flsim.attacks.reveal.reveal import KEY, RARE, RARE_WORDS, WORDS, Revealed
-from flsim.attacks.reveal.sums import CANARY, CLIPPED, PLAIN, RECORD
+from flsim.attacks.reveal.reveal import CANARY, CLIPPED, KEY, PLAIN, RARE, RARE_WORDS, RECORD, WORDS, Revealed
 from flsim.show.figure import legend_below, line_style, plain, subplots
 from flsim.show.table import Field, table_of
 

@@ -11,7 +11,6 @@ from typing import Any
 from flsim.base.errors import InputError
 from flsim.base.extensions import custom_code_errors, is_custom, parts, refuse_unknown, resolve, source_digest
 from flsim.data.formats import rows, tff
-from flsim.data.formats.jsonl import JSON, JSONL, is_lines
 from flsim.data.formats.posts import (
     PACKED,
     Format,
@@ -23,9 +22,8 @@ from flsim.data.formats.posts import (
     posts_of,
     user_name,
 )
-from flsim.data.formats.rows import CSV, PARQUET
+from flsim.data.formats.rows import CSV, JSON, JSONL, PARQUET, TEXT, is_lines
 from flsim.data.formats.stackexchange import STACKEXCHANGE
-from flsim.data.formats.text import TEXT
 from flsim.data.formats.tff import TFF_HDF5, TFF_SQLITE
 from flsim.data.manifest import SPLITS
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flsim.base.errors import InputError
-from flsim.data.sentences import records
+from flsim.data.records import records
 
 PART_BYTES = 2**26  # bytes of input in a part, approximately,
 PART_RECORDS = 200_000  # or sentences, depending on the format
@@ -40,7 +40,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    ascii: bool = False  # whether characters outside ASCII are removed, see `flsim.data.sentences.sentences`
+    ascii: bool = False  # whether characters outside ASCII are removed, see `flsim.data.records.sentences`
     delimiter: str | None = None  # between two fields of CSV; None is a tab in .tsv files, and a comma in others
     whole: bool = False  # whether a text is one sentence, with its white space and capitals, for a tokenizer
     prompt_column: str | None = None  # the key or column of the prompt; None reads no prompts
@@ -67,7 +67,7 @@ class Part:
 
 
 def post_of(user: str, text: str, reading: Reading, split: str | None = None, prompt: str | None = None) -> Post:
-    """Return the post of a plain text, which `flsim.data.sentences.sentences` cuts unless texts stay complete."""
+    """Return the post of a plain text, which `flsim.data.records.sentences` cuts unless texts stay complete."""
     if reading.whole:
         return Post(user, [text] if text.strip() else [], split, prompt)
     return Post(user, records(text, reading.ascii), split)

@@ -27,9 +27,8 @@ from flsim.base.settings import Count, Fraction, Natural, settings
 from flsim.data.corpus import CorpusWriter
 from flsim.data.importing.scratch import Pieces, Range, hash_of, lines_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS, WHOLE
-from flsim.data.sentences import word_ends
+from flsim.data.records import LAYOUTS, TOKENIZER, By, Layout, word_ends
 from flsim.data.tokenizer import Tokenizer, TokenMap, TokenVocabulary, train_tokenizer
-from flsim.data.vocabulary import LAYOUTS, TOKENIZER, By, Layout
 
 NEW_SETTINGS: dict[str, Any] = {"by": "words", "ascii": False, "drop_authors": ()}
 
@@ -50,7 +49,7 @@ class ImportHParams:
             not counted if the source states their split.
         test: expected share of authors kept out of training to measure utility, with the same exception.
         seed: determines which authors are kept out.
-        layout: layout of token ids; a key of `flsim.data.vocabulary.LAYOUTS`.
+        layout: layout of token ids; a key of `flsim.data.records.LAYOUTS`.
         by: "characters" makes each character of a sentence a word, including spaces and punctuation. The other settings
             then count characters; set a larger `record_words`, e.g. 600. "tokens" trains a byte-level BPE tokenizer of
             `vocabulary_size` tokens on the train users, unless an import has a tokenizer.

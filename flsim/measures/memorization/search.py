@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.measures.memorization.random_sampling import TIE
-from flsim.measures.memorization.score import Template, cheapest, log_perplexity, nats, rows_at_once
+from flsim.measures.memorization.random_sampling import TIE, Template, cheapest, log_perplexity, nats, rows_at_once
 from flsim.models.language_model import LanguageModel, State
 
 MOST_READ = 2**20

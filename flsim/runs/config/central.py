@@ -6,25 +6,25 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 
+from flsim.algorithms.algorithm import UserStates
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.user_states import UserStates
 from flsim.base.arrays import Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import configured, label_of
 from flsim.base.settings import Count, Natural, bounds, settings
 from flsim.canaries.population import Partition, Population
 from flsim.data.corpus import Split
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.privacy.ledger import Entry
 from flsim.runs.config import participation
 from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluationHParams
 from flsim.runs.config.participation import Flags, Meetings
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.hparams import Order, steps_per_epoch
-from flsim.training.central.task import EngineName, refuse_precision
-from flsim.training.footprint import Footprint, footprint_of, gpu_memory
-from flsim.training.hparams import label_of_steps, total_rate
+from flsim.training.central.training import EngineName, refuse_precision
 from flsim.training.optimizers import OPTIMIZERS, slots_of
+from flsim.training.own_model import Footprint, footprint_of, gpu_memory
+from flsim.training.update import label_of_steps, total_rate
 
 
 @settings

@@ -17,9 +17,8 @@ from flsim.data.stores import located
 from flsim.models.architectures import BUILT_IN
 from flsim.models.hf import FILES
 from flsim.runs.config import custom_code, toml
-from flsim.runs.config.base import Config
+from flsim.runs.config.base import Config, FederatedConfig
 from flsim.runs.config.central import CentralConfig
-from flsim.runs.config.federated import FederatedConfig
 
 KINDS: dict[str, type[Config]] = {"federated": FederatedConfig, "central": CentralConfig}
 

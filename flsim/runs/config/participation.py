@@ -11,8 +11,7 @@ from flsim.base.rng import stream
 from flsim.canaries.population import Population
 from flsim.privacy.sampling import draw_cohort, sampler_named
 from flsim.training.central.hparams import Order, poisson_lot, positions_at
-from flsim.training.hparams import LocalHParams
-from flsim.training.local import epoch_orders
+from flsim.training.update import LocalHParams, epoch_orders
 
 Meetings = tuple[Ints, Ints, Ints]  # round from 1, canary as an index, user; [n] each
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from flsim.models.language_model import Params, representative
+from flsim.training.cohort.kernels import Products, Scratch, aligned
 from flsim.training.cohort.packing import Steps
-from flsim.training.cohort.products import Products, Scratch, aligned
 
 LOGITS = 2**22  # number of logits in memory at a time: 16 MB in float32, about what the caches of a processor hold
 RARE = 1e-30  # a probability below it has lost digits; its logarithm is computed from the logits
@@ -429,8 +429,8 @@ def _blocks(parts: tuple[Tensor, ...], sizes: list[int]) -> list[tuple[int, tupl
     return list(zip(sizes, by_time, strict=True))
 
 
-# The gradient of the CIFG, with gates f, o, g as in `flsim.models.cifg`.
-#  Only the large products may round their operands to bfloat16 (`flsim.training.cohort.products`).
+# The gradient of the CIFG, with gates f, o, g as in `flsim.models.architectures`.
+#  Only the large products may round their operands to bfloat16 (`flsim.training.cohort.kernels`).
 
 
 @dataclass(frozen=True)
@@ -447,7 +447,7 @@ class Tape:
 
 
 class PackedCIFG(PackedModel):
-    """The written-out gradient of `flsim.models.cifg.CIFGLanguageModel`."""
+    """The written-out gradient of `flsim.models.architectures.CIFGLanguageModel`."""
 
     def _forward(self, read: Tensor, sizes: list[int]) -> tuple[Tensor, Backward]:
         tape = self._read(read, sizes)

@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flsim.data.records import Records, Tokens
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout, Records, Tokens
 from flsim.models.language_model import Params
-from flsim.training.hparams import LocalHParams
-from flsim.training.local import epoch_orders
+from flsim.training.update import LocalHParams, epoch_orders
 
 # Training steps as flat arrays: every position of every batch, laid out before training.
 
@@ -54,7 +52,7 @@ class Steps:
 
 
 def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Steps:
-    """Return a user's batches as positions; equal to `flsim.training.local.local_batches`."""
+    """Return a user's batches as positions; equal to `flsim.training.update.local_batches`."""
     orders = epoch_orders(len(records), hparams, rng)
     examples, batch = hparams.examples(len(records)), hparams.batch_size
     steps_an_epoch = -(-examples // batch)

@@ -13,7 +13,7 @@ from torch import Tensor
 from flsim.models.language_model import Params
 from flsim.training.cohort.kernels import Kernels, PositionKernels, Prediction, Rule, Target
 from flsim.training.cohort.packing import Parts, Shape, units_of, widened
-from flsim.training.hparams import Precision
+from flsim.training.update import Precision
 
 # The memory of a stacked step without weights, which is reused in each step.
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from flsim.training import optimizers
 from flsim.training.cohort.kernels import Kernels, Rule
 from flsim.training.cohort.packing import Parts
-from flsim.training.hparams import Precision
 from flsim.training.optimizers import ALPHA, BETAS
+from flsim.training.update import Precision
 
 DOT = 16  # smallest size of a side of Triton's matrix products
 WIDEST = {"bf16": 512, "tf32": 256, "float32": 256}  # the widest embeddings whose blocks fit an A100's shared memory

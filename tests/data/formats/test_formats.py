@@ -27,8 +27,8 @@ from flsim.base.files import file_digest
 from flsim.data.formats import posts
 from flsim.data.formats.known import FORMATS, format_of, reader_of
 from flsim.data.formats.posts import Part, Post, Reading, WrongFieldError, posts_of
-from flsim.data.formats.text import read_word_count
-from flsim.data.vocabulary import Vocabulary
+from flsim.data.formats.rows import read_word_count
+from flsim.data.records import Vocabulary
 
 ROOT = Path(__file__).parents[3]
 

@@ -18,13 +18,12 @@ from reading import COLUMNS, parts_of
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.formats import jsonl
+from flsim.data.formats import rows
 from flsim.data.formats import rows as tables_of_rows
-from flsim.data.formats.jsonl import CHUNK
 from flsim.data.formats.known import format_of
 from flsim.data.formats.posts import Post
-from flsim.data.formats.text import text_format
-from flsim.data.sentences import records
+from flsim.data.formats.rows import CHUNK, text_format
+from flsim.data.records import records
 
 
 def read(path: Path) -> list[Post]:
@@ -78,7 +77,7 @@ def test_a_line_too_long_is_dropped_in_bounded_memory(tmp_path: Path) -> None:
 
 
 def test_a_file_without_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "LONGEST_LINE", 2**20)
+    monkeypatch.setattr(rows, "LONGEST_LINE", 2**20)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"x" * 2**21)
     with pytest.raises(InputError, match=r"line 1: a line of more than 1,048,576 bytes that is not a JSON object"):
@@ -153,7 +152,7 @@ def test_faults_are_one_line_with_the_place(tmp_path: Path, content: str, messag
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "LARGEST", 10)
+    monkeypatch.setattr(rows, "LARGEST", 10)
     (tmp_path / "a.json").write_text('[{"user": 1}]')
     with pytest.raises(InputError, match=r"13 bytes of JSON, but at most 10 are read; write one object per line"):
         reading.read(tmp_path / "a.json", "json")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import flsim as api
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.formats.text import text_format
+from flsim.data.formats.rows import text_format
 from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
-from flsim.data.vocabulary import SPECIAL_TOKENS, Vocabulary
+from flsim.data.importing.tasks import import_corpus
+from flsim.data.records import SPECIAL_TOKENS, Vocabulary
 from flsim.runs.folder import Run
 
 WHOLE = ImportHParams(words_per_user=None, heldout=0, test=0, record_words=600, by="characters")

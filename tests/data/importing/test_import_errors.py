@@ -13,7 +13,7 @@ from benchmarks import writers
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
+from flsim.data.importing.tasks import import_corpus
 from flsim.data.manifest import SPLITS
 
 SMALL = ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.0, test=0.0)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.importing import run
+from flsim.data.importing import tasks
 from flsim.data.importing.gather import ImportHParams, split_of, written
-from flsim.data.importing.run import import_corpus
 from flsim.data.importing.scratch import cuts, hash_of, ranges_of, read_lines, write_lines
+from flsim.data.importing.tasks import import_corpus
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.records import largest_authors
 
@@ -187,12 +187,12 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     """Also in other processes, where sets of strings have another order."""
     sources = write_two(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from flsim.data.importing.run import *; "
+        "import sys; from pathlib import Path; from flsim.data.importing.tasks import *; "
         "import_corpus([Path(p) for p in sys.argv[2:]], Path(sys.argv[1]), "
         "ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.2, test=0.2))"
     )
     expected = folder_bytes(import_small(tmp_path, sources, heldout=0.2, test=0.2).path)
-    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(run.__file__).parents[2])}
+    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(tasks.__file__).parents[2])}
     out = tmp_path / "other"
     subprocess.run([sys.executable, "-c", code, out, *sources], check=True, env=environment, capture_output=True)
     assert folder_bytes(out) == expected

@@ -20,26 +20,20 @@ from helpers import Flsim
 from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.canaries.in_corpus import plant_corpus
 from flsim.canaries.planting import draw_canaries
-from flsim.canaries.population import Population
+from flsim.canaries.population import Population, plant_corpus
 from flsim.canaries.spec import CanaryHParams
-from flsim.data.corpus import Corpus, Split
+from flsim.data.corpus import Corpus, PartialSplit, Split
 from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
-from flsim.data.records import Records, batch
-from flsim.data.vocabulary import Layout
-from flsim.data.withheld import PartialSplit
-from flsim.evaluation.audit import Checked
-from flsim.measures.prediction import utility
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.data.importing.tasks import import_corpus
+from flsim.data.records import Layout, Records, batch
+from flsim.evaluation.evaluate import Checked
+from flsim.measures.quantity import utility
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.training.central import CentralHParams
-from flsim.training.central.task import CentralTask
-from flsim.training.central.training import AutogradEngine
+from flsim.training.central.training import AutogradEngine, CentralTask
 from flsim.training.central.training import engine_of as central_engine_of
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import State
+from flsim.training.update import LocalHParams, State
 
 HPARAMS = ImportHParams(vocabulary_size=270, record_words=20, words_per_user=None, heldout=0, test=0, by="tokens")
 ROWS = [("a", "Ask one", "Answer one."), ("a", None, "No prompt."), ("b", "Ask two", "Answer two."), ("b", "x", None)]

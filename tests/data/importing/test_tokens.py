@@ -22,7 +22,7 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.importing import tasks
 from flsim.data.importing.gather import ImportHParams, passages, split_of, write_users
-from flsim.data.importing.run import import_corpus
+from flsim.data.importing.tasks import import_corpus
 from flsim.data.synthetic import SyntheticHParams
 from flsim.data.tokenizer import SMALLEST, Tokenizer, TokenVocabulary
 from flsim.measures.memorization.random_sampling import references

@@ -18,8 +18,8 @@ from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.formats.stackexchange import site_of
 from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
 from flsim.data.importing.sources import is_compressed, unpack
+from flsim.data.importing.tasks import import_corpus
 
 SMALL = ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.0, test=0.0)
 POSTS = [(number % 5, f"a b c d{number} e f g h. ") for number in range(40)]

@@ -11,8 +11,7 @@ from stacking import relative_error, rounding
 
 from flsim.base.rng import stream
 from flsim.data.corpus import Split
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout, Records
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central

@@ -24,14 +24,12 @@ from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
 from flsim.data.records import Records, RecordsByRound, batch
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.architectures import CIFGLanguageModel
 from flsim.models.language_model import Params, loss_sum
-from flsim.privacy.ledger import Entry
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.ledger import Entry, PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, train_central
-from flsim.training.central.hparams import Order, poisson_lot, positions_at
-from flsim.training.central.record_level import private_step, record_gradients
-from flsim.training.central.task import EngineName
+from flsim.training.central.hparams import Order, poisson_lot, positions_at, private_step, record_gradients
+from flsim.training.central.training import EngineName
 from flsim.training.update import State
 
 ENGINES = get_args(EngineName)

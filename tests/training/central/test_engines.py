@@ -19,13 +19,11 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population, Twin, _reordered
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
-from flsim.privacy.mechanism import PrivacyHParams
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
+from flsim.privacy.ledger import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.hparams import factors
-from flsim.training.central.task import Engine, EngineName
-from flsim.training.central.training import PackedEngine, StackedEngine, engine_of
+from flsim.training.central.training import Engine, EngineName, PackedEngine, StackedEngine, engine_of
 from flsim.training.cohort.kernels import Kernels
 from flsim.training.update import State
 

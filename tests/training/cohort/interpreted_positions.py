@@ -27,7 +27,7 @@ from training_oracle import train_cohort
 from triton.runtime import interpreter  # type: ignore[import-untyped]
 
 from flsim.base.rng import stream
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort import triton_positions
@@ -35,8 +35,7 @@ from flsim.training.cohort.engine import StackedTrainer
 from flsim.training.cohort.kernels import Prediction, Target
 from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.cohort.triton_positions import TritonPositionKernels
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import UpdateSum
+from flsim.training.update import LocalHParams, UpdateSum
 
 LAYOUT_40 = Layout(40, record_words=4)
 checked = partial(check, kernels=TritonPositionKernels, oracle=TorchPositionKernels)

@@ -9,12 +9,11 @@ import torch
 from tiny_bases import GPT2, LLAMA, norms_in_float64
 
 from flsim.algorithms.rounds import LocalEngine, engine_of
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout, Records
 from flsim.models.architectures import ModelHParams, build, restore
 from flsim.models.language_model import LoraHParams, Params
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 LAYOUT = Layout(50, 12)
 LORA = LoraHParams(rank=3, alpha=6)

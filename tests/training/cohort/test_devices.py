@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 import torch
 
-from flsim.training.cohort import devices
-from flsim.training.cohort.devices import float32_products
-from flsim.training.hparams import Precision
+from flsim.training.cohort import engine
+from flsim.training.cohort.engine import float32_products
+from flsim.training.update import Precision
 
 GPU, CPU = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 OLDER, NEWER = ("highest", "high", "medium"), ("none", "ieee", "tf32")
@@ -56,8 +56,8 @@ def test_readers_agree_in_the_block_and_find_the_former_settings_after_it(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
 def test_stacked_users_train_by_position_unless_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_has_triton", lambda *_: True)
-    chosen = {precision: type(devices.kernels_for({}, precision)).__name__ for precision in get_args(Precision)}
+    monkeypatch.setattr(engine, "_has_triton", lambda *_: True)
+    chosen = {precision: type(engine.kernels_for({}, precision)).__name__ for precision in get_args(Precision)}
     position = "TritonPositionKernels"
     assert chosen == {"float32": "TritonKernels", "tf32": position, "bf16": position}
-    assert type(devices.kernels_for({}, "bf16", is_single=True)).__name__ == "SpreadKernels"
+    assert type(engine.kernels_for({}, "bf16", is_single=True)).__name__ == "SpreadKernels"

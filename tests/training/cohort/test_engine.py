@@ -23,8 +23,7 @@ from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort.engine import CohortEngine, StackedTrainer, bounds
 from flsim.training.cohort.kernels import Kernels
-from flsim.training.hparams import LocalHParams
-from flsim.training.update import UpdateSum
+from flsim.training.update import LocalHParams, UpdateSum
 
 users_strategy = st.lists(st.lists(st.lists(st.integers(1, 9), max_size=6), max_size=7), min_size=1, max_size=5)
 hparams_strategy = st.builds(
@@ -105,12 +104,12 @@ def test_groups_are_few_and_of_like_size(users: int, at_once: int) -> None:
 RUNS_OUT = """
 import resource, sys, torch
 torch.set_num_threads(1)
-from flsim.data.vocabulary import Layout
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.data.records import Layout
+from flsim.models.architectures import CIFGLanguageModel
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 from populations import InMemory
 users = [[[user + 1, word + 1] for word in range(5)] for user in range(7)]
 layout, hparams = Layout(20_000), LocalHParams(batch_size=2)

@@ -6,11 +6,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flsim.base.rng import stream
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout, Records
 from flsim.training.cohort.engine import GRAPHS
 from flsim.training.cohort.packing import EXACT, PackedGroup, Participant, Shape, pack, pack_users, steps_of
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 LAYOUT = Layout(12, record_words=6)
 

@@ -14,16 +14,16 @@ from training_oracle import train_cohort
 from flsim.algorithms.rounds import engine_of
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort import gradient as gradient_module
-from flsim.training.cohort import products as products_module
+from flsim.training.cohort import kernels as products_module
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.gradient import packed_batches, packed_model
+from flsim.training.cohort.kernels import OneDNNProducts, Products, RoundedProducts, products_for
 from flsim.training.cohort.packing import steps_of
-from flsim.training.cohort.products import OneDNNProducts, Products, RoundedProducts, products_for
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 WAYS = {"amx_bf16": OneDNNProducts, "avx512_bf16": RoundedProducts}
 UNIT = 2**-8  # relative error of rounding to 8 significant bits, at most

@@ -12,12 +12,11 @@ from stacking import LAYOUT, amplification, assert_within, model_of, random_popu
 from torch_positions import TorchPositionKernels
 from training_oracle import train_cohort
 
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.models.architectures import ModelHParams
 from flsim.training.cohort.engine import GRAPHS, StackedTrainer
 from flsim.training.cohort.kernels import Kernels
-from flsim.training.hparams import LocalHParams
-from flsim.training.local import prefetched
+from flsim.training.update import LocalHParams, prefetched
 
 
 @pytest.mark.parametrize("kernels", [Kernels(), TorchPositionKernels()], ids=["padded", "by position"])

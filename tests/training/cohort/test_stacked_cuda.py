@@ -18,12 +18,11 @@ from stacking import (
 )
 from training_oracle import train_cohort
 
-from flsim.data.vocabulary import Layout
+from flsim.data.records import Layout
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.cohort.devices import capture_stream, products
-from flsim.training.cohort.engine import CohortEngine, StackedTrainer
-from flsim.training.hparams import LocalHParams, Precision
+from flsim.training.cohort.engine import CohortEngine, StackedTrainer, capture_stream, products
+from flsim.training.update import LocalHParams, Precision
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"

@@ -13,15 +13,13 @@ import torch
 
 from flsim.base.rng import stream
 from flsim.data.corpus import Split
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout
-from flsim.models.architectures import ModelHParams
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.data.records import Layout, Records
+from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init
 from flsim.training.central.training import StackedEngine
 from flsim.training.cohort.engine import StackedTrainer
 from flsim.training.cohort.packing import Participant
-from flsim.training.hparams import LocalHParams
+from flsim.training.update import LocalHParams
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
 
