@@ -13,17 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
+from flsim.base import extensions
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import (
-    CustomName,
-    by_content,
-    configured,
-    made,
-    name_in_settings,
-    options_of,
-    refuse_wrong_options,
-    resolve,
-)
 from flsim.base.files import make_folder, new_file
 from flsim.base.settings import Count, Options, settings
 from flsim.data.records import Batch
@@ -419,14 +410,14 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 def algorithm_named(name: str) -> Algorithm:
     """Return a built-in algorithm, or the `Algorithm` at ``path/to/file.py:NAME`` with the options of the name."""
-    algorithm: object = resolve(name, ALGORITHMS, "algorithm")
+    algorithm: object = extensions.resolve(name, ALGORITHMS, "algorithm")
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
-        algorithm = made(name, algorithm)
-    elif options_of(name):
-        raise InputError(f"{name_in_settings(name)}: takes no options; name a class")
+        algorithm = extensions.made(name, algorithm)
+    elif extensions.options_of(name):
+        raise InputError(f"{extensions.name_in_settings(name)}: takes no options; name a class")
     if not isinstance(algorithm, Algorithm):
         raise InputError(
-            f"{name_in_settings(name)}: not a subclass of flsim.algorithms.algorithm.Algorithm; derive the "
+            f"{extensions.name_in_settings(name)}: not a subclass of flsim.algorithms.algorithm.Algorithm; derive the "
             "class from it"
         )
     return algorithm
@@ -435,8 +426,8 @@ def algorithm_named(name: str) -> Algorithm:
 # The settings of a federated algorithm on the server.
 
 
-SamplerName = Annotated[str, CustomName("sampler", SAMPLERS)]
-AlgorithmName = Annotated[str, CustomName("algorithm", ALGORITHMS)]
+SamplerName = Annotated[str, extensions.CustomName("sampler", SAMPLERS)]
+AlgorithmName = Annotated[str, extensions.CustomName("algorithm", ALGORITHMS)]
 
 
 @settings
@@ -472,15 +463,17 @@ class FedAvgHParams(ServerOptimizerHParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_wrong_options(self, "algorithm")
+        extensions.refuse_wrong_options(self, "algorithm")
         refuse_options(self.sampler, self.sampler_options, self.cohort)
 
     def releases(self, privacy: PrivacyHParams, population: int, rounds: int, length: int) -> Entry:
         """Return the ledger's entry for a number of rounds over a population, in a training of `length` rounds."""
-        multiplier, process = privacy.noise_multiplier, by_content(self.process(privacy, population, length))
-        sampler = by_content(configured(self, "sampler"))
+        multiplier, process = privacy.noise_multiplier, extensions.by_content(self.process(privacy, population, length))
+        sampler = extensions.by_content(extensions.configured(self, "sampler"))
         return Entry(sampler, population, self.cohort, multiplier, rounds, process)
 
     def process(self, privacy: PrivacyHParams, population: int, length: int) -> str:
         """Return the name of the noise process of a training, with everything that the noise depends on as options."""
-        return settled(privacy.process, Sampling(configured(self, "sampler"), population, self.cohort), length)
+        return settled(
+            privacy.process, Sampling(extensions.configured(self, "sampler"), population, self.cohort), length
+        )

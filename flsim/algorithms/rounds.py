@@ -22,15 +22,8 @@ from flsim.data.records import Layout, Users
 from flsim.models.architectures import build, class_of, with_low_precision
 from flsim.models.hf import HuggingFaceModel
 from flsim.models.language_model import Capabilities, Params, TrainableModel, representative
-from flsim.privacy import ledger, noise
+from flsim.privacy import ledger, noise, sampling
 from flsim.privacy.ledger import Ledger, PrivacyHParams, largest_norm
-from flsim.privacy.sampling import (
-    check_cohort,
-    refuse_unaccounted,
-    refuse_unrepeatable,
-    sampler_class,
-    shard_ranges,
-)
 from flsim.training.cohort.engine import BlockTrainer, CohortEngine, is_stacked, users_on_cpu
 from flsim.training.cohort.kernels import precision_here
 from flsim.training.optimizers import optimizer_named, refuse_failing, refuse_low_precision
@@ -154,8 +147,8 @@ class FederatedTraining(FederatedAveraging):
 
     def __post_init__(self) -> None:
         self.audit.refuse_without_clip(self.privacy)
-        check_cohort(len(self.users), self.algorithm.cohort, self.sampler)
-        shard_ranges(len(self.users), self.shards)
+        sampling.check_cohort(len(self.users), self.algorithm.cohort, self.sampler)
+        sampling.shard_ranges(len(self.users), self.shards)
         if self.local.precision != "float32":  # every model supports float32, so custom code is not executed here
             name = self.model.architecture
             refuse_precision(self.engine, self.local, name, class_of(name).capabilities)
@@ -183,13 +176,13 @@ class FederatedTraining(FederatedAveraging):
         """Raise InputError if the algorithm or the accountants do not support the cohorts of the sampler."""
         sampler, method = self.sampler, self.method
         if self.privacy.mechanism == "dp":
-            refuse_unaccounted(sampler)
-        if method.user_slots and sampler_class(sampler).has_repeats:
+            sampling.refuse_unaccounted(sampler)
+        if method.user_slots and sampling.sampler_class(sampler).has_repeats:
             raise InputError(
                 f"training.algorithm {method.label}: a user keeps one state a round, and training.sampler {sampler} "
                 f'may draw a user twice; set training.sampler to "fixed-size"'
             )
-        if (method.slots or method.answers or method.user_slots) and sampler_class(sampler).is_asynchronous:
+        if (method.slots or method.answers or method.user_slots) and sampling.sampler_class(sampler).is_asynchronous:
             raise InputError(
                 f"training.algorithm {method.label}: this algorithm has tensors in addition to the model, and "
                 f"training.sampler {short_name(sampler)} weighs only updates by staleness; set training.algorithm to "
@@ -199,7 +192,7 @@ class FederatedTraining(FederatedAveraging):
     def _refuse_custom_privacy(self) -> None:
         sampler, privacy, users = self.sampler, self.privacy, len(self.users)
         if is_custom(sampler):
-            refuse_unrepeatable(self.seed, users, self.algorithm.cohort, sampler)
+            sampling.refuse_unrepeatable(self.seed, users, self.algorithm.cohort, sampler)
         if is_custom(privacy.noise):
             like = build(self.users.layout.vocabulary_size, self.model).trainable
             noise.refuse_unrepeatable(privacy.process, self.seed, like)

@@ -15,19 +15,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from flsim.base import extensions
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import (
-    CustomName,
-    configured,
-    custom_call_errors,
-    custom_code_errors,
-    is_custom,
-    label_of,
-    made,
-    options_of,
-    refuse_wrong_options,
-    resolve,
-)
 from flsim.base.settings import Fraction, Options, Positive, settings
 from flsim.models.architectures import ModelHParams, build, without_values
 from flsim.models.language_model import Params
@@ -154,7 +143,7 @@ class ServerOptimizerHParams:
         >>> flsim.ServerOptimizer("adam", server_learning_rate=0.01)           # doctest: +SKIP
     """
 
-    server_optimizer: Annotated[str, CustomName("server optimizer", SERVER_OPTIMIZERS)] = "sgd"
+    server_optimizer: Annotated[str, extensions.CustomName("server optimizer", SERVER_OPTIMIZERS)] = "sgd"
     server_learning_rate: Positive = 1.0
     server_momentum: Fraction = 0.9
     server_beta2: Fraction = 0.99
@@ -166,24 +155,24 @@ class ServerOptimizerHParams:
     server_schedule_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_wrong_options(self, "server_optimizer", "server_schedule")
+        extensions.refuse_wrong_options(self, "server_optimizer", "server_schedule")
         refuse_wrong_milestones(self.server_schedule, self.server_milestones, "server_")
 
     def server_rate(self, round_: int, rounds: int) -> float:
         """Return eta of a round, from 0, in a run of `rounds` rounds."""
         milestones, factor = self.server_milestones, self.server_milestone_factor
-        rate, schedule = self.server_learning_rate, configured(self, "server_schedule")
+        rate, schedule = self.server_learning_rate, extensions.configured(self, "server_schedule")
         return rate_at(rate, schedule, round_, rounds, milestones=milestones, factor=factor)
 
     @property
     def server_label(self) -> str:
         """Return the server optimizer's name in a table, "" for plain averaging, without executing custom code."""
-        return label_of(configured(self, "server_optimizer"), SERVER_OPTIMIZERS)
+        return extensions.label_of(extensions.configured(self, "server_optimizer"), SERVER_OPTIMIZERS)
 
 
 def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
     """Return the optimizer's state before the first step, by slot and parameter; InputError if a custom one fails."""
-    with custom_code_errors(InputError):
+    with extensions.custom_code_errors(InputError):
         return _optimizer_of(hparams).init(params, hparams)
 
 
@@ -193,7 +182,7 @@ def apply(
     """Return the next parameters and state, computed in float64, at eta `rate`, and stored in the parameters' type."""
     eta = hparams.server_learning_rate if rate is None else rate
     exact = {slot: {name: value.double() for name, value in values.items()} for slot, values in moments.items()}
-    with custom_code_errors(RunFailed):
+    with extensions.custom_code_errors(RunFailed):
         x = {name: value.double() for name, value in params.items()}
         stepped, after = _optimizer_of(hparams).apply(x, mean, exact, eta, hparams)
     next_moments = {slot: _as_kept(values, params) for slot, values in after.items()}
@@ -203,7 +192,7 @@ def apply(
 def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> list[str]:
     """Return the slots of the optimizer's state that have the parameters' shapes."""
     # A custom optimizer may read values.
-    network = (build if is_custom(hparams.server_optimizer) else without_values)(vocabulary_size, model)
+    network = (build if extensions.is_custom(hparams.server_optimizer) else without_values)(vocabulary_size, model)
     x = {name: value.detach() for name, value in network.trainable.items()}
     return sorted(init(x, hparams).keys() - {"step"})
 
@@ -211,12 +200,12 @@ def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: Model
 def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> None:
     """Try a custom optimizer on the model's parameters, before training; raise InputError if it fails or is unfit."""
     name = hparams.server_optimizer
-    if not is_custom(name):
+    if not extensions.is_custom(name):
         return
     x = {key: value.detach().double() for key, value in build(vocabulary_size, model).trainable.items()}
     update = {key: torch.ones_like(value) for key, value in x.items()}
     optimizer = _optimizer_of(hparams)
-    with custom_call_errors(name, "init(x, settings) and apply(x, D, moments, eta, settings)", InputError):
+    with extensions.custom_call_errors(name, "init(x, settings) and apply(x, D, moments, eta, settings)", InputError):
         moments = optimizer.init(x, hparams)
         stepped, after = optimizer.apply(x, update, moments, hparams.server_learning_rate, hparams)
         slots, slots_after = sorted(moments), sorted(after)
@@ -230,15 +219,15 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
 
 
 def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
-    name = configured(hparams, "server_optimizer")
-    optimizer: object = resolve(name, SERVER_OPTIMIZERS, "server_optimizer")
-    if options_of(name) and isinstance(optimizer, ServerOptimizer):
+    name = extensions.configured(hparams, "server_optimizer")
+    optimizer: object = extensions.resolve(name, SERVER_OPTIMIZERS, "server_optimizer")
+    if extensions.options_of(name) and isinstance(optimizer, ServerOptimizer):
         written = hparams.server_optimizer
         raise InputError(f"{written}: takes no options; name a function that takes options")
     if callable(optimizer):
         needed = [one for one in signature(optimizer).parameters.values() if one.default is one.empty]
-        if options_of(name) or not needed:
-            optimizer = made(name, optimizer)
+        if extensions.options_of(name) or not needed:
+            optimizer = extensions.made(name, optimizer)
     if not isinstance(optimizer, ServerOptimizer):
         raise InputError(
             f"{hparams.server_optimizer}: found {type(optimizer).__name__}, not a ServerOptimizer; create one "

@@ -23,17 +23,8 @@ from flsim.base.files import from_json, naming
 from flsim.base.progress import say
 from flsim.base.rng import stream
 from flsim.base.settings import Natural, Probability, Whole, bounds, input_error, pydantic, settings
+from flsim.canaries import spec
 from flsim.canaries.secrets import templates
-from flsim.canaries.spec import (
-    Canary,
-    CanaryHParams,
-    Configuration,
-    configurations,
-    draw_phrase,
-    expected_copies,
-    number_of_canaries,
-    toss,
-)
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.records import Layout, NGrams, Records, Vocabulary, piece, windows
 from flsim.data.tokenizer import TokenVocabulary
@@ -63,7 +54,7 @@ class Listed:
             raise InputError("this row must have words or tokens, not both")
 
 
-def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[Canary, ...]:
+def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[spec.Canary, ...]:
     """Return the canaries of a CSV file with a header, or of a JSON file with a list of objects, as of `Listed`.
 
     Words or tokens are separated by spaces, or in JSON a list. InputError for other files.
@@ -99,7 +90,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> list[dict[An
     return [from_json(line) for line in text.split("\n") if line.strip()]
 
 
-def _canary(where: str, row: Mapping[Any, Any], layout: Layout, vocabulary: Vocabulary | None) -> Canary:
+def _canary(where: str, row: Mapping[Any, Any], layout: Layout, vocabulary: Vocabulary | None) -> spec.Canary:
     if None in row:
         raise InputError(f"{where}: has more fields than the header; quote a field that has a comma in it")
     given = {key: value for key, value in row.items() if value not in (None, "")}
@@ -109,7 +100,7 @@ def _canary(where: str, row: Mapping[Any, Any], layout: Layout, vocabulary: Voca
         raise input_error(error, Listed, where) from error
     tokens = encoded(where, listed.words, vocabulary) if listed.tokens is None else listed.tokens
     refuse_special(where, tokens, layout)
-    return Canary(listed.id, tokens, listed.p_u, listed.p_e, listed.copies, is_planted=listed.copies != 0)
+    return spec.Canary(listed.id, tokens, listed.p_u, listed.p_e, listed.copies, is_planted=listed.copies != 0)
 
 
 def refuse_special(where: str, tokens: tuple[int, ...], layout: Layout) -> None:
@@ -227,7 +218,7 @@ class Overlay:
             self.canaries.astype("<u2").tofile(folder / "overlay.u16")
 
     @classmethod
-    def read(cls, folder: Path, count: int, records: int, canaries: Sequence[Canary]) -> "Overlay":
+    def read(cls, folder: Path, count: int, records: int, canaries: Sequence[spec.Canary]) -> "Overlay":
         """Return `count` replaced records of `records`, as `write` left them; OSError or ValueError if files are wrong.
 
         Records ascend, and each has one of the canaries that are planted.
@@ -251,7 +242,7 @@ class Overlay:
 class Planting:
     """An overlay, its canaries, and the numbers of their sharers and insertions, int64 [canaries] each."""
 
-    canaries: tuple[Canary, ...]
+    canaries: tuple[spec.Canary, ...]
     overlay: Overlay
     # users drawn with probability p_u; for canaries with a number of copies, the users that hold copies
     planned_sharers: Ints
@@ -296,15 +287,17 @@ def counts_of(overlay: Overlay, user_offsets: Ints, canaries: int) -> tuple[Ints
     return sharers, np.bincount(overlay.canaries, minlength=canaries)
 
 
-def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
+def draw_canaries(
+    corpus: Source, hparams: spec.CanaryHParams, seed: int, rounds: int | None = None
+) -> tuple[spec.Canary, ...]:
     """Draw distinct phrases that do not occur in any split of the corpus; a phrase that occurs is drawn again.
 
     Controls are last, and of two equal phrases the later one is drawn again, so planted canaries are the same without
     controls. `rounds` is the length of training. Raises InputError if canaries do not fit corpus and rounds.
     """
     layout = corpus.layout
-    planted = configurations(hparams)
-    control = Configuration(math.nan, math.nan, 0)
+    planted = spec.configurations(hparams)
+    control = spec.Configuration(math.nan, math.nan, 0)
     planned = planted + [control] * hparams.controls
     secrets = templates(hparams.template, corpus.vocabulary, seed, len(planned) or 1) if hparams.template else []
     template = secrets[0] if secrets else None
@@ -332,7 +325,7 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
     def draw(index: int, attempt: int) -> tuple[int, ...]:
         if secrets:
             return tuple(secrets[index].draw(stream(seed, "secret", index, attempt), 1)[0].tolist())
-        return natural(index, attempt) if natural else draw_phrase(seed, index, attempt, length, layout)
+        return natural(index, attempt) if natural else spec.draw_phrase(seed, index, attempt, length, layout)
 
     natural = natural_phrases(corpus, length, seed) if hparams.source == "heldout" else None
     phrases = listed or [draw(index, 0) for index in range(len(planned))]
@@ -346,10 +339,10 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
         rejected = [i for i, phrase in enumerate(phrases) if phrase in taken or first[phrase] != i]
         if not rejected:
             digits = len(str(len(planted) - 1))  # controls are last, so the ids of other canaries do not change
-            coins = [toss(seed, index) if hparams.coins else None for index in range(len(planted))]
+            coins = [spec.toss(seed, index) if hparams.coins else None for index in range(len(planted))]
             coins += [None] * hparams.controls
             return tuple(
-                Canary(
+                spec.Canary(
                     f"c{index:0{digits}d}",
                     phrase,
                     one.p_u,
@@ -382,7 +375,7 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]]) -> set[tuple[i
 
 
 def drawn_and_planted(
-    corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
+    corpus: Corpus, hparams: spec.CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
 ) -> Planting:
     """Return new canaries, planted among the training users: all of the corpus, or those of `train`."""
     train = corpus.split("train") if train is None else train
@@ -390,7 +383,7 @@ def drawn_and_planted(
     return plant(train, draw_canaries(corpus, hparams, seed, rounds), seed)
 
 
-def plant(split: Holders, canaries: tuple[Canary, ...], seed: int) -> Planting:
+def plant(split: Holders, canaries: tuple[spec.Canary, ...], seed: int) -> Planting:
     """Draw sharers and replaced records of every canary.
 
     Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
@@ -417,7 +410,7 @@ def plant(split: Holders, canaries: tuple[Canary, ...], seed: int) -> Planting:
     return Planting(canaries, overlay, planned_sharers, sharers, planned_insertions, insertions)
 
 
-def _claims(split: Holders, canaries: tuple[Canary, ...], seed: int) -> tuple[Ints, Ints, Ints]:
+def _claims(split: Holders, canaries: tuple[spec.Canary, ...], seed: int) -> tuple[Ints, Ints, Ints]:
     """Draw the records that each canary claims; return records and their canaries [n], and numbers of sharers."""
     claims, claimants = [np.empty(0, np.int64)], [0]  # also for an empty list of canaries
     planned_sharers = []
@@ -435,7 +428,7 @@ def _claims(split: Holders, canaries: tuple[Canary, ...], seed: int) -> tuple[In
     return np.concatenate(claims), owners, np.array(planned_sharers, np.int64)
 
 
-def _drawn_copies(split: Holders, canaries: tuple[Canary, ...], seed: int) -> tuple[Ints, Ints, None]:
+def _drawn_copies(split: Holders, canaries: tuple[spec.Canary, ...], seed: int) -> tuple[Ints, Ints, None]:
     """Draw a distinct record for each copy; every choice of records is equally likely."""
     copies = [canary.copies or 0 for canary in canaries]  # controls have no draws
     refuse_copies(sum(copies), split.records)
@@ -443,7 +436,7 @@ def _drawn_copies(split: Holders, canaries: tuple[Canary, ...], seed: int) -> tu
     return records, np.repeat(np.arange(len(canaries)), copies), None
 
 
-def _injected(canaries: tuple[Canary, ...]) -> Planting:
+def _injected(canaries: tuple[spec.Canary, ...]) -> Planting:
     """Return the planting of canaries that only pseudo-users hold."""
     users = np.array([canary.pseudo_users or 0 for canary in canaries], np.int64)
     copies = np.array([canary.copies or 0 for canary in canaries], np.int64)
@@ -457,15 +450,15 @@ def _injected(canaries: tuple[Canary, ...]) -> Planting:
 MOST = 2**16  # largest number of canaries; an overlay stores indices as uint16
 
 
-def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
+def refuse_too_many(hparams: spec.CanaryHParams, records: int) -> None:
     """Raise InputError for more canaries than an overlay can store, or more copies than training records."""
-    canaries = number_of_canaries(hparams)
+    canaries = spec.number_of_canaries(hparams)
     if canaries > MOST:
         raise InputError(
             f"{canaries:,} canaries, but a run can have at most {MOST:,}; set a smaller canaries.count or "
             "canaries.controls"
         )
-    copies = expected_copies(hparams, records)
+    copies = spec.expected_copies(hparams, records)
     if hparams.insertions:
         refuse_copies(round(copies), records)
     if copies > records:

@@ -27,17 +27,8 @@ from flsim.measures.memorization.exposure import refuse_too_many_samples
 from flsim.measures.memorization.random_sampling import RandomSampler, references, refuse_too_many
 from flsim.measures.memorization.search import beam_search
 from flsim.measures.quantity import Measure, ModelProbe, Probe, Quantity, Subject, continuations, refuse_unfit
+from flsim.models import language_model
 from flsim.models.architectures import ModelHParams, build
-from flsim.models.language_model import (
-    FEWEST,
-    MOST,
-    LanguageModel,
-    ModelSettings,
-    State,
-    TrainableModel,
-    quantized,
-    refusing_changes,
-)
 from flsim.results.frames import TAKEN
 from flsim.results.rows import REFERENCES, WHOLE_TEST_USERS, Row
 from flsim.results.tables import names_of
@@ -75,7 +66,7 @@ class EvaluationHParams:
     also: tuple[Annotated[str, CustomName("measure", ALSO)], ...] = ()
     samples: Count = 5_000
     nodes: Count = 20_000
-    weight_bits: Annotated[Whole, bounds(ge=FEWEST, le=MOST)] | None = None
+    weight_bits: Annotated[Whole, bounds(ge=language_model.FEWEST, le=language_model.MOST)] | None = None
     utility_only: bool = False
 
     def refuse_too_large(self, length: int, continuations: int) -> None:
@@ -90,14 +81,14 @@ class EvaluationHParams:
 
 
 def evaluate(
-    model: TrainableModel,
+    model: language_model.TrainableModel,
     canaries: Sequence[Canary],
     test: Users,
     hparams: EvaluationHParams,
     seed: int,
     run: str,
     round: int,
-    without: Sequence[LanguageModel] = (),
+    without: Sequence[language_model.LanguageModel] = (),
 ) -> list[Row]:
     """Return all measurements of one model, as a function of the arguments only, for any order of canaries.
 
@@ -118,7 +109,7 @@ def evaluate(
     try:
         refuse_non_finite(model)
         if hparams.weight_bits is not None:
-            model = quantized(model, hparams.weight_bits)
+            model = language_model.quantized(model, hparams.weight_bits)
         measured = () if hparams.utility_only else canaries
         of_canaries = measure_canaries(model, measured, test.layout, hparams, seed, without)
         of_model = measure_model(model, test, hparams, seed)
@@ -177,12 +168,12 @@ def refuse_non_finite(model: nn.Module) -> None:
 
 
 def measure_canaries(
-    model: TrainableModel,
+    model: language_model.TrainableModel,
     canaries: Sequence[Canary],
     layout: Layout,
     hparams: EvaluationHParams,
     seed: int,
-    without: Sequence[LanguageModel] = (),
+    without: Sequence[language_model.LanguageModel] = (),
 ) -> list[tuple[str, dict[str, float]]]:
     """Return (id, metric -> value) of each canary, in the order of ids."""
     chosen = _chosen("canary", hparams) | {measure.name: measure for measure in WITH_OTHER_MODELS if without}
@@ -244,7 +235,9 @@ def _secrets(template: Secrets, canaries: Sequence[Canary]) -> NDArray[np.int64]
     return np.unique([tokens[one.known :] for one, tokens in own if one and one.hidden == template], axis=0)
 
 
-def measure_model(model: TrainableModel, test: Users, hparams: EvaluationHParams, seed: int) -> dict[str, float]:
+def measure_model(
+    model: language_model.TrainableModel, test: Users, hparams: EvaluationHParams, seed: int
+) -> dict[str, float]:
     """Return metric -> value of the model, over the test users that the seed chooses."""
     count = min(hparams.test_users or len(test), len(test))
     users = stream(seed, "test users").choice(len(test), count, replace=False)
@@ -313,7 +306,7 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
     if isinstance(probe, Probe):
         models += probe.without
         words = {"prefix": probe.prefix, "continuation": probe.continuation, "references": probe.references}
-    with refusing_changes(name, models, words), custom_code_errors():
+    with language_model.refusing_changes(name, models, words), custom_code_errors():
         computed = measure.compute(probe)
     values = computed if isinstance(computed, Mapping) else {measure.quantities[0].name: computed}
     where = f"canary {probe.canary.id}" if isinstance(probe, Probe) else "the model"
@@ -396,12 +389,12 @@ def refuse_failing(
 
 
 def write_on(
-    model: TrainableModel, canaries: Sequence[Canary], layout: Layout, hparams: EvaluationHParams
+    model: language_model.TrainableModel, canaries: Sequence[Canary], layout: Layout, hparams: EvaluationHParams
 ) -> dict[str, tuple[int, ...]]:
     """Return, by canary, its known words and the most likely continuation that a beam search finds."""
     refuse_short(canaries, hparams)
     if hparams.weight_bits is not None:
-        model = quantized(model, hparams.weight_bits)
+        model = language_model.quantized(model, hparams.weight_bits)
     written = {}
     for canary in canaries:
         known = canary.tokens[: known_words(canary, hparams)]
@@ -444,7 +437,7 @@ class ForwardModel(nn.Module):
         self.module, self.context = module, context
         self.register_buffer("_ids", ids, persistent=False)
 
-    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+    def start(self, tokens: Tensor) -> tuple[language_model.State, Tensor]:
         tokens = tokens[:, -self.context :]
         output = self.module(tokens if self._ids is None else self._ids[0, tokens])
         logits = getattr(output, "logits", output)
@@ -457,7 +450,7 @@ class ForwardModel(nn.Module):
         log_probs = last.to(torch.promote_types(last.dtype, torch.float32)).log_softmax(-1)
         return (tokens,), log_probs if self._ids is None else _renumbered(log_probs, self._ids[1])
 
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+    def step(self, state: language_model.State, tokens: Tensor) -> tuple[language_model.State, Tensor]:
         return self.start(torch.cat([state[0], tokens[:, None]], dim=1))
 
 
@@ -511,17 +504,19 @@ def from_forward(
     return ForwardModel(module, context, torch.stack([read, predicted]))
 
 
-class Checked(TrainableModel):
+class Checked(language_model.TrainableModel):
     """Any model with `start` and `step`, whose outputs are checked; it has no gradients. Failures raise InputError."""
 
-    def __init__(self, model: LanguageModel, layout: Layout, name: str, device: torch.device = CPU) -> None:
+    def __init__(
+        self, model: language_model.LanguageModel, layout: Layout, name: str, device: torch.device = CPU
+    ) -> None:
         for method in ("start", "step"):
             if not callable(getattr(model, method, None)):
                 raise InputError(
                     f"{name}: returned a {type(model).__name__}, which has no method {method}; give it start "
                     "and step, or wrap a module with flsim.evaluation.evaluate.from_forward(module, context)"
                 )
-        super().__init__(layout.vocabulary_size, ModelSettings())
+        super().__init__(layout.vocabulary_size, language_model.ModelSettings())
         self.model = model.to(device).eval() if isinstance(model, nn.Module) else model
         self.layout, self.name, self._device = layout, name, device
 
@@ -538,14 +533,14 @@ class Checked(TrainableModel):
             columns.append(log_probs)
         return torch.stack(columns, 1)
 
-    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+    def start(self, tokens: Tensor) -> tuple[language_model.State, Tensor]:
         return self._ask("start", len(tokens), tokens)
 
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+    def step(self, state: language_model.State, tokens: Tensor) -> tuple[language_model.State, Tensor]:
         return self._ask("step", len(tokens), state, tokens)
 
     @torch.no_grad()
-    def _ask(self, method: str, rows: int, *arguments: Any) -> tuple[State, Tensor]:
+    def _ask(self, method: str, rows: int, *arguments: Any) -> tuple[language_model.State, Tensor]:
         try:
             answer = getattr(self.model, method)(*arguments)
         except Exception as error:
@@ -614,7 +609,7 @@ def refuse_inconsistent(model: Checked) -> None:
 
 
 def audit(
-    model: LanguageModel,
+    model: language_model.LanguageModel,
     canaries: Sequence[Canary],
     layout: Layout,
     hparams: EvaluationHParams,

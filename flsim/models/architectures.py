@@ -11,17 +11,8 @@ from torch.nn.functional import embedding, pad
 from flsim.base.errors import InputError
 from flsim.base.extensions import CustomName, is_custom, refuse_options, resolve_class, short_name
 from flsim.base.settings import settings
+from flsim.models import language_model
 from flsim.models.hf import OF_BASE, RECORDED, HuggingFaceModel
-from flsim.models.language_model import (
-    Capabilities,
-    ModelSettings,
-    NextWordModel,
-    Params,
-    State,
-    Stepper,
-    TrainableModel,
-    representative,
-)
 
 # The paper's next-word model: one layer of CIFG-LSTM with a recurrent projection and tied embeddings.
 #
@@ -33,7 +24,7 @@ from flsim.models.language_model import (
 CPU_GATES, GPU_GATES = 2**20, 2**27  # largest number of gate values that a stepper computes at once, 0.5 GB
 
 
-class CIFGLanguageModel(NextWordModel):
+class CIFGLanguageModel(language_model.NextWordModel):
     """The paper's network: one layer of CIFG-LSTM with a recurrent projection and tied embeddings.
 
     x_t = E[w_t];  f, o, g = gates of [x_t, r_{t-1}];  c_t = f c_{t-1} + (1 - f) g;  r_t = (o tanh c_t) P. The state is
@@ -41,9 +32,9 @@ class CIFGLanguageModel(NextWordModel):
     """
 
     label = ""  # tables name only architectures that differ from the paper's
-    capabilities = Capabilities(written_out=True, stacked=True, low_precision=True, vectorized=True)
+    capabilities = language_model.Capabilities(written_out=True, stacked=True, low_precision=True, vectorized=True)
 
-    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+    def __init__(self, vocabulary_size: int, hparams: language_model.ModelSettings) -> None:
         super().__init__(vocabulary_size, hparams)
         size, embedding, units = vocabulary_size, hparams.embedding, hparams.units
         self.embedding = nn.Parameter(torch.zeros(size, embedding))  # E [V, D]
@@ -54,13 +45,13 @@ class CIFGLanguageModel(NextWordModel):
         self.output_bias = nn.Parameter(torch.zeros(size))  # b [V]
 
     @classmethod
-    def from_params(cls, params: Params) -> Self:
+    def from_params(cls, params: language_model.Params) -> Self:
         """Return a model with a copy of these parameters, in their dtype and on their device."""
         (size, width), (units, _) = params["embedding"].shape, params["projection"].shape
-        return cls(size, ModelSettings(width, units)).to(params["embedding"]).load(params)
+        return cls(size, language_model.ModelSettings(width, units)).to(params["embedding"]).load(params)
 
     @classmethod
-    def refuse_settings(cls, hparams: ModelSettings) -> None:
+    def refuse_settings(cls, hparams: language_model.ModelSettings) -> None:
         if hparams.layers > 1:
             raise InputError(f'architecture "cifg" has one layer, found layers = {hparams.layers}; use "lstm" or "gru"')
         super().refuse_settings(hparams)
@@ -75,10 +66,10 @@ class CIFGLanguageModel(NextWordModel):
     def outputs(self, embedded: Tensor) -> Tensor:
         return self.recur(embedded)[0]
 
-    def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def read(self, tokens: Tensor, state: language_model.State | None = None) -> tuple[Tensor, language_model.State]:
         return self.recur(embedding(tokens, self.embedding), state)
 
-    def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def recur(self, embedded: Tensor, state: language_model.State | None = None) -> tuple[Tensor, language_model.State]:
         """Read embeddings x [B, T, D] in place of tokens; state and result are as in `read`."""
         inputs = embedded @ self.input_weight + self.gate_bias  # [B, T, 3H]
         if state is None:
@@ -91,7 +82,7 @@ class CIFGLanguageModel(NextWordModel):
         return torch.stack(outputs, dim=1), (output, memory)
 
     @torch.no_grad()
-    def stepper(self) -> Stepper:
+    def stepper(self) -> language_model.Stepper:
         """Return a stepper as `LogitModel` describes it, equal to `read` except for rounding.
 
         The contribution of each token to the gates is tabulated, [V, 3H]. The contribution of a state is computed once
@@ -105,7 +96,7 @@ class CIFGLanguageModel(NextWordModel):
         at_once = max(1, (CPU_GATES if scale.device.type == "cpu" else GPU_GATES) // (3 * units))
 
         @torch.no_grad()
-        def step(state: State, rows: Tensor, tokens: Tensor) -> State:
+        def step(state: language_model.State, rows: Tensor, tokens: Tensor) -> language_model.State:
             output, memory = state
             new_output, new_memory = output.new_empty(len(rows), embedding), memory.new_empty(len(rows), units)
             for first in range(0, len(rows), at_once):
@@ -122,7 +113,7 @@ class CIFGLanguageModel(NextWordModel):
         return step
 
 
-class TransformerLanguageModel(NextWordModel):
+class TransformerLanguageModel(language_model.NextWordModel):
     """One or more layers of causal self-attention with GELU, norms before each part, and tied embeddings.
 
     Vaswani et al., "Attention Is All You Need" (2017), the decoder without attention to an encoder. As in GPT-2, the
@@ -133,7 +124,7 @@ class TransformerLanguageModel(NextWordModel):
 
     label = "Transformer"
 
-    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+    def __init__(self, vocabulary_size: int, hparams: language_model.ModelSettings) -> None:
         super().__init__(vocabulary_size, hparams)
         size = hparams.embedding
         self.embedding = nn.Parameter(torch.zeros(vocabulary_size, size))  # E [V, D]
@@ -149,7 +140,7 @@ class TransformerLanguageModel(NextWordModel):
         self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))  # b [V]
 
     @classmethod
-    def refuse_settings(cls, hparams: ModelSettings) -> None:
+    def refuse_settings(cls, hparams: language_model.ModelSettings) -> None:
         super().refuse_settings(hparams)
         if hparams.embedding % hparams.heads:
             raise InputError(
@@ -166,11 +157,11 @@ class TransformerLanguageModel(NextWordModel):
         normed: Tensor = self.norm(values)
         return normed
 
-    def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def read(self, tokens: Tensor, state: language_model.State | None = None) -> tuple[Tensor, language_model.State]:
         whole = tokens if state is None else torch.cat([state[0], tokens], dim=1)
         return self.outputs(embedding(whole, self.embedding))[:, -tokens.shape[1] :], (whole,)
 
-    step = TrainableModel.step
+    step = language_model.TrainableModel.step
 
 
 def sinusoids(length: int, size: int) -> Tensor:
@@ -180,7 +171,7 @@ def sinusoids(length: int, size: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :size]
 
 
-class RecurrentLanguageModel(NextWordModel):
+class RecurrentLanguageModel(language_model.NextWordModel):
     """Torch's recurrent cells with tied embeddings.
 
     LSTM: Hochreiter and Schmidhuber (1997), with forget gates. GRU: Cho et al. (2014). The Secret Sharer (Carlini et
@@ -190,7 +181,7 @@ class RecurrentLanguageModel(NextWordModel):
 
     cell: ClassVar[type[nn.LSTM | nn.GRU]]
 
-    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+    def __init__(self, vocabulary_size: int, hparams: language_model.ModelSettings) -> None:
         super().__init__(vocabulary_size, hparams)
         # Gradients of cuDNN's recurrences repeat their bits only with this (torch's page on nn.LSTM). On an H100 that
         # other processes used at the same time, they did not repeat without it.
@@ -206,10 +197,10 @@ class RecurrentLanguageModel(NextWordModel):
     def outputs(self, embedded: Tensor) -> Tensor:
         return self.recur(embedded)[0]
 
-    def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def read(self, tokens: Tensor, state: language_model.State | None = None) -> tuple[Tensor, language_model.State]:
         return self.recur(embedding(tokens, self.embedding), state)
 
-    def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def recur(self, embedded: Tensor, state: language_model.State | None = None) -> tuple[Tensor, language_model.State]:
         """Read embeddings [B, T, D] in place of tokens; state and result are as in `read`."""
         past, is_gru = None, isinstance(self.cells, nn.GRU)
         if state is not None:
@@ -219,10 +210,10 @@ class RecurrentLanguageModel(NextWordModel):
         outputs: Tensor = hidden if self.projection is None else hidden @ self.projection
         return outputs, (outputs[:, -1], *(part.transpose(0, 1).flatten(1) for part in ((new,) if is_gru else new)))
 
-    def stepper(self) -> Stepper:
+    def stepper(self) -> language_model.Stepper:
 
         @torch.no_grad()
-        def step(state: State, rows: Tensor, tokens: Tensor) -> State:
+        def step(state: language_model.State, rows: Tensor, tokens: Tensor) -> language_model.State:
             return self.read(tokens[:, None], tuple(part[rows] for part in state))[1]
 
         return step
@@ -232,20 +223,20 @@ class LSTMLanguageModel(RecurrentLanguageModel):
     """One or more layers of torch's LSTM, tied embeddings, and a projection if units and embedding differ."""
 
     label, cell = "LSTM", nn.LSTM
-    capabilities = Capabilities(written_out=True)
+    capabilities = language_model.Capabilities(written_out=True)
 
 
 class GRULanguageModel(RecurrentLanguageModel):
     """One or more layers of torch's GRU, tied embeddings, and a projection if units and embedding differ."""
 
     label, cell = "GRU", nn.GRU
-    capabilities = Capabilities(written_out=True)
+    capabilities = language_model.Capabilities(written_out=True)
 
 
 MOST = 2**16  # tokens; each layer doubles the receptive field and pads sequences by half of it
 
 
-class ConvolutionalLanguageModel(NextWordModel):
+class ConvolutionalLanguageModel(language_model.NextWordModel):
     """One or more layers of causal dilated convolutions with ReLU, residual connections, and tied embeddings.
 
     Van den Oord et al., "WaveNet" (2016), section 2.1; ReLU and residual connections: Bai, Kolter and Koltun, "An
@@ -257,7 +248,7 @@ class ConvolutionalLanguageModel(NextWordModel):
 
     label = "CNN"
 
-    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+    def __init__(self, vocabulary_size: int, hparams: language_model.ModelSettings) -> None:
         super().__init__(vocabulary_size, hparams)
         size, units = hparams.embedding, hparams.units
         self.embedding = nn.Parameter(zeros(vocabulary_size, size))  # E [V, D]
@@ -271,7 +262,7 @@ class ConvolutionalLanguageModel(NextWordModel):
         self.output_bias = nn.Parameter(zeros(vocabulary_size))  # b [V]
 
     @classmethod
-    def refuse_settings(cls, hparams: ModelSettings) -> None:
+    def refuse_settings(cls, hparams: language_model.ModelSettings) -> None:
         super().refuse_settings(hparams)
         if (reach := reach_of(hparams)) > MOST:
             raise InputError(f"the receptive field has {reach:,} tokens, more than {MOST:,}; set fewer layers")
@@ -285,22 +276,22 @@ class ConvolutionalLanguageModel(NextWordModel):
         hidden = values.transpose(1, 2)  # [B, T, H]
         return hidden if self.projection is None else hidden @ self.projection
 
-    def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def read(self, tokens: Tensor, state: language_model.State | None = None) -> tuple[Tensor, language_model.State]:
         whole = tokens if state is None else cat([state[0], tokens], dim=1)
         return self.outputs(embedding(whole, self.embedding))[:, -tokens.shape[1] :], (
             whole[:, -reach_of(self.hparams) :],
         )
 
-    step = TrainableModel.step
+    step = language_model.TrainableModel.step
 
 
-def reach_of(hparams: ModelSettings) -> int:
+def reach_of(hparams: language_model.ModelSettings) -> int:
     """Return the number of tokens that an output depends on: 1 + (filter_width - 1) (2^layers - 1)."""
     reach: int = 1 + (hparams.filter_width - 1) * (2**hparams.layers - 1)
     return reach
 
 
-BUILT_IN: Mapping[str, type[TrainableModel]] = {
+BUILT_IN: Mapping[str, type[language_model.TrainableModel]] = {
     "cifg": CIFGLanguageModel,
     "lstm": LSTMLanguageModel,
     "gru": GRULanguageModel,
@@ -310,12 +301,12 @@ BUILT_IN: Mapping[str, type[TrainableModel]] = {
 }
 
 
-def class_of(architecture: str) -> type[TrainableModel]:
+def class_of(architecture: str) -> type[language_model.TrainableModel]:
     """Return the class of a built-in architecture, or of a custom architecture, whose file is executed."""
-    return resolve_class(architecture, BUILT_IN, "architecture", TrainableModel)  # type: ignore[type-abstract]
+    return resolve_class(architecture, BUILT_IN, "architecture", language_model.TrainableModel)  # type: ignore[type-abstract]
 
 
-def declared(architecture: str) -> Capabilities | None:
+def declared(architecture: str) -> language_model.Capabilities | None:
     """Return the capabilities of a built-in architecture; None for a custom one, because no code is executed."""
     return None if is_custom(architecture) else class_of(architecture).capabilities
 
@@ -325,7 +316,7 @@ def with_low_precision() -> str:
     return " or ".join(f'"{name}"' for name, kind in BUILT_IN.items() if kind.capabilities.low_precision)
 
 
-def build(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
+def build(vocabulary_size: int, hparams: language_model.ModelSettings) -> language_model.TrainableModel:
     """Return a model of these settings in evaluation mode, before `initialize`; built-in models are all zeros.
 
     This function also sets cuDNN to float32 and to deterministic algorithms in this process. By default, torch allows
@@ -336,13 +327,13 @@ def build(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
     return class_of(hparams.architecture)(vocabulary_size, hparams).eval()
 
 
-def without_values(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
+def without_values(vocabulary_size: int, hparams: language_model.ModelSettings) -> language_model.TrainableModel:
     """Return a model whose tensors have shapes and need no memory; a custom one has values, which its code may read."""
     with torch.device("cpu" if is_custom(hparams.architecture) else "meta"):
         return build(vocabulary_size, hparams)
 
 
-def weights_of(vocabulary_size: int, hparams: ModelSettings, is_trained: bool = True) -> int:
+def weights_of(vocabulary_size: int, hparams: language_model.ModelSettings, is_trained: bool = True) -> int:
     """Return the number of trained weights, or of frozen ones; InputError if a tensor is too large to be addressed."""
     try:
         weights = without_values(vocabulary_size, hparams).parameters()
@@ -351,10 +342,12 @@ def weights_of(vocabulary_size: int, hparams: ModelSettings, is_trained: bool = 
         raise InputError(f"model: a tensor is too large ({error}); set smaller sizes") from error
 
 
-def restore(params: Params, hparams: ModelSettings, vocabulary_size: int) -> TrainableModel:
+def restore(
+    params: language_model.Params, hparams: language_model.ModelSettings, vocabulary_size: int
+) -> language_model.TrainableModel:
     """Return a model of these settings with a copy of the trained parameters, in their dtype and on their device."""
-    model, like = build(vocabulary_size, hparams), representative(params)
-    is_of_its_dtype = representative(model.trainable).dtype == like.dtype
+    model, like = build(vocabulary_size, hparams), language_model.representative(params)
+    is_of_its_dtype = language_model.representative(model.trainable).dtype == like.dtype
     model = model.to(like.device) if is_of_its_dtype else model.to(like.device, like.dtype)
     return model.load(params)
 
@@ -363,7 +356,7 @@ def restore(params: Params, hparams: ModelSettings, vocabulary_size: int) -> Tra
 
 
 @settings
-class ModelHParams(ModelSettings):
+class ModelHParams(language_model.ModelSettings):
     """Architecture and sizes of the network; see `flsim.models.architectures`.
 
     Attributes:
@@ -398,7 +391,7 @@ class ModelHParams(ModelSettings):
             BUILT_IN[self.architecture].refuse_settings(self)
         refuse_options(self.architecture, self.options, "options")
         for name in () if self.architecture == "hf" else (*OF_BASE, *RECORDED):
-            if getattr(self, name) != getattr(ModelSettings(), name):
+            if getattr(self, name) != getattr(language_model.ModelSettings(), name):
                 raise InputError(f'{name} is for architecture "hf", found "{self.architecture}"; remove it')
 
     @property

@@ -19,18 +19,7 @@ from torch import Tensor, nn
 from flsim.base.errors import InputError, first_line
 from flsim.base.files import digest, file_digest
 from flsim.base.rng import shared_generators, stream
-from flsim.models.language_model import (
-    FLOATS,
-    SIZES,
-    Capabilities,
-    LoraBlocks,
-    LoraHParams,
-    ModelSettings,
-    Params,
-    State,
-    TrainableModel,
-    digest_of,
-)
+from flsim.models import language_model
 
 CLOSED = -1e4  # logit of a token id without a token; -inf would give scores that are not finite
 OF_BASE = ("path", "config", "dtype", "lora")  # settings that only this architecture has
@@ -40,7 +29,7 @@ BASE_SEED = 0  # of random weights that are not trained: one base for the runs o
 EXTRA = "pip install 'flsim-memorization[hf]'"
 
 
-class HuggingFaceModel(TrainableModel):
+class HuggingFaceModel(language_model.TrainableModel):
     """A causal language model of transformers; with `lora`, adapters of peft are trained on a frozen base.
 
     A state holds each layer's keys and values so far, [B, heads, T, size] each. Dropout within the base is off.
@@ -48,9 +37,9 @@ class HuggingFaceModel(TrainableModel):
     """
 
     label = "HF"
-    capabilities = Capabilities(blocks=True)
+    capabilities = language_model.Capabilities(blocks=True)
 
-    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+    def __init__(self, vocabulary_size: int, hparams: language_model.ModelSettings) -> None:
         super().__init__(vocabulary_size, hparams)
         self.config = config_of(hparams, vocabulary_size)
         lora = hparams.lora
@@ -75,9 +64,9 @@ class HuggingFaceModel(TrainableModel):
         self.register_buffer("_closed", closed, persistent=False)
 
     @classmethod
-    def refuse_settings(cls, hparams: ModelSettings) -> None:
-        for name in SIZES:
-            if getattr(hparams, name) != getattr(ModelSettings, name):
+    def refuse_settings(cls, hparams: language_model.ModelSettings) -> None:
+        for name in language_model.SIZES:
+            if getattr(hparams, name) != getattr(language_model.ModelSettings, name):
                 raise InputError(f'{name} is not of architecture "hf"; name its sizes in model.config, or a model.path')
         if (hparams.path is None) == (not hparams.config):
             raise InputError('architecture "hf" needs either path, a folder, or config, a table with a model_type')
@@ -90,7 +79,7 @@ class HuggingFaceModel(TrainableModel):
             raise InputError(f'dtype "{hparams.dtype}" is for a frozen base; set model.lora, or "float32"')
 
     @classmethod
-    def label_of(cls, hparams: ModelSettings) -> str:
+    def label_of(cls, hparams: language_model.ModelSettings) -> str:
         name = Path(hparams.path).name or "base" if hparams.path is not None else str(hparams.config["model_type"])
         lora = hparams.lora
         if lora is None:
@@ -103,7 +92,7 @@ class HuggingFaceModel(TrainableModel):
         if self.hparams.path is not None:
             return files_digest(self.hparams.path)
         frozen = {name: value for name, value in self.named_parameters() if not value.requires_grad}
-        return digest_of(frozen) if frozen else ""
+        return language_model.digest_of(frozen) if frozen else ""
 
     def initialize(self, seed: int) -> "HuggingFaceModel":
         """Set the trained weights: those of the base; of adapters A as peft draws it, from the seed, and B zeros.
@@ -124,7 +113,9 @@ class HuggingFaceModel(TrainableModel):
     def forward(self, tokens: Tensor) -> Tensor:
         return self.logits(self.hidden(tokens)[0])
 
-    def hidden(self, tokens: Tensor, state: State | None = None, keeps_state: bool = False) -> tuple[Tensor, State]:
+    def hidden(
+        self, tokens: Tensor, state: language_model.State | None = None, keeps_state: bool = False
+    ) -> tuple[Tensor, language_model.State]:
         """Return what the output layer reads, [B, T, D], after tokens int64 [B, T] and a state, and the new state."""
         ids = tokens if self._inputs is None else self._inputs[tokens]
         cache = _cache_of(self.config, state) if keeps_state else None
@@ -141,7 +132,7 @@ class HuggingFaceModel(TrainableModel):
             return of_model
         return of_model[..., self._inputs].masked_fill(self._closed, CLOSED)
 
-    def rows_of_tokens(self, tensors: Params) -> tuple[Tensor | None, Tensor | None]:
+    def rows_of_tokens(self, tensors: language_model.Params) -> tuple[Tensor | None, Tensor | None]:
         names = {id(value): name for name, value in self.trainable.items()}
 
         def rows(parameter: Tensor | None) -> Tensor | None:
@@ -159,27 +150,27 @@ class HuggingFaceModel(TrainableModel):
         return self.logits(self.hidden(inputs)[0][real])
 
     @torch.no_grad()
-    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+    def start(self, tokens: Tensor) -> tuple[language_model.State, Tensor]:
         text = self.config.get_text_config(decoder=True)
         widest = max(4 * text.hidden_size, self.vocabulary_size // tokens.shape[1])
-        rows = max(1, FLOATS // (tokens.shape[1] * widest))
+        rows = max(1, language_model.FLOATS // (tokens.shape[1] * widest))
         pieces = [self.hidden(piece, keeps_state=True) for piece in torch.split(tokens, rows)]
         last = torch.cat([hidden[:, -1] for hidden, _ in pieces])
         state = tuple(torch.cat(parts) for parts in zip(*(state for _, state in pieces), strict=True))
         return state, self.logits(last).log_softmax(-1)
 
     @torch.no_grad()
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+    def step(self, state: language_model.State, tokens: Tensor) -> tuple[language_model.State, Tensor]:
         hidden, state = self.hidden(tokens[:, None], state, keeps_state=True)
         return state, self.logits(hidden[:, -1]).log_softmax(-1)
 
-    def with_blocks(self) -> list[LoraBlocks]:
+    def with_blocks(self) -> list[language_model.LoraBlocks]:
         """Replace all layers that have adapters by blocks of users, in place, and return the blocks."""
-        blocks = [layer for layer in self.modules() if isinstance(layer, LoraBlocks)]
+        blocks = [layer for layer in self.modules() if isinstance(layer, language_model.LoraBlocks)]
         for path, layer in [(path, layer) for path, layer in self.named_modules() if hasattr(layer, "lora_A")]:
             of_a, of_b = (f"{path}.lora_{which}.default.weight" for which in "AB")
             a = layer.lora_A["default"].weight.detach()[None]
-            blocks.append(LoraBlocks(layer.get_base_layer(), layer.scaling["default"], of_a, of_b, a))
+            blocks.append(language_model.LoraBlocks(layer.get_base_layer(), layer.scaling["default"], of_a, of_b, a))
             parent, _, name = path.rpartition(".")
             setattr(self.get_submodule(parent), name, blocks[-1])
         return blocks
@@ -212,7 +203,7 @@ class HuggingFaceModel(TrainableModel):
             (adapted.merge_and_unload() if merge else adapted).save_pretrained(folder)
 
 
-def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
+def config_of(hparams: language_model.ModelSettings, vocabulary_size: int) -> Any:
     """Return the base's transformers.PreTrainedConfig, without dropout; InputError if transformers refuses it."""
     auto = _transformers().AutoConfig
     try:
@@ -265,10 +256,12 @@ def files_digest(folder: str) -> str:
     return digest(*(part for file in files for part in (file.name, file_digest(file))))
 
 
-_bases: dict[str, Params] = {}  # the last two of this process, by content
+_bases: dict[str, language_model.Params] = {}  # the last two of this process, by content
 
 
-def base_of(hparams: ModelSettings, vocabulary_size: int, seed: int = BASE_SEED) -> Params:
+def base_of(
+    hparams: language_model.ModelSettings, vocabulary_size: int, seed: int = BASE_SEED
+) -> language_model.Params:
     """Return the weights of the base by name, which a process's models share; tied ones have all of their names.
 
     Weights are drawn from `seed` if the settings name no folder. InputError if the folder's weights changed since their
@@ -288,7 +281,7 @@ def base_of(hparams: ModelSettings, vocabulary_size: int, seed: int = BASE_SEED)
     return _bases[key]
 
 
-def _load(hparams: ModelSettings, vocabulary_size: int, seed: int) -> Params:
+def _load(hparams: language_model.ModelSettings, vocabulary_size: int, seed: int) -> language_model.Params:
     auto, dtype = _transformers().AutoModelForCausalLM, getattr(torch, hparams.dtype)
     config, cpu = config_of(hparams, vocabulary_size), torch.device("cpu")
     with _quiet():
@@ -326,7 +319,7 @@ def _has_matrix(layer: nn.Module) -> bool:
     return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(layer, nn.Embedding)
 
 
-def _inject(network: nn.Module, lora: LoraHParams) -> None:
+def _inject(network: nn.Module, lora: language_model.LoraHParams) -> None:
     """Add the adapters to a network whose other parameters are frozen, in place."""
     try:
         _imported("peft").inject_adapter_in_model(_lora_config(lora), network)
@@ -344,7 +337,7 @@ def _inject(network: nn.Module, lora: LoraHParams) -> None:
                 value.data.copy_(_first_a(BASE_SEED, name, value))
 
 
-def _lora_config(lora: LoraHParams) -> Any:
+def _lora_config(lora: language_model.LoraHParams) -> Any:
     targets = "all-linear" if lora.targets == ("all-linear",) else list(lora.targets)
     return _imported("peft").LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, init_lora_weights=False
@@ -383,7 +376,7 @@ def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tenso
     return torch.from_numpy(ids), torch.from_numpy(closed)
 
 
-def _cache_of(config: Any, state: State | None) -> Any:
+def _cache_of(config: Any, state: language_model.State | None) -> Any:
     """Return transformers' cache of keys and values; it appends to new tensors, so that a state stays as it is."""
     data = None if state is None else list(zip(state[::2], state[1::2], strict=True))
     cache = _transformers().DynamicCache(ddp_cache_data=data, config=config)

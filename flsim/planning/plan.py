@@ -17,36 +17,7 @@ from flsim.data.stores import located
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.measures.built_in import MEMORIZED
 from flsim.models.architectures import weights_of
-from flsim.planning.measure import (
-    Cost,
-    Machine,
-    Measurement,
-    RunTime,
-    Scale,
-    Time,
-    Users,
-    answers,
-    cell,
-    checkpoints_of,
-    columns,
-    duration,
-    evaluations_of,
-    number,
-    once,
-    published_scale,
-    published_users,
-    row_name,
-    rows_of,
-    scale_of,
-    scale_tables,
-    size,
-    table,
-    three_digits,
-    time_of,
-    times_of,
-    trained_on,
-    with_unit,
-)
+from flsim.planning import measure
 from flsim.privacy.conventions import sound_convention
 from flsim.privacy.ledger import Ledger
 from flsim.privacy.sampling import Relation
@@ -73,18 +44,18 @@ KEPT = 2  # states of a user that a resume may need, on average
 class Disk:
     """Disk space of runs, in bytes; `meanwhile` is for three checkpoints of runs that train, one being written."""
 
-    total: int = cell("Disk after training", size)
-    checkpoints: int = cell("Disk of checkpoints", size)
-    kept: int = cell("Number of checkpoints", with_unit("{:,}", "checkpoints"))
-    planted: int = cell("Disk of planted canaries and IID twins", size)
-    rest: int = cell("Disk of rows, logs and states of users", size)
-    corpus: int = cell("Disk of the corpus, if the sweep makes it", size)
-    meanwhile: int = cell("Additional disk during training", size)
+    total: int = measure.cell("Disk after training", measure.size)
+    checkpoints: int = measure.cell("Disk of checkpoints", measure.size)
+    kept: int = measure.cell("Number of checkpoints", measure.with_unit("{:,}", "checkpoints"))
+    planted: int = measure.cell("Disk of planted canaries and IID twins", measure.size)
+    rest: int = measure.cell("Disk of rows, logs and states of users", measure.size)
+    corpus: int = measure.cell("Disk of the corpus, if the sweep makes it", measure.size)
+    meanwhile: int = measure.cell("Additional disk during training", measure.size)
 
 
 def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) -> Disk:
     """Return the disk space of all runs; `corpus` is the size of the corpus if the sweep makes it, else 0."""
-    disks = [run_disk(run.config, trained_on(run.config, train)) for run in runs]
+    disks = [run_disk(run.config, measure.trained_on(run.config, train)) for run in runs]
     summed = Disk(*map(sum, zip(*map(astuple, disks), strict=True)))
     meanwhile = sum(sorted((disk.meanwhile for disk in disks), reverse=True)[:at_once])
     return replace(summed, total=summed.total + corpus, corpus=corpus, meanwhile=meanwhile)
@@ -99,7 +70,11 @@ def checkpoint_bytes(config: Config, vocabulary: int) -> int:
 def run_disk(config: Config, train: Split) -> Disk:
     """Return the disk space of the folder of a run that trains on these users."""
     users, records, vocabulary = len(train), train.records, train.layout.vocabulary_size
-    rounds, evaluations, kept = config.rounds_over(train), evaluations_of(config, train), checkpoints_of(config, train)
+    rounds, evaluations, kept = (
+        config.rounds_over(train),
+        measure.evaluations_of(config, train),
+        measure.checkpoints_of(config, train),
+    )
     one = checkpoint_bytes(config, vocabulary)
     canaries = len(configurations(config.canaries)) + config.canaries.controls
     planted = ROSTER + ROSTER_CANARY * canaries + round(10 * expected_copies(config.canaries, records))
@@ -138,28 +113,34 @@ class Provable:
     canary users without these users. `note` is a sentence on what an epsilon is not about.
     """
 
-    name: str = cell("Row, first of", is_number=False)
-    rows: int = cell("rows", number)
-    unit: str = cell("unit", is_number=False)
-    canaries: int = cell("canaries", number, "Canaries: planted ones; with coins half of all, as is expected.")
-    group: int = cell("sharers", number, "Sharers: largest expected number of units that share a canary.")
-    epsilon: float = cell("ranks", two_digits, "Ranks: bound from ranks, at delta 0.")
-    coins: float | None = cell("coins", two_digits, "Coins: bound from guesses of the coins, at the row's delta.")
-    canary_users: float | None = cell(
+    name: str = measure.cell("Row, first of", is_number=False)
+    rows: int = measure.cell("rows", measure.number)
+    unit: str = measure.cell("unit", is_number=False)
+    canaries: int = measure.cell(
+        "canaries", measure.number, "Canaries: planted ones; with coins half of all, as is expected."
+    )
+    group: int = measure.cell(
+        "sharers", measure.number, "Sharers: largest expected number of units that share a canary."
+    )
+    epsilon: float = measure.cell("ranks", two_digits, "Ranks: bound from ranks, at delta 0.")
+    coins: float | None = measure.cell(
+        "coins", two_digits, "Coins: bound from guesses of the coins, at the row's delta."
+    )
+    canary_users: float | None = measure.cell(
         "users", two_digits, "Users: bound from guesses of the coins of canary users, at the row's delta."
     )
-    delta: float | None = cell("delta", "{:.3g}".format)
-    random_updates: float | None = cell(
+    delta: float | None = measure.cell("delta", "{:.3g}".format)
+    random_updates: float | None = measure.cell(
         "random", "{:.2g}".format, "Random: updates of canary users for each update of a user; they cost utility."
     )
-    relation: str = cell("neighbours", note=HALVED, is_number=False)
+    relation: str = measure.cell("neighbours", note=HALVED, is_number=False)
     note: str = ""
 
 
 def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...]:
     """Return what each row with ranked canaries can prove in each partition, once for all seeds and equal rows."""
-    configs = {name: runs[0].config for name, runs in rows_of(planned).items()}
-    return once(
+    configs = {name: runs[0].config for name, runs in measure.rows_of(planned).items()}
+    return measure.once(
         (name, _provable(config, train))
         for name, config in configs.items()
         if not (config.evaluation.utility_only or config.canaries.is_natural) and configurations(config.canaries)
@@ -167,8 +148,8 @@ def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...
 
 
 def _provable(config: Config, train: Split) -> Provable:
-    split = trained_on(config, train)
-    users, canaries, audit = Users.counted(split), config.canaries, config.canary_users
+    split = measure.trained_on(config, train)
+    users, canaries, audit = measure.Users.counted(split), config.canaries, config.canary_users
     groups = groups_of(config, users)
     planted = groups[::2] if canaries.coins else groups  # half of each configuration
     relation: Relation = "replace-one"
@@ -194,7 +175,7 @@ def _provable(config: Config, train: Split) -> Provable:
     )
 
 
-def groups_of(config: Config, users: Users) -> list[int]:
+def groups_of(config: Config, users: measure.Users) -> list[int]:
     """Return the expected number of units that share each canary, at least 1, counted as an audit counts them."""
     groups = []
     for one in configurations(config.canaries):
@@ -222,26 +203,26 @@ FINETUNING = (
 class Finetuning:
     """What equal rows of Hugging Face models need; None for values that do not apply."""
 
-    name: str = cell("Row, first of", is_number=False)
-    rows: int = cell("rows", number)
-    trained: int = cell("trained", number)
-    base: int = cell("base", size)
-    user: int = cell("each user", size)
-    at_once: int = cell("users", number)
-    memory: int = cell("memory", size)
-    clients: int = cell("clients", number)
-    sent: int | None = cell("sent", size)
-    operations: float = cell("FLOP", "{:.1e}".format)
-    seconds: float | None = cell("time", duration)
+    name: str = measure.cell("Row, first of", is_number=False)
+    rows: int = measure.cell("rows", measure.number)
+    trained: int = measure.cell("trained", measure.number)
+    base: int = measure.cell("base", measure.size)
+    user: int = measure.cell("each user", measure.size)
+    at_once: int = measure.cell("users", measure.number)
+    memory: int = measure.cell("memory", measure.size)
+    clients: int = measure.cell("clients", measure.number)
+    sent: int | None = measure.cell("sent", measure.size)
+    operations: float = measure.cell("FLOP", "{:.1e}".format)
+    seconds: float | None = measure.cell("time", measure.duration)
 
 
 def finetuning_of(planned: Iterable[Planned], train: Split) -> tuple[Finetuning, ...]:
     models = [run for run in planned if run.config.model.architecture == "hf"]
-    return once((row_name(run), _finetuning(run.config, train)) for run in models)
+    return measure.once((measure.row_name(run), _finetuning(run.config, train)) for run in models)
 
 
 def _finetuning(config: Config, train: Split) -> Finetuning:
-    needs, users = config.footprint(train.layout), trained_on(config, train)
+    needs, users = config.footprint(train.layout), measure.trained_on(config, train)
     sent = config.clients * needs.trained * (REQUEST + REPLY) or None
     records = users.records / config.rounds_per_epoch(users)  # of a round
     operations = needs.operations * records * (users.words / users.records + 1)
@@ -275,7 +256,7 @@ class Request:
     is_there: bool = True
     makes: int = 0
     whole_cluster: bool = True
-    published: Scale | None = None
+    published: measure.Scale | None = None
     source: str | None = None
 
 
@@ -283,9 +264,9 @@ class Request:
 class Privacy:
     """Epsilon, by convention, of runs with equal releases; None if it cannot be computed, or is infinite."""
 
-    name: str = cell("Row, first of", is_number=False)
-    unit: str = cell("unit", is_number=False)
-    delta: float = cell("delta", "{:.3g}".format)
+    name: str = measure.cell("Row, first of", is_number=False)
+    unit: str = measure.cell("unit", is_number=False)
+    delta: float = measure.cell("delta", "{:.3g}".format)
     epsilons: dict[str, float | None] = field(default_factory=dict)
 
 
@@ -293,18 +274,24 @@ class Privacy:
 class Power:
     """The power of a comparison of two runs, such as twins, with the correction that the plan's table makes."""
 
-    tests: int = cell("Comparisons of the table", with_unit("{:,}", "comparisons"))
-    canaries: int = cell("Canaries of a run", with_unit("{:,}", "canaries"))
-    seeds: int = cell("Seeds", with_unit("{:,}", "seeds"))
-    most_bits: float = cell("Exposure of a completely memorized canary", with_unit("{:.1f}", "bits"))
-    bits: float | None = cell("Least difference in mean exposure found", with_unit("{:.2g}", "bits"))
-    percent: float | None = cell(f"Least difference in {MEMORIZED.heading} found", with_unit("{:.2g}", "%"))
-    effect: float = cell("Difference in mean exposure to find (--effect)", with_unit("{:g}", "bits"))
-    power: float = cell("Power to find it", with_unit("{:.2g}", "%"))
-    canaries_needed: int | None = cell("Canaries of a run that find it", with_unit("{:,}", "canaries", MORE))
-    seeds_needed: int | None = cell("Seeds that find it, in a test over seeds", with_unit("{:,}", "seeds", MORE))
-    sd_canaries: float = cell("Assumed standard deviation over canaries", with_unit("{:.1f}", "bits"))
-    sd_seeds: float = cell("Assumed standard deviation between seeds", with_unit("{:.1f}", "bits"))
+    tests: int = measure.cell("Comparisons of the table", measure.with_unit("{:,}", "comparisons"))
+    canaries: int = measure.cell("Canaries of a run", measure.with_unit("{:,}", "canaries"))
+    seeds: int = measure.cell("Seeds", measure.with_unit("{:,}", "seeds"))
+    most_bits: float = measure.cell("Exposure of a completely memorized canary", measure.with_unit("{:.1f}", "bits"))
+    bits: float | None = measure.cell("Least difference in mean exposure found", measure.with_unit("{:.2g}", "bits"))
+    percent: float | None = measure.cell(
+        f"Least difference in {MEMORIZED.heading} found", measure.with_unit("{:.2g}", "%")
+    )
+    effect: float = measure.cell("Difference in mean exposure to find (--effect)", measure.with_unit("{:g}", "bits"))
+    power: float = measure.cell("Power to find it", measure.with_unit("{:.2g}", "%"))
+    canaries_needed: int | None = measure.cell(
+        "Canaries of a run that find it", measure.with_unit("{:,}", "canaries", MORE)
+    )
+    seeds_needed: int | None = measure.cell(
+        "Seeds that find it, in a test over seeds", measure.with_unit("{:,}", "seeds", MORE)
+    )
+    sd_canaries: float = measure.cell("Assumed standard deviation over canaries", measure.with_unit("{:.1f}", "bits"))
+    sd_seeds: float = measure.cell("Assumed standard deviation between seeds", measure.with_unit("{:.1f}", "bits"))
 
 
 @dataclass(frozen=True)
@@ -313,14 +300,14 @@ class Plan:
 
     name: str
     tier: str | None
-    machine: Machine
-    time: Time | None
-    measurement: Measurement | None
+    machine: measure.Machine
+    time: measure.Time | None
+    measurement: measure.Measurement | None
     disk: Disk
-    times: tuple[RunTime, ...]
+    times: tuple[measure.RunTime, ...]
     finetuning: tuple[Finetuning, ...]
-    scale: Scale
-    published: Scale | None
+    scale: measure.Scale
+    published: measure.Scale | None
     source: str | None
     privacy: tuple[Privacy, ...]
     provable: tuple[Provable, ...]
@@ -360,7 +347,7 @@ def read_request(
     try:
         path = corpus or corpus_of(at, file, folder)
     except InputError as error:
-        users = published_users(sweep)
+        users = measure.published_users(sweep)
         if users is None:
             raise
         path = folder / "corpus"
@@ -384,31 +371,31 @@ def read_request(
         is_there=users is None,
         makes=makes,
         whole_cluster=at.whole_cluster,
-        published=published_scale(sweep, planned, str(file), only),
+        published=measure.published_scale(sweep, planned, str(file), only),
         source=sweep.published.source if sweep.published else None,
     )
 
 
 def plan_of(
     request: Request,
-    machine: Machine,
+    machine: measure.Machine,
     effect: float,
     spread: power.Spread = power.DEMO,
-    measured: tuple[Mapping[str, Cost], Measurement] | None = None,
+    measured: tuple[Mapping[str, measure.Cost], measure.Measurement] | None = None,
     at_once: int | None = None,
 ) -> Plan:
     planned, train, whole_cluster = request.planned, request.train, request.whole_cluster
-    scale = scale_of(rows_of(planned), train, request.published)
+    scale = measure.scale_of(measure.rows_of(planned), train, request.published)
     slots = 1 if whole_cluster else max(machine.runs_at_once(run.config, at_once) for run in planned)
     slots = min(slots, len(planned))
     costs, measurement = measured or ({}, None)
-    times = times_of(planned, costs, train, machine, at_once, whole_cluster) if measurement else ()
+    times = measure.times_of(planned, costs, train, machine, at_once, whole_cluster) if measurement else ()
     seeds = len({run.seed for run in planned})
     return Plan(
         request.name,
         request.tier,
         machine,
-        time_of(times, measurement.overhead) if measurement else None,
+        measure.time_of(times, measurement.overhead) if measurement else None,
         measurement,
         disk_of(planned, train, slots, request.makes),
         times,
@@ -429,13 +416,13 @@ def privacy_of(planned: Sequence[Planned], train: Split) -> list[Privacy]:
         config = run.config
         if config.privacy.mechanism != "dp":
             continue
-        split = trained_on(config, train)
+        split = measure.trained_on(config, train)
         population = config.protected(split)
         entry, delta = config.planned(population, config.rounds_over(split)), config.privacy.delta_for(population)
         if (entry, delta) not in by_release:
             lines = [(line.convention.name, line.epsilon) for line in report(Ledger((entry,)), delta)]
             epsilons = {name: value if value is not None and math.isfinite(value) else None for name, value in lines}
-            by_release[entry, delta] = Privacy(row_name(run), config.unit, delta, epsilons)
+            by_release[entry, delta] = Privacy(measure.row_name(run), config.unit, delta, epsilons)
     return list(by_release.values())
 
 
@@ -443,7 +430,7 @@ def comparisons_of(planned: Sequence[Planned]) -> int:
     """Return the number of comparisons of a plan's table: rows that have runs of both partitions; at least 1."""
     partitions: dict[str, set[str | None]] = {}
     for run in planned:
-        partitions.setdefault(row_name(run), set()).add(run.config.partition)
+        partitions.setdefault(measure.row_name(run), set()).add(run.config.partition)
     return max(1, sum({"iid", "non-iid"} <= of_row for of_row in partitions.values()))
 
 
@@ -488,15 +475,15 @@ def page(plan: Plan) -> str:
     title = f"{plan.name}{tier}. Runs: {runs:,}. Cores: {plan.machine.cores}. GPUs: {plan.machine.gpus}."
     proof = "".join(map(note, dict.fromkeys(filter(None, [BOUNDS, *(row.note for row in plan.provable)]))))
     sections = {
-        "Time, memory and disk" if plan.time else "Disk": answers(
+        "Time, memory and disk" if plan.time else "Disk": measure.answers(
             *filter(None, (plan.time, plan.measurement, plan.disk))
         ),
-        "Time of a run": table(plan.times) if plan.times else "",
-        "Training of Hugging Face models": table(plan.finetuning, note(FINETUNING)) if plan.finetuning else "",
-        "Scale and amount of training": scale_tables(plan.scale, plan.published, plan.source),
+        "Time of a run": measure.table(plan.times) if plan.times else "",
+        "Training of Hugging Face models": measure.table(plan.finetuning, note(FINETUNING)) if plan.finetuning else "",
+        "Scale and amount of training": measure.scale_tables(plan.scale, plan.published, plan.source),
         "Epsilon": _epsilons(plan.privacy) if plan.privacy else "",
-        "Largest provable epsilon": table(plan.provable, proof) if plan.provable else "",
-        "Statistical power": answers(plan.power) + note(FOUND) if plan.power else "",
+        "Largest provable epsilon": measure.table(plan.provable, proof) if plan.provable else "",
+        "Statistical power": measure.answers(plan.power) + note(FOUND) if plan.power else "",
     }
     texts = [f"## {head}\n\n{text.rstrip()}\n" for head, text in sections.items() if text]
     return "\n".join([note(title), *texts])
@@ -505,7 +492,7 @@ def page(plan: Plan) -> str:
 def _epsilons(rows: Sequence[Privacy]) -> str:
     names = dict.fromkeys(name for row in rows for name in row.epsilons)
     cells = [Column(name + "*" * (name == "paper"), [_epsilon(row, name) for row in rows]) for name in names]
-    label, *others = columns(rows)
+    label, *others = measure.columns(rows)
     sound = SOUND if any(row.unit == "user" for row in rows) else RECORDS
     return markdown([label], [others, *([one] for one in cells)], (STAR if "paper" in names else "") + sound)
 
@@ -514,4 +501,4 @@ def _epsilon(row: Privacy, convention: str) -> str:
     if convention not in row.epsilons:
         return ""
     value = row.epsilons[convention]
-    return "-" if value is None else f"{value:.0e}" if value >= 1e6 else three_digits(value)
+    return "-" if value is None else f"{value:.0e}" if value >= 1e6 else measure.three_digits(value)

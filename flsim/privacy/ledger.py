@@ -19,14 +19,7 @@ from flsim.base.progress import say
 from flsim.base.rng import stream
 from flsim.base.settings import Finite, Level, Natural, Options, Positive, settings
 from flsim.models.language_model import Params
-from flsim.privacy.conventions import (
-    PAPER,
-    Convention,
-    Sensitivity,
-    conventions_of,
-    sampler_in_conventions,
-    sound_convention,
-)
+from flsim.privacy import conventions
 from flsim.privacy.noise import NOISES, is_correlated, noise_event, refuse_options
 from flsim.privacy.sampling import Sampling, check_cohort, draw_cohort
 
@@ -369,7 +362,7 @@ class Entry:
         if not 0 <= self.noise_multiplier < math.inf:
             raise InputError(f"noise_multiplier must be finite and at least 0, found {self.noise_multiplier:g}")
 
-    def event(self, sensitivity: Sensitivity) -> "DpEvent":
+    def event(self, sensitivity: conventions.Sensitivity) -> "DpEvent":
         """Return these rounds as dp_accounting's event, where one user changes the sum by S or by 2S."""
         from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
@@ -401,7 +394,7 @@ class Ledger:
             return Ledger((*self.entries[:-1], merged))
         return Ledger((*self.entries, entry))
 
-    def event(self, sensitivity: Sensitivity) -> "DpEvent":
+    def event(self, sensitivity: conventions.Sensitivity) -> "DpEvent":
         """Return all rounds as one event of dp_accounting; raise InputError if this is impossible."""
         from dp_accounting import ComposedDpEvent
 
@@ -429,11 +422,11 @@ class Ledger:
             raise InputError(f"not a privacy ledger: {error}") from error
 
 
-def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
+def epsilon(ledger: Ledger, delta: float, convention: conventions.Convention) -> float:
     """Return epsilon of a ledger for users, infinite if a round had no noise; InputError if it cannot be accounted."""
     from flsim.privacy.accounting import epsilon_of
 
-    others = {sampler_in_conventions(entry.sampler) for entry in ledger.entries} - {convention.sampler}
+    others = {conventions.sampler_in_conventions(entry.sampler) for entry in ledger.entries} - {convention.sampler}
     if others:
         raise InputError(
             f"{convention} is for {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "
@@ -454,9 +447,13 @@ def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
 # The epsilons that a run reports: one with the paper's convention, for comparison, and one whose assumptions hold.
 
 
-def reported(sampler: str) -> tuple[Convention, ...]:
+def reported(sampler: str) -> tuple[conventions.Convention, ...]:
     """Return the paper's convention, if it is for this sampler, and the sound convention."""
-    return tuple(one for one in conventions_of(sampler) if one in (PAPER, sound_convention(sampler)))
+    return tuple(
+        one
+        for one in conventions.conventions_of(sampler)
+        if one in (conventions.PAPER, conventions.sound_convention(sampler))
+    )
 
 
 def spent(ledger: Ledger, sampler: str, delta: float) -> dict[str, float]:
@@ -468,7 +465,7 @@ def epsilons(ledger: Ledger, sampler: str, delta: float, names: Iterable[str] | 
     """Return epsilon by the name of each convention in `names`, or of each reported one if None."""
     if names is None:
         return spent(ledger, sampler, delta)
-    known = {convention.name: convention for convention in conventions_of(sampler)}
+    known = {convention.name: convention for convention in conventions.conventions_of(sampler)}
     chosen = as_list("conventions", names)
     for name in chosen:
         if name not in known:
@@ -485,7 +482,7 @@ def note(epsilons: dict[str, float], unit: Unit = "user") -> str:
 def sentence(epsilons: dict[str, float], sampler: str, delta: float, unit: Unit = "user") -> str:
     parts = []
     for convention in reported(sampler):
-        origin = " as the paper counts" if convention is PAPER else ""
+        origin = " as the paper counts" if convention is conventions.PAPER else ""
         parts.append(
             f"epsilon {epsilons[convention.name]:.3g}{origin} ({convention.name}: {convention.relation}, sensitivity "
             f"{convention.sensitivity}, {convention.accountant.upper()}"
@@ -511,7 +508,7 @@ def affordable_rounds(planned: Callable[[int], Entry], rounds: int, max_epsilon:
 
     def spends(number: int) -> float:
         entry = planned(number)
-        return epsilon(Ledger((entry,)), delta, sound_convention(entry.sampler))
+        return epsilon(Ledger((entry,)), delta, conventions.sound_convention(entry.sampler))
 
     if spends(rounds) <= max_epsilon:
         return rounds
@@ -528,7 +525,7 @@ def affordable_rounds(planned: Callable[[int], Entry], rounds: int, max_epsilon:
 EPSILONS = np.concatenate([np.linspace(0, 10, 201), np.linspace(10, 60, 101)[1:]])
 
 
-def delta_curve(ledger: Ledger, convention: Convention) -> NDArray[np.float64]:
+def delta_curve(ledger: Ledger, convention: conventions.Convention) -> NDArray[np.float64]:
     """Return delta at each of `EPSILONS` that a ledger proves under a convention; 1 if it proves nothing."""
     from flsim.privacy.accounting import delta_of  # loads dp_accounting and scipy.stats, which takes a second
 

@@ -37,16 +37,8 @@ from flsim.canaries.population import write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.records import TOKENIZER, Layout, Users, Vocabulary
 from flsim.data.tokenizer import TABLE
+from flsim.evaluation import loading
 from flsim.evaluation.evaluate import Checked, EvaluationHParams, audit, own_quantities, refuse_inconsistent
-from flsim.evaluation.loading import (
-    checkpoints_in,
-    code_digests,
-    code_file,
-    is_folder_of_model,
-    load_folder,
-    load_other,
-    weights_digest,
-)
 from flsim.models.language_model import TrainableModel
 from flsim.results.rows import FILE, MEASUREMENTS, Row, identity_of, is_run, read_run_file, read_settings, write_rows
 
@@ -218,30 +210,33 @@ class OtherModel:
         """Return the rounds, ascending, and the files or folders of their weights."""
         if self.round is not None and self.round < 0:
             raise InputError(f"--round {self.round}: rounds are 0 or more")
-        if self.folder is not None and is_folder_of_model(self.folder):
+        if self.folder is not None and loading.is_folder_of_model(self.folder):
             return [(self.round or 0, self.folder)]
         several = self.state if self.folder is None else self.folder
-        return [(self.round or 0, None)] if several is None else [*checkpoints_in(several, self.round)]
+        return [(self.round or 0, None)] if several is None else [*loading.checkpoints_in(several, self.round)]
 
     def load(self, weights: Path | None, canaries: Canaries) -> Any:
         if self.folder is None or weights is None:
-            return load_other(self.spec, self.arguments, weights, self.context, "--model ")
+            return loading.load_other(self.spec, self.arguments, weights, self.context, "--model ")
         if not canaries.are_of_model:
             raise InputError(
                 f"--model {self.spec}: canaries have words, but the model has tokens; draw canaries with flsim data "
                 f"canaries --tokenizer {self.spec}, name a --corpus with its tokens, or wrap the model in a function"
             )
-        return load_folder(weights, canaries.layout.vocabulary_size, canaries.tokens)
+        return loading.load_folder(weights, canaries.layout.vocabulary_size, canaries.tokens)
 
     def record(self, weights: Path | None, model: Any) -> dict[str, Any]:
         """Return how to load the model of a checkpoint again, with digests of its code and of its parameters."""
-        entry = {"weights": None if weights is None else str(weights.resolve()), "digest": weights_digest(model)}
+        entry = {
+            "weights": None if weights is None else str(weights.resolve()),
+            "digest": loading.weights_digest(model),
+        }
         if self.folder is not None:
             return entry
-        file, (where, _, name) = code_file(self.spec), self.spec.rpartition(":")
+        file, (where, _, name) = loading.code_file(self.spec), self.spec.rpartition(":")
         factory = f"{file}:{name}" if where.endswith(".py") or "/" in where else self.spec
         arguments = {"arguments": dict(self.arguments), "context": self.context}
-        return entry | {"factory": factory, "code": code_digests(file)} | arguments
+        return entry | {"factory": factory, "code": loading.code_digests(file)} | arguments
 
 
 def measure(
@@ -296,10 +291,10 @@ def canaries_of(path: Path) -> CanarySet:
 
 def model_in(folder: Path, canaries: CanarySet, path: Path) -> TrainableModel:
     """Return the model in a folder of transformers or peft, for measurements at `path`; InputError for other tokens."""
-    if not is_folder_of_model(folder):
+    if not loading.is_folder_of_model(folder):
         raise InputError(f"{folder}: has no model of transformers or peft; name the folder of a model")
     table = path / "planted" / TABLE
-    return load_folder(folder, canaries.words.layout.vocabulary_size, table if table.is_file() else None)
+    return loading.load_folder(folder, canaries.words.layout.vocabulary_size, table if table.is_file() else None)
 
 
 @dataclass(frozen=True)
@@ -324,7 +319,7 @@ class MeasuredModel:
             loaded = _made_again(path, record, weights, spec)
         else:
             loaded = model_in(Path(str(weights if spec is None else spec)), canaries, path)
-        if weights_digest(loaded) != record["digest"]:
+        if loading.weights_digest(loaded) != record["digest"]:
             raise InputError(
                 f"{weights or spec}: not the parameters that {path} measured; restore them, or measure the model again"
             )
@@ -364,7 +359,7 @@ def _made_again(path: Path, record: Mapping[str, Any], weights: Path | None, spe
             f"{path}: code makes its model, and flsim executes only code that you name; if you trust it, add --model "
             f"{named}"
         )
-    folder = code_file(spec, "--model ").parent
+    folder = loading.code_file(spec, "--model ").parent
     for name, content in record["code"].items():
         file = inside(folder, name)
         if not file.is_file() or file_digest(file) != content:
@@ -373,4 +368,4 @@ def _made_again(path: Path, record: Mapping[str, Any], weights: Path | None, spe
             )
     if weights is not None and not weights.exists():
         raise InputError(f"{weights}: no such file of weights; restore it, or measure the model again")
-    return load_other(spec, record["arguments"], weights, record["context"], "--model ")
+    return loading.load_other(spec, record["arguments"], weights, record["context"], "--model ")

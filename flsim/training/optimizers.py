@@ -12,15 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from flsim.base import extensions
 from flsim.base.errors import InputError
-from flsim.base.extensions import (
-    custom_code_errors,
-    is_custom,
-    options_as_text,
-    options_of,
-    parts,
-    resolve,
-)
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of torch.optim.Adam
 ALPHA = 0.99  # default of torch.optim.RMSprop, whose epsilon is Adam's
@@ -122,8 +115,8 @@ OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "rmsprop": RMSPROP
 
 def optimizer_named(name: str) -> Optimizer:
     """Return an optimizer by a key of `OPTIMIZERS`, or a custom one; InputError if its file has no such optimizer."""
-    thing = resolve(name, OPTIMIZERS, "optimizer")
-    if isinstance(thing, Optimizer) and options_of(name):
+    thing = extensions.resolve(name, OPTIMIZERS, "optimizer")
+    if isinstance(thing, Optimizer) and extensions.options_of(name):
         raise InputError(f"{name}: takes no options; name a class or a function with options")
     if not callable(thing) and not isinstance(thing, Optimizer):
         raise InputError(
@@ -137,9 +130,9 @@ def _own(name: str, make: Callable[..., object]) -> Optimizer:
     """Return an `Optimizer` that wraps a custom class of torch optimizers, or a function that returns an optimizer."""
 
     def over(parameters: Iterable[Tensor], rate: float, _momentum: float, decay: float) -> torch.optim.Optimizer:
-        settings = {"lr": rate} | ({"weight_decay": decay} if decay else {}) | options_of(name)
+        settings = {"lr": rate} | ({"weight_decay": decay} if decay else {}) | extensions.options_of(name)
         try:
-            with custom_code_errors(InputError):
+            with extensions.custom_code_errors(InputError):
                 made = make(parameters, **settings)
         except TypeError as error:  # raised by the call, not inside the custom code
             raise InputError(f"{name}: cannot be created from (parameters, {', '.join(settings)}): {error}") from error
@@ -149,7 +142,7 @@ def _own(name: str, make: Callable[..., object]) -> Optimizer:
             )
         return made
 
-    return Optimizer(parts(name)[1] + options_as_text(name), over)
+    return Optimizer(extensions.parts(name)[1] + extensions.options_as_text(name), over)
 
 
 def refuse_low_precision(name: str, precision: str) -> None:
@@ -163,7 +156,7 @@ def refuse_low_precision(name: str, precision: str) -> None:
 
 def refuse_failing(name: str) -> None:
     """Try one step of a custom optimizer, and raise InputError if it fails."""
-    if is_custom(name):
+    if extensions.is_custom(name):
         _tried(optimizer_named(name))
 
 
@@ -173,7 +166,7 @@ def slots_of(name: str) -> tuple[str, ...]:
     Raises InputError if the step failed, or a checkpoint cannot store the complete state of the optimizer.
     """
     optimizer = optimizer_named(name)
-    if not is_custom(name):
+    if not extensions.is_custom(name):
         return optimizer.slots
     stepped, before, weights = _tried(optimizer)
     if _settings_of(stepped) != before:
@@ -188,7 +181,7 @@ def _tried(optimizer: Optimizer) -> tuple[torch.optim.Optimizer, list[dict[str, 
     weights = [torch.zeros(3, 2), torch.zeros(5)]
     stepping = optimizer.over(weights, 0.1, 0.9, 0.0)
     before = _settings_of(stepping)
-    with custom_code_errors(InputError):
+    with extensions.custom_code_errors(InputError):
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         stepping.step()

@@ -14,16 +14,8 @@ from numpy import int64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base import extensions
 from flsim.base.errors import Diverged, InputError
-from flsim.base.extensions import (
-    CustomName,
-    configured,
-    custom_code_errors,
-    is_custom,
-    made,
-    refuse_wrong_options,
-    resolve,
-)
 from flsim.base.rng import shared_generators, states_of_shared_generators
 from flsim.base.settings import Count, Fraction, NotNegative, Options, Positive, check, settings
 from flsim.data.records import Batch, Layout, Records, batch
@@ -68,7 +60,7 @@ def _milestone(at: float) -> float:
     return at
 
 
-ScheduleName = Annotated[str, CustomName("schedule", SCHEDULES)]
+ScheduleName = Annotated[str, extensions.CustomName("schedule", SCHEDULES)]
 Milestones = tuple[Annotated[float, check(_milestone)], ...]
 
 
@@ -96,9 +88,11 @@ def rate_at(
         return rate * (at + 1) / warmup
     if schedule == "steps":
         return rate * steps(at, total, milestones, factor)
-    with custom_code_errors(InputError):
-        factor = made(schedule, resolve(schedule, SCHEDULES, "schedule"), at - warmup, max(total - warmup, 1))
-    if is_custom(schedule) and not (isinstance(factor, int | float) and 0 <= factor < math.inf):
+    with extensions.custom_code_errors(InputError):
+        factor = extensions.made(
+            schedule, extensions.resolve(schedule, SCHEDULES, "schedule"), at - warmup, max(total - warmup, 1)
+        )
+    if extensions.is_custom(schedule) and not (isinstance(factor, int | float) and 0 <= factor < math.inf):
         raise InputError(
             f"{schedule}: returned the factor {factor!r} at {at:,} of {total:,}; return a finite number of at least 0"
         )
@@ -154,7 +148,7 @@ class LocalHParams:
     epochs: Count = 1
     batch_size: Count = 16
     learning_rate: Positive = 0.3
-    optimizer: Annotated[str, CustomName("optimizer", OPTIMIZERS)] = "sgd"
+    optimizer: Annotated[str, extensions.CustomName("optimizer", OPTIMIZERS)] = "sgd"
     momentum: Fraction = 0.9
     gradient_clip: Positive | None = None
     proximal: NotNegative = 0.0
@@ -167,7 +161,7 @@ class LocalHParams:
     schedule_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_wrong_options(self, "optimizer", "schedule")
+        extensions.refuse_wrong_options(self, "optimizer", "schedule")
         refuse_wrong_milestones(self.schedule, self.milestones)
 
     @property
@@ -182,13 +176,13 @@ class LocalHParams:
         if rounds is None:
             raise ValueError(f"schedule {self.schedule!r} needs the number of rounds")
         milestones, factor = self.milestones, self.milestone_factor
-        schedule = configured(self, "schedule")
+        schedule = extensions.configured(self, "schedule")
         return rate_at(self.learning_rate, schedule, round_, rounds, milestones=milestones, factor=factor)
 
     def optimizer_over(self, parameters: list[Tensor], rate: float | None = None) -> torch.optim.Optimizer:
         """Return a new torch optimizer over parameters; a `rate` of None means `learning_rate`."""
         rate = self.learning_rate if rate is None else rate
-        return optimizer_named(configured(self, "optimizer")).over(parameters, rate, self.momentum, 0.0)
+        return optimizer_named(extensions.configured(self, "optimizer")).over(parameters, rate, self.momentum, 0.0)
 
     def examples(self, records: int) -> int:
         """Return the number of records that a user with this number of records trains on in a round."""

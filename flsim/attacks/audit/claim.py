@@ -8,15 +8,6 @@ from typing import Any
 import pandas as pd
 
 from flsim.attacks.audit import bounds
-from flsim.attacks.audit.bounds import (
-    OF_SHARES,
-    SIGNIFICANCE,
-    Allowed,
-    LeastProbability,
-    epsilon_of_gaussian,
-    of_group,
-    share_of_references,
-)
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom
 from flsim.privacy.conventions import Convention, possible_conventions, sound_convention
@@ -31,13 +22,13 @@ class Claim:
     convention: Convention
     epsilon: float
     delta: float
-    curve: Allowed
+    curve: bounds.Allowed
 
     @classmethod
     def of_ledger(cls, ledger: Ledger, sampler: str, delta: float) -> "Claim":
         """Return the claim of a ledger at a delta, or raise InputError. This executes a custom sampler or noise."""
         convention = sound_convention(sampler)
-        curve = Allowed(EPSILONS, delta_curve(ledger, convention))
+        curve = bounds.Allowed(EPSILONS, delta_curve(ledger, convention))
         return cls(convention, epsilon(ledger, delta, convention), delta, curve)
 
     @classmethod
@@ -59,7 +50,7 @@ class Claim:
             )
         value = spent[convention]
         # An infinite epsilon allows everything, like (0, 1)-DP.
-        curve = Allowed.point(value, stored) if value < float("inf") else Allowed.point(0.0, 1.0)
+        curve = bounds.Allowed.point(value, stored) if value < float("inf") else bounds.Allowed.point(0.0, 1.0)
         return cls(convention, value, stored if delta is None else delta, curve)
 
     @property
@@ -67,9 +58,9 @@ class Claim:
         """Number of steps between neighbouring data sets that change one unit's data: a replacement takes two."""
         return 1 if self.convention.relation == "replace-one" else 2
 
-    def least_of_group(self, units: int) -> LeastProbability:
+    def least_of_group(self, units: int) -> bounds.LeastProbability:
         """Return T of data sets that differ in this number of units."""
-        return of_group(self.curve.least_probability, units * self.steps)
+        return bounds.of_group(self.curve.least_probability, units * self.steps)
 
 
 def needs_custom_code(ledger: Ledger) -> bool:
@@ -108,21 +99,21 @@ class LedgerTest:
     canaries: int
     guesses: int
     neighbours: int
-    wrong: Callable[[LeastProbability], LeastProbability] = bounds.of_one
-    significance: float = SIGNIFICANCE
+    wrong: Callable[[bounds.LeastProbability], bounds.LeastProbability] = bounds.of_one
+    significance: float = bounds.SIGNIFICANCE
 
     @classmethod
     def of_ranks(cls, canaries: int, threshold: int, references: int, neighbours: int) -> "LedgerTest":
         """Return the test that guesses each canary to be among the first `threshold` of its references."""
-        share = share_of_references(threshold, references, canaries)
-        significance = SIGNIFICANCE - OF_SHARES
+        share = bounds.share_of_references(threshold, references, canaries)
+        significance = bounds.SIGNIFICANCE - bounds.OF_SHARES
         return cls(canaries, canaries, neighbours, lambda least: bounds.of_set(least, share), significance)
 
-    def refutes(self, curve: Allowed, right: int) -> bool:
+    def refutes(self, curve: bounds.Allowed, right: int) -> bool:
         """Return whether this number of right guesses refutes the curve of a ledger."""
-        return self._refutes(of_group(curve.least_probability, self.neighbours), right)
+        return self._refutes(bounds.of_group(curve.least_probability, self.neighbours), right)
 
-    def needed(self, curve: Allowed) -> int | None:
+    def needed(self, curve: bounds.Allowed) -> int | None:
         """Return the smallest number of right guesses that refutes a ledger's curve; None if all do not suffice."""
         if not self.refutes(curve, self.guesses):
             return None
@@ -147,7 +138,7 @@ class LedgerTest:
     def largest(self, delta: float) -> float:
         """Return the largest epsilon at a delta of a Gaussian mechanism that the best outcome refutes."""
         mu = self.mu_refuted(self.guesses)
-        return epsilon_of_gaussian(mu, delta) if mu else 0.0
+        return bounds.epsilon_of_gaussian(mu, delta) if mu else 0.0
 
-    def _refutes(self, least: LeastProbability, right: int) -> bool:
+    def _refutes(self, least: bounds.LeastProbability, right: int) -> bool:
         return bounds.is_refuted(self.wrong(least), self.canaries, self.guesses, right, self.significance)

@@ -19,15 +19,8 @@ import torch
 
 from flsim.attacks.extraction.extract import RECORDS, against_controls, greedy, in_place
 from flsim.attacks.extraction.tables import RATES
+from flsim.attacks.membership import inference
 from flsim.attacks.membership.candidates import never_trained
-from flsim.attacks.membership.inference import (
-    AttackHParams,
-    ElsewhereHParams,
-    attacked_model,
-    longest_record,
-    over_folders,
-    sides_of,
-)
 from flsim.attacks.result import Result, text_of
 from flsim.base.arrays import Ints
 from flsim.base.errors import InputError, first_line
@@ -179,7 +172,7 @@ def extract_personal_data(
     records: int = 1_000,
     round: int | None = None,
     device: str = "cpu",
-    elsewhere: ElsewhereHParams | None = None,
+    elsewhere: inference.ElsewhereHParams | None = None,
 ) -> pd.DataFrame:
     """Measure which personal data of users models generate, like `flsim extract --personal-data`.
 
@@ -203,9 +196,9 @@ def extract_personal_data(
         >>> rows = flsim.extract_personal_data("runs/lora", names="names.txt")                 # doctest: +SKIP
         >>> rows[["class", "reach", "rate", "excess"]]                                         # doctest: +SKIP
     """
-    file, more = None if names is None else Path(names), elsewhere or ElsewhereHParams()
-    hparams = AttackHParams(records, round, device=device, elsewhere=more)
-    return over_folders(runs, lambda path: personal_data_of(path, file, hparams))
+    file, more = None if names is None else Path(names), elsewhere or inference.ElsewhereHParams()
+    hparams = inference.AttackHParams(records, round, device=device, elsewhere=more)
+    return inference.over_folders(runs, lambda path: personal_data_of(path, file, hparams))
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +215,7 @@ class Attacked:
 
 
 @restrict_custom_code("architecture")
-def personal_data_of(path: Path, names: Path | None, hparams: AttackHParams) -> Result:
+def personal_data_of(path: Path, names: Path | None, hparams: inference.AttackHParams) -> Result:
     """Return the rows of `extract_personal_data` of one run, with notes; raise its errors."""
     finder, is_elsewhere = Finder.open(names), (path / MEASUREMENTS).is_file()
     with threads_of_torch(1):
@@ -243,11 +236,11 @@ def personal_data_of(path: Path, names: Path | None, hparams: AttackHParams) -> 
     return Result(frame=frame.assign(run=str(path), **attacked.columns), notes=(*attacked.notes, count))
 
 
-def _of_run(path: Path, finder: Finder, hparams: AttackHParams) -> Attacked:
+def _of_run(path: Path, finder: Finder, hparams: inference.AttackHParams) -> Attacked:
     hparams.elsewhere.refuse_for(path)
     run = Run.open(path)
     vocabulary, (splits, notes) = run.corpus.vocabulary, never_trained(run.corpus)
-    state, model = attacked_model(run, hparams.round, hparams.device)
+    state, model = inference.attacked_model(run, hparams.round, hparams.device)
     users = in_place(run.users, run.canaries, state.round)
     is_read = run.config.records_read(users, state.round)
     train = [*_over(users, users.user_offsets, np.flatnonzero(is_read), "train", vocabulary, finder)]
@@ -260,7 +253,7 @@ def _of_run(path: Path, finder: Finder, hparams: AttackHParams) -> Attacked:
     return Attacked(model, run.corpus.layout, vocabulary, train, others, columns, notes)
 
 
-def _of_measurements(path: Path, finder: Finder, hparams: AttackHParams) -> Attacked:
+def _of_measurements(path: Path, finder: Finder, hparams: inference.AttackHParams) -> Attacked:
     """Return personal data in files of records, for a model that was trained elsewhere."""
     elsewhere = hparams.elsewhere
     if elsewhere.members is None or elsewhere.others is None:
@@ -269,13 +262,13 @@ def _of_measurements(path: Path, finder: Finder, hparams: AttackHParams) -> Atta
     canaries, model = measured.canaries, measured.model
     vocabulary, files = canaries.words.vocabulary, (elsewhere.members, elsewhere.others)
     sources = list[list[Occurrence]]()
-    sides = zip(("train", "others"), files, sides_of(canaries, model, elsewhere), strict=True)
+    sides = zip(("train", "others"), files, inference.sides_of(canaries, model, elsewhere), strict=True)
     for name, file, (split, positions) in sides:
         users = [user for (user,) in read_rows(file, [elsewhere.user])]
         labels = [f"{name}:{users[position]}" for position in positions.tolist()]
         sources.append([*occurrences_in(split.records_at(positions), labels, vocabulary, finder)])
     columns = {"setting": results.setting, "series": results.series, "seed": canaries.seed, "round": measured.round}
-    layout = replace(canaries.words.layout, record_words=longest_record(model))
+    layout = replace(canaries.words.layout, record_words=inference.longest_record(model))
     return Attacked(model, layout, vocabulary, sources[0], sources[1], columns)
 
 

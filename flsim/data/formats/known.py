@@ -10,18 +10,7 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import custom_code_errors, is_custom, parts, refuse_unknown, resolve, source_digest
-from flsim.data.formats import rows, tff
-from flsim.data.formats.posts import (
-    PACKED,
-    Format,
-    Part,
-    Post,
-    Reading,
-    WrongFieldError,
-    author_of,
-    posts_of,
-    user_name,
-)
+from flsim.data.formats import posts, rows, tff
 from flsim.data.formats.rows import CSV, JSON, JSONL, PARQUET, TEXT, is_lines
 from flsim.data.formats.stackexchange import STACKEXCHANGE
 from flsim.data.formats.tff import TFF_HDF5, TFF_SQLITE
@@ -39,16 +28,16 @@ from flsim.data.manifest import SPLITS
 YIELDS = "yield (user, text) or (user, text, split), where text is a string or a list of sentences"
 
 
-def reader_of(name: str) -> Format:
+def reader_of(name: str) -> posts.Format:
     """Return the format of a custom reader ``path/to/file.py:NAME``, a function or a `Format`."""
     user_code = _Reader(name, source_digest(name))
     thing = user_code.resolved()
     path, attribute = parts(name)
-    return Format(
+    return posts.Format(
         f"{path.name}:{attribute}",  # without the folder, which is not a property of a corpus
         user_code.parts,
         user_code.read,
-        isinstance(thing, Format) and thing.fragile,
+        isinstance(thing, posts.Format) and thing.fragile,
         {"format_sha256": user_code.sha256},
     )
 
@@ -64,23 +53,23 @@ class _Reader:
         if source_digest(self.name) != self.sha256:
             raise InputError(f"{parts(self.name)[0]}: the file changed while sources were read; import them again")
         thing: Any = resolve(self.name, {}, "format")
-        if not isinstance(thing, Format) and not callable(thing):
+        if not isinstance(thing, posts.Format) and not callable(thing):
             raise InputError(
                 f"{self.name}: found {type(thing).__name__}, not a function of a path or a Format of flsim"
             )
         return thing
 
-    def parts(self, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+    def parts(self, data: Path, source: Path, columns: tuple[str, str]) -> list[posts.Part]:
         thing = self.resolved()
-        if not isinstance(thing, Format):
-            return [Part(data, source, 0, 1, columns)]
+        if not isinstance(thing, posts.Format):
+            return [posts.Part(data, source, 0, 1, columns)]
         with _naming(source):
             return thing.parts(data, source, columns)
 
-    def read(self, part: Part, dropped: Counter[str]) -> Iterator[Post]:
+    def read(self, part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post]:
         thing = self.resolved()
         with _naming(part.source):
-            yielded = thing.read(part, dropped) if isinstance(thing, Format) else thing(part.path)
+            yielded = thing.read(part, dropped) if isinstance(thing, posts.Format) else thing(part.path)
             yield from _posts(self.name, yielded, part.reading, dropped)
 
 
@@ -94,7 +83,7 @@ def _naming(source: Path) -> Iterator[None]:
         raise InputError(f"{source}: {error}") from error
 
 
-def _posts(name: str, yielded: Any, reading: Reading, dropped: Counter[str]) -> Iterator[Post]:
+def _posts(name: str, yielded: Any, reading: posts.Reading, dropped: Counter[str]) -> Iterator[posts.Post]:
     if not isinstance(yielded, Iterable):
         raise InputError(f"{name}: returned {type(yielded).__name__}; {YIELDS}")
     for value in yielded:
@@ -106,9 +95,9 @@ def _posts(name: str, yielded: Any, reading: Reading, dropped: Counter[str]) -> 
             raise InputError(f"{where}: yielded {error}") from error
 
 
-def _posts_of(value: Any, reading: Reading, dropped: Counter[str]) -> Iterator[Post]:
+def _posts_of(value: Any, reading: posts.Reading, dropped: Counter[str]) -> Iterator[posts.Post]:
     prompt = None
-    if isinstance(value, Post):
+    if isinstance(value, posts.Post):
         prompt = value.prompt
         value = (value.user, value.sentences, value.split)
     if not isinstance(value, tuple) or len(value) not in (2, 3):
@@ -118,21 +107,21 @@ def _posts_of(value: Any, reading: Reading, dropped: Counter[str]) -> Iterator[P
         raise InputError(f"the split {_shortened(split)}; a split is one of {', '.join(SPLITS)}")
     try:
         if not isinstance(text, list | tuple):
-            yield from posts_of(user, text, dropped, reading, split)
+            yield from posts.posts_of(user, text, dropped, reading, split)
             return
         if not all(isinstance(sentence, str) for sentence in text):
             raise InputError(f"the text {_shortened(text)}; {YIELDS}")
-        author = author_of(user)
-    except WrongFieldError as error:
+        author = posts.author_of(user)
+    except posts.WrongFieldError as error:
         what, field = (("user", user), ("text", text))[error.place]
         raise InputError(f"the {what} {_shortened(field)}, which {error.why}; {YIELDS}") from error
     if author is None:
         dropped["posts_without_user"] += 1
-    elif any(user_name(string) is None for string in (author, *text, prompt or "")):
+    elif any(posts.user_name(string) is None for string in (author, *text, prompt or "")):
         dropped["posts_not_utf8"] += 1
     else:
         joined = (" ".join(sentence.split()) for sentence in text)
-        yield Post(author, [sentence for sentence in joined if sentence], split, prompt)
+        yield posts.Post(author, [sentence for sentence in joined if sentence], split, prompt)
 
 
 def _shortened(value: Any) -> str:
@@ -140,7 +129,7 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-FORMATS: dict[str, Format] = {
+FORMATS: dict[str, posts.Format] = {
     format.name: format for format in (TFF_SQLITE, TFF_HDF5, PARQUET, JSONL, JSON, CSV, STACKEXCHANGE, TEXT)
 }
 KNOWN = (
@@ -150,7 +139,7 @@ KNOWN = (
 )
 
 
-def format_named(name: str) -> Format:
+def format_named(name: str) -> posts.Format:
     """Return a format by a key of `FORMATS`, or the format of a custom reader ``path/to/file.py:NAME``."""
     refuse_unknown(name, FORMATS, "format")
     return reader_of(name) if is_custom(name) else FORMATS[name]
@@ -170,11 +159,11 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
 
-def format_of(data: Path, source: Path) -> Format:
+def format_of(data: Path, source: Path) -> posts.Format:
     """Return the format of a file by its content, or by its name if the content is ambiguous; or raise InputError."""
     with data.open("rb") as file:
         head = file.read(2**12)
-    suffixes = [suffix for suffix in map(str.lower, source.suffixes) if suffix not in PACKED]
+    suffixes = [suffix for suffix in map(str.lower, source.suffixes) if suffix not in posts.PACKED]
     suffix = suffixes[-1] if suffixes else ""
     if not head and suffix not in _SUFFIXES:
         raise InputError(

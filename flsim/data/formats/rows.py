@@ -19,33 +19,20 @@ import pyarrow.parquet as pq
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.files import file_digest
 from flsim.data.formats import posts
-from flsim.data.formats.posts import (
-    LONGEST_RECORD,
-    OPTIONS,
-    USER,
-    Format,
-    Part,
-    Post,
-    WrongFieldError,
-    posts_of,
-    reading,
-    unpacked_name,
-    whole_file,
-)
 from flsim.data.records import Layout, Vocabulary
 
 LONGEST_FIELD = 2**24  # characters; longest field, which bounds a quote that never ends
 _FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")
 
 
-def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
+def read_csv(part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post]:
     """Yield one post per row; blank lines and other columns are ignored, and empty fields are nulls."""
     csv.field_size_limit(LONGEST_FIELD)
     with part.path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file, delimiter=_delimiter(part), strict=True)
         try:
             header = next(rows, [])
-            named = zip(part.named, OPTIONS, strict=False)
+            named = zip(part.named, posts.OPTIONS, strict=False)
             places = [_place(header, column, option, part, _delimiter(part)) for column, option in named]
             for row in rows:
                 if not row:
@@ -58,8 +45,8 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 user, text, prompt = (*(row[place] for place in places), None)[:3]
                 # "7.0", which pandas writes for an integer in a column with nulls, is an integer
                 author = float(str(user)) if _FLOAT.fullmatch(str(user)) else user
-                yield from posts_of(author, text, dropped, part.reading, prompt=prompt)
-        except WrongFieldError as error:
+                yield from posts.posts_of(author, text, dropped, part.reading, prompt=prompt)
+        except posts.WrongFieldError as error:
             raise InputError(
                 f"{part.source}: line {rows.line_num}: {part.named[error.place]!r} {error.why}, found {user:.40}"
             ) from error
@@ -70,12 +57,12 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
             raise InputError(f"{part.source}: line {rows.line_num}: not CSV ({error})") from error
 
 
-def _delimiter(part: Part) -> str:
-    default = "\t" if unpacked_name(part.source).lower().endswith(".tsv") else ","
+def _delimiter(part: posts.Part) -> str:
+    default = "\t" if posts.unpacked_name(part.source).lower().endswith(".tsv") else ","
     return part.reading.delimiter or default
 
 
-def _place(columns: list[str], column: str, option: str, part: Part, delimiter: str = "") -> int:
+def _place(columns: list[str], column: str, option: str, part: posts.Part, delimiter: str = "") -> int:
     """Return the place of the only column with this name; raise InputError for none, or for several."""
     if columns.count(column) != 1:
         names = ", ".join(columns)[:200] or "none"
@@ -87,7 +74,7 @@ def _place(columns: list[str], column: str, option: str, part: Part, delimiter: 
     return columns.index(column)
 
 
-CSV = Format("csv", whole_file, read_csv)
+CSV = posts.Format("csv", posts.whole_file, read_csv)
 
 # Reader of Parquet files with a column of users and a column of plain text.
 #
@@ -102,13 +89,13 @@ BATCH = 256  # rows in memory at a time
 def _open(data: Path, source: Path) -> Iterator[Any]:
     kinds = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
     with (
-        reading(source, "cannot be read as Parquet", kinds),
+        posts.reading(source, "cannot be read as Parquet", kinds),
         pq.ParquetFile(data, memory_map=False, pre_buffer=False, buffer_size=2**16) as file,
     ):
         yield file
 
 
-def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[posts.Part]:
     """Return the parts of a file: ranges of row groups."""
     with _open(data, source) as file:
         bounds, rows, size = [0], 0, 0
@@ -121,24 +108,24 @@ def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Pa
     return posts.parts_between(bounds, data, source, columns)
 
 
-def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
+def read_parquet(part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post]:
     """Yield one post per text; `flsim.data.formats.posts.posts_of` states which ones are dropped."""
     with _open(part.path, part.source) as file:
-        for column, option in zip(part.named, OPTIONS, strict=False):
+        for column, option in zip(part.named, posts.OPTIONS, strict=False):
             _place(file.schema_arrow.names, column, option, part)
         groups = range(part.first, part.last)
         for batch in file.iter_batches(BATCH, row_groups=groups, columns=list(part.named), use_threads=False):
             for row in zip(*(batch.column(name).to_pylist() for name in part.named), strict=True):
                 user, text, prompt = (*row, None)[:3]
                 try:
-                    yield from posts_of(user, text, dropped, part.reading, prompt=prompt)
-                except WrongFieldError as error:
+                    yield from posts.posts_of(user, text, dropped, part.reading, prompt=prompt)
+                except posts.WrongFieldError as error:
                     raise InputError(
                         f"{part.source}: column {part.named[error.place]!r} {error.why}, found {row[error.place]!s:.40}"
                     ) from error
 
 
-PARQUET = Format("parquet", parquet_parts, read_parquet)
+PARQUET = posts.Format("parquet", parquet_parts, read_parquet)
 
 # Readers of JSON: one object ``{"user": ..., "text": ...}`` per line, in UTF-8, with plain text (not HTML).
 
@@ -150,7 +137,7 @@ SHOWN_KEYS = 10  # longest excerpt in an error
 MISSING = object()
 
 
-def jsonl_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+def jsonl_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[posts.Part]:
     """Return the parts of a file: byte ranges that end after a line feed, or at the end of the file."""
     size = data.stat().st_size
     bounds = [0]
@@ -170,7 +157,7 @@ def _after_line_feed(file: IO[bytes], offset: int) -> int:
     return file.tell()
 
 
-def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
+def read_jsonl(part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post]:
     """Yield one post per text; blank lines and other keys are ignored, and lines over 16 MB are ``posts_too_long``."""
     is_key = cache(partial(_occurs, part.path))
     with part.path.open("rb") as file:
@@ -185,7 +172,7 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
                     if not line.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
                         what = f"a line of more than {LONGEST_LINE:,} bytes that is not a JSON object"
-                        raise WrongFieldError(USER, f"{what}; {_expected(part.columns)}")
+                        raise posts.WrongFieldError(posts.USER, f"{what}; {_expected(part.columns)}")
                     offset = _after_line_feed(file, file.tell() + 1)
                     dropped["posts_too_long"] += 1
                     continue
@@ -193,7 +180,7 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 if line.strip():
                     yield from _posts(line.removesuffix(b"\n"), part, dropped, is_key)
-            except WrongFieldError as error:
+            except posts.WrongFieldError as error:
                 line_number = 1
                 file.seek(0)
                 while start > 0 and (chunk := file.read(min(2**20, start))):
@@ -216,33 +203,37 @@ def _occurs(path: Path, key: str) -> bool:
     return False
 
 
-def _posts(line: bytes, part: Part, dropped: Counter[str], is_key: Callable[[str], bool]) -> Iterator[Post]:
+def _posts(line: bytes, part: posts.Part, dropped: Counter[str], is_key: Callable[[str], bool]) -> Iterator[posts.Post]:
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         why = f"not UTF-8 (byte {error.start + 1} of the line); convert the file to UTF-8"
-        raise WrongFieldError(USER, why) from error
+        raise posts.WrongFieldError(posts.USER, why) from error
     except (ValueError, RecursionError) as error:
-        raise WrongFieldError(USER, f"not JSON ({reason_of(error)}); {_expected(part.columns)}") from error
+        raise posts.WrongFieldError(posts.USER, f"not JSON ({reason_of(error)}); {_expected(part.columns)}") from error
     yield from posts_of_object(value, part, dropped, is_key)
 
 
-def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Callable[[str], bool]) -> Iterator[Post]:
+def posts_of_object(
+    value: Any, part: posts.Part, dropped: Counter[str], is_key: Callable[[str], bool]
+) -> Iterator[posts.Post]:
     """Yield the posts of a JSON object; a missing key counts as null if any object of the file has the key."""
     if not isinstance(value, dict):
-        raise WrongFieldError(USER, f"not a JSON object; {_expected(part.columns)}")
+        raise posts.WrongFieldError(posts.USER, f"not a JSON object; {_expected(part.columns)}")
     fields = []
     for place, key in enumerate(part.named):
         inner = _value_at(value, key)
         if inner is MISSING and not is_key(key):
-            raise WrongFieldError(place, f"no {key!r}; {_keys_of(value)}; name the right one with {OPTIONS[place]}")
+            raise posts.WrongFieldError(
+                place, f"no {key!r}; {_keys_of(value)}; name the right one with {posts.OPTIONS[place]}"
+            )
         fields.append(None if inner is MISSING else inner)
     user, text, prompt = (*fields, None)[:3]
     try:
-        yield from posts_of(user, text, dropped, part.reading, prompt=prompt)
-    except WrongFieldError as error:
+        yield from posts.posts_of(user, text, dropped, part.reading, prompt=prompt)
+    except posts.WrongFieldError as error:
         why = f"{part.named[error.place]!r} {error.why}, found {_abbreviated(fields[error.place])}"
-        raise WrongFieldError(error.place, why) from error
+        raise posts.WrongFieldError(error.place, why) from error
 
 
 def has_value(value: Any, key: str) -> bool:
@@ -277,7 +268,7 @@ def reason_of(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"
 
 
-JSONL = Format("jsonl", jsonl_parts, read_jsonl)
+JSONL = posts.Format("jsonl", jsonl_parts, read_jsonl)
 
 # Reader of JSON that is not lines: an array of objects, indented objects one after another, and LEAF's layout.
 #
@@ -293,7 +284,7 @@ _WHITE_SPACE = re.compile(r"[ \t\n\r]*")
 _LEAF = re.compile(rb'\s*\{\s*"(?:(?:users|num_samples|hierarchies)"\s*:\s*\[|user_data"\s*:\s*\{)')
 
 
-def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
+def read_json(part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post]:
     """Yield one post per text; `flsim.data.formats.posts.posts_of` states which ones are dropped."""
     values = _values(part.path, part.source)
     if len(values) == 1 and _is_leaf(values[0]):
@@ -302,7 +293,7 @@ def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     for number, value in enumerate(values, start=1):
         try:
             yield from posts_of_object(value, part, dropped, lambda key: any(has_value(one, key) for one in values))
-        except WrongFieldError as error:
+        except posts.WrongFieldError as error:
             raise InputError(f"{part.source}: object {number}: {error}") from error
 
 
@@ -352,7 +343,7 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() <= LEAF_KEYS and isinstance(value.get(LEAF_DATA), dict)
 
 
-def _leaf_posts(data: dict[str, Any], part: Part, dropped: Counter[str]) -> Iterator[Post]:
+def _leaf_posts(data: dict[str, Any], part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post]:
     if part.reading.prompt_column is not None:
         raise InputError(f"{part.source}: has LEAF's layout, which has no prompts; remove --prompt-column")
     for user, value in data.items():
@@ -361,14 +352,14 @@ def _leaf_posts(data: dict[str, Any], part: Part, dropped: Counter[str]) -> Iter
         if not isinstance(texts, list):
             raise InputError(f"{part.source}: {where} is not a list, which the layout of LEAF requires")
         try:
-            yield from posts_of(user, texts, dropped, part.reading)
-        except WrongFieldError as error:
+            yield from posts.posts_of(user, texts, dropped, part.reading)
+        except posts.WrongFieldError as error:
             raise InputError(
                 f"{part.source}: {where} {error.why}; write a reader: --format my_reader.py:NAME"
             ) from error
 
 
-JSON = Format("json", whole_file, read_json)
+JSON = posts.Format("json", posts.whole_file, read_json)
 
 # Reader of plain text in UTF-8, a record per line, such as the Penn Treebank for language models.
 #
@@ -379,14 +370,14 @@ JSON = Format("json", whole_file, read_json)
 LINES_PER_AUTHOR = 200  # about 4,000 words of typical text
 
 
-def text_format(lines_per_author: int = LINES_PER_AUTHOR) -> Format:
+def text_format(lines_per_author: int = LINES_PER_AUTHOR) -> posts.Format:
     """Return the format of plain text in which `lines_per_author` consecutive lines, at least 1, count as an author."""
     at_least_one(lines_per_author=lines_per_author)
     settings = {} if lines_per_author == LINES_PER_AUTHOR else {"lines_per_author": lines_per_author}
-    return Format("text", partial(_parts, lines_per_author), partial(_read, lines_per_author), about=settings)
+    return posts.Format("text", partial(_parts, lines_per_author), partial(_read, lines_per_author), about=settings)
 
 
-def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, str]) -> list[posts.Part]:
     bounds, begun = [0], [1]  # begun: number of each part's first line
     lines = offset = 0
     with data.open("rb") as file:
@@ -402,7 +393,7 @@ def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, 
     return [replace(part, line=line) for part, line in zip(parts, begun, strict=False)]  # no part begins at the end
 
 
-def _read(lines_per_author: int, part: Part, dropped: Counter[str]) -> Iterator[Post]:
+def _read(lines_per_author: int, part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post]:
     """Yield the lines of one author after another; `published` documents which lines are dropped."""
     split, name = posts.split_of_name(part.source), posts.user_name(posts.unpacked_name(part.source)) or "text"
     for author, lines in groupby(enumerate(_lines(part)), key=lambda line: line[0] // lines_per_author):
@@ -410,12 +401,12 @@ def _read(lines_per_author: int, part: Part, dropped: Counter[str]) -> Iterator[
         yield from posts.published(user, split, (line for _, line in lines), dropped)
 
 
-def _lines(part: Part) -> Iterator[bytes]:
+def _lines(part: posts.Part) -> Iterator[bytes]:
     """Yield the lines of a part; a line that is too long is cut, but remains too long."""
     with part.path.open("rb") as file:
         file.seek(part.first)
         while (start := file.tell()) < part.last:
-            line = rest = file.readline(LONGEST_RECORD + 1)
+            line = rest = file.readline(posts.LONGEST_RECORD + 1)
             if not line:
                 raise InputError(f"{part.source}: the file became shorter while flsim read it; import it again")
             while rest and not rest.endswith(b"\n"):
@@ -437,7 +428,7 @@ def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> tupl
     """
     needed = Layout(vocabulary_size).words
     kinds = (tarfile.TarError, EOFError, OSError, ValueError)
-    with reading(path, "cannot be read as lines of a word and its count", kinds), _opened(path) as file:
+    with posts.reading(path, "cannot be read as lines of a word and its count", kinds), _opened(path) as file:
         lines = islice(iter(partial(file.readline, CHUNK), b""), needed)
         rows = [line.decode("utf-8").split() for line in lines]
         words, counts = tuple(word for word, _ in rows), tuple(int(count) for _, count in rows)

@@ -21,17 +21,7 @@ from flsim.data.formats.known import format_named, format_of
 from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name
 from flsim.data.formats.rows import CSV, TEXT, read_word_count, text_format
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
-from flsim.data.importing.gather import (
-    Cutting,
-    ImportHParams,
-    balance_bucket,
-    encode,
-    entry_of,
-    passages,
-    users_of,
-    words_in,
-    write_users,
-)
+from flsim.data.importing import gather
 from flsim.data.importing.scratch import (
     MADE,
     Pieces,
@@ -109,8 +99,8 @@ def read_part(
         sentences = post.sentences
         if by == "tokens":  # an answer to a prompt is one passage of any length
             most = words_per_user if post.prompt is None else None
-            cut = (passage for text in sentences for passage in passages(text, most))
-            sentences = [entry_of(words_of_part, text, post.prompt) for words_of_part, text in cut]
+            cut = (passage for text in sentences for passage in gather.passages(text, most))
+            sentences = [gather.entry_of(words_of_part, text, post.prompt) for words_of_part, text in cut]
         authors[post.split, post.user] += sentences
         records += len(sentences)
         pending += sum(map(len, sentences))
@@ -136,7 +126,7 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By)
         text = "\t".join(sentences)
         breaks = text.count("\t")
         if by == "tokens":
-            words += sum(map(words_in, sentences))
+            words += sum(map(gather.words_in, sentences))
         else:
             words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
         hashes.append(author_hash)
@@ -203,7 +193,7 @@ def _silence(format: Format) -> float | None:
     return SILENCE if format.fragile else None
 
 
-def words_short(words: int, hparams: ImportHParams) -> str:
+def words_short(words: int, hparams: gather.ImportHParams) -> str:
     """Return the line about a vocabulary that is smaller than the default one, with the equivalent --vocabulary."""
     return (
         f"vocabulary: the text has only {words:,} different {hparams.by}, so all are used (--vocabulary "
@@ -220,11 +210,11 @@ class Steps:
 
     pieces: Pieces
     pool: Pool
-    hparams: ImportHParams
+    hparams: gather.ImportHParams
     fit_vocabulary: bool = False
     text: Format | None = None  # replaces the format text if lines per author are set
     delimiter: str | None = None
-    cutting: Cutting | None = None
+    cutting: gather.Cutting | None = None
     read: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
 
@@ -362,7 +352,7 @@ class Steps:
             if ranges := ranges_of(files, bounds, index):
                 name = f"bucket-{index}"
                 label = f"authors, range {index + 1} of {count}"
-                tasks[name] = Task(label, balance_bucket, (ranges, self.pieces.folder / name, self.hparams))
+                tasks[name] = Task(label, gather.balance_bucket, (ranges, self.pieces.folder / name, self.hparams))
         authors: Counter[str] = Counter()
         longest = (0, "")
         words = 0
@@ -399,7 +389,7 @@ class Steps:
         """Run step 3, and return the vocabulary."""
         if self.cutting:
             try:
-                return encode(self.pieces, self.pool, buckets, self.hparams, self.cutting)
+                return gather.encode(self.pieces, self.pool, buckets, self.hparams, self.cutting)
             except InputError as error:
                 raise InputError(f"{names_of(sources)}: {error}") from error
         files = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
@@ -415,14 +405,14 @@ class Steps:
     def write(self, writer: CorpusWriter, vocabulary: Vocabulary, buckets: list[Path]) -> dict[str, int]:
         """Run step 4, and return the number of words outside the vocabulary, by split."""
         if isinstance(vocabulary, TokenVocabulary):
-            return write_users(writer, vocabulary.map, buckets, self.dropped)
+            return gather.write_users(writer, vocabulary.map, buckets, self.dropped)
         oov = writer.layout.oov
         ids = {word.encode(): id for word, id in vocabulary.ids.items() if word != OOV_WORD}
         oov_words = dict.fromkeys(writer.splits, 0)
         for bucket in tracked("writing users", buckets):
             words = [line.partition(b"\t")[0] for line in lines_of(bucket.with_name(f"{bucket.name}.words"))]
             table = np.fromiter((ids.get(word, oov) for word in words), writer.layout.token_type, len(words))
-            for split, users in users_of(bucket).items():
+            for split, users in gather.users_of(bucket).items():
                 tokens = table[users.tokens]
                 oov_words[split] += int(np.count_nonzero(tokens == oov))
                 writer.splits[split].extend(users.names, tokens, users.record_words, users.user_records)
@@ -451,7 +441,7 @@ UNPACKED = 8  # bytes of a task, approximately, for compressed sources
 def import_corpus(
     sources: Iterable[Path | str],
     out: Path | str,
-    hparams: ImportHParams,
+    hparams: gather.ImportHParams,
     format: str | Format | None = None,
     *,
     vocabulary_from: Path | str | None = None,
@@ -528,7 +518,7 @@ def import_corpus(
         hparams = replace(hparams, vocabulary_size=size)
     cutting = None
     if hparams.by == "tokens":
-        cutting = Cutting(Tokenizer(tokenizer) if tokenizer else None, prompt_column)
+        cutting = gather.Cutting(Tokenizer(tokenizer) if tokenizer else None, prompt_column)
         hparams = _sized(hparams, cutting.tokenizer)
     cuts = cutting.described if cutting else {}
     plan = {
@@ -556,7 +546,7 @@ def import_corpus(
     return Corpus.open(out)
 
 
-def _sized(hparams: ImportHParams, tokenizer: Tokenizer | None) -> ImportHParams:
+def _sized(hparams: gather.ImportHParams, tokenizer: Tokenizer | None) -> gather.ImportHParams:
     """Return the settings of a corpus by tokens with the number of its ids, or raise InputError if it is too small."""
     if tokenizer is not None:
         tokenizer.refuse_unusable()

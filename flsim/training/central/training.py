@@ -16,17 +16,10 @@ from flsim.base.errors import Diverged, InputError, at_least_one
 from flsim.base.extensions import configured, is_custom
 from flsim.base.progress import progress, say
 from flsim.data.records import Batch, Layout, Records, RecordsByRound, batch
+from flsim.models import language_model
 from flsim.models.architectures import CIFGLanguageModel, build, class_of, restore, with_low_precision
-from flsim.models.language_model import (
-    Capabilities,
-    ModelSettings,
-    NextWordModel,
-    Params,
-    TrainableModel,
-    loss_sum,
-    representative,
-)
 from flsim.privacy.ledger import Entry, PrivacyHParams
+from flsim.training import update
 from flsim.training.central.hparams import CentralHParams, Order, factors, poisson_lot, positions_at, private_step
 from flsim.training.cohort.engine import Graphs, kernels_for, products
 from flsim.training.cohort.gradient import PackedBatch, packed_batches, packed_model
@@ -47,16 +40,6 @@ from flsim.training.cohort.packing import (
 )
 from flsim.training.cohort.stacked_model import Dropped, StackedModel, widened_for
 from flsim.training.optimizers import BETAS, MOMENTUM, SGD, optimizer_named, refuse_low_precision, slots_of
-from flsim.training.update import (
-    Moments,
-    State,
-    draws,
-    prefetched,
-    refuse_absurd_loss,
-    take_step,
-    training_mode,
-    transposed,
-)
 
 # The settings, records and first state of central training, and the interface of its engines.
 
@@ -71,12 +54,12 @@ class Log:
         return Log(self.loss + other.loss, self.tokens + other.tokens, self.records + other.records)
 
 
-def init(vocabulary_size: int, hparams: ModelSettings, seed: int) -> State:
+def init(vocabulary_size: int, hparams: language_model.ModelSettings, seed: int) -> update.State:
     model = build(vocabulary_size, hparams).initialize(seed)
-    return State(0, {name: value.detach() for name, value in model.trainable.items()})
+    return update.State(0, {name: value.detach() for name, value in model.trainable.items()})
 
 
-def load_moments(optimizer: torch.optim.Optimizer, parameters: Params, moments: Moments) -> None:
+def load_moments(optimizer: torch.optim.Optimizer, parameters: language_model.Params, moments: update.Moments) -> None:
     for name, parameter in parameters.items():
         optimizer.state[parameter] = {
             # counts of steps, which Adam and RMSProp store, remain on the CPU
@@ -85,10 +68,12 @@ def load_moments(optimizer: torch.optim.Optimizer, parameters: Params, moments: 
         }
 
 
-def moments_of(optimizer: torch.optim.Optimizer, parameters: Params) -> Moments:
+def moments_of(optimizer: torch.optim.Optimizer, parameters: language_model.Params) -> update.Moments:
     """Return a copy of an optimizer's state, on the CPU."""
     states = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
-    return transposed({name: {slot: value.cpu().clone() for slot, value in of.items()} for name, of in states.items()})
+    return update.transposed(
+        {name: {slot: value.cpu().clone() for slot, value in of.items()} for name, of in states.items()}
+    )
 
 
 EngineName = Literal["fused", "autograd"]
@@ -119,10 +104,10 @@ class Engine(Protocol):
     def train(self, packed: Any) -> tuple[Sequence[float], Sequence[int]]:
         """Train; return each step's summed cross-entropy (nats) before the step, and its number of positions."""
 
-    def params(self) -> Params:
+    def params(self) -> language_model.Params:
         """Return a copy of the parameters, on the CPU."""
 
-    def moments(self) -> Moments:
+    def moments(self) -> update.Moments:
         """Return a copy of the optimizer's state, on the CPU; see `State.moments`."""
 
 
@@ -145,7 +130,7 @@ class CentralTask:
     device: str = "cpu"
     engine: EngineName = "fused"
     physical_batch: int = 8
-    model: ModelSettings | None = None
+    model: language_model.ModelSettings | None = None
 
     def __post_init__(self) -> None:
         at_least_one(physical_batch=self.physical_batch)
@@ -154,7 +139,7 @@ class CentralTask:
         slots_of(
             configured(self.hparams, "optimizer")
         )  # a custom optimizer is tried, because its state must fit in checkpoints
-        if self.hparams.dropout and not issubclass(class_of(self.architecture), NextWordModel):
+        if self.hparams.dropout and not issubclass(class_of(self.architecture), language_model.NextWordModel):
             raise InputError(
                 f"training.dropout needs a NextWordModel, but {self.architecture} is not one; set dropout to 0"
             )
@@ -168,7 +153,7 @@ class CentralTask:
             raise InputError("privacy.noise is for users' updates; remove it, or train federated")
         if self.model is not None and (is_custom(self.architecture) or self.model.lora):
             layout = self.records.layout
-            if draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):
+            if update.draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):
                 raise InputError(
                     f"{self.architecture}: DP-SGD does not support random numbers in training, e.g. dropout; set "
                     "its probabilities to 0"
@@ -183,11 +168,11 @@ class CentralTask:
         return "cifg" if self.model is None else self.model.architecture
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> language_model.Capabilities:
         """Return the capabilities of the model; this executes the file of a custom model."""
         return class_of(self.architecture).capabilities
 
-    def model_with(self, params: Params) -> TrainableModel:
+    def model_with(self, params: language_model.Params) -> language_model.TrainableModel:
         vocabulary_size = self.records.layout.vocabulary_size
         model = restore(params, self.model, vocabulary_size) if self.model else CIFGLanguageModel.from_params(params)
         return model.to(self.device)
@@ -258,7 +243,7 @@ Batches = tuple[int, list[Batch]]
 class AutogradEngine:
     """Plain PyTorch with torch's optimizers; a `flsim.training.central.training.Engine`."""
 
-    def __init__(self, training: CentralTask, state: State) -> None:
+    def __init__(self, training: CentralTask, state: update.State) -> None:
         self._training, self._layout = training, training.records.layout
         self._model = training.model_with(state.params)
         self._named = self._model.trainable
@@ -266,7 +251,7 @@ class AutogradEngine:
         load_moments(self._optimizer, self._params, state.moments)
 
     @property
-    def _params(self) -> Params:
+    def _params(self) -> language_model.Params:
         return dict(self._named)
 
     def pack(self, chunk: Chunk) -> Batches:
@@ -277,14 +262,14 @@ class AutogradEngine:
         first, batches = packed
         done = []
         for step, step_batch in enumerate(batches, start=first):
-            with training_mode(self._model, self._training.seed, step):
+            with update.training_mode(self._model, self._training.seed, step):
                 done.append(self._step(step, step_batch))
         return [loss for loss, _ in done], [tokens for _, tokens in done]
 
-    def params(self) -> Params:
+    def params(self) -> language_model.Params:
         return {name: value.detach().cpu().clone() for name, value in self._named.items()}
 
-    def moments(self) -> Moments:
+    def moments(self) -> update.Moments:
         return moments_of(self._optimizer, self._params)
 
     def _step(self, step: int, read: Batch) -> tuple[float, int]:
@@ -306,9 +291,11 @@ class AutogradEngine:
                 step=step,
                 physical_batch=training.physical_batch,
             )
-        loss, tokens = loss_sum(self._model, inputs, targets, dropout_mask=self._dropout_mask(step, read))
+        loss, tokens = language_model.loss_sum(
+            self._model, inputs, targets, dropout_mask=self._dropout_mask(step, read)
+        )
         gradients = torch.autograd.grad(loss / tokens, list(self._named.values()))
-        take_step(self._optimizer, self._named.values(), gradients, hparams.gradient_clip)
+        update.take_step(self._optimizer, self._named.values(), gradients, hparams.gradient_clip)
         return loss.item(), tokens
 
     def _dropout_mask(self, step: int, read: Batch) -> Tensor | None:
@@ -317,7 +304,7 @@ class AutogradEngine:
         if not training.hparams.dropout:
             return None
         rows, times = read.inputs.shape
-        width, like = self._model.hparams.embedding, representative(self._named)
+        width, like = self._model.hparams.embedding, language_model.representative(self._named)
         masks = factors(training.hparams.dropout, training.seed, step, rows, self._layout.record_words, width)
         longest_first = np.argsort(-(read.targets != self._layout.pad).sum(1), kind="stable")
         rank = np.empty(rows, np.int64)
@@ -328,7 +315,7 @@ class AutogradEngine:
 class PackedEngine:
     """The written-out gradient with torch's optimizers; a `flsim.training.central.training.Engine`."""
 
-    def __init__(self, training: CentralTask, state: State) -> None:
+    def __init__(self, training: CentralTask, state: update.State) -> None:
         self._training = training
         self._model = packed_model(state.params, products_for(training.hparams.precision, state.params))
         self._model.load(state.params)
@@ -347,10 +334,10 @@ class PackedEngine:
         losses = [self._step(step, batch) for step, batch in enumerate(batches, start=first)]
         return losses, [len(batch.inputs) for batch in batches]
 
-    def params(self) -> Params:
+    def params(self) -> language_model.Params:
         return {name: value.clone() for name, value in self._model.weights.items()}
 
-    def moments(self) -> Moments:
+    def moments(self) -> update.Moments:
         return {} if self._optimizer is None else moments_of(self._optimizer, self._model.weights)
 
     def _step(self, step: int, batch: PackedBatch) -> float:
@@ -361,7 +348,7 @@ class PackedEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = training.rate(step)
         gradients = list(gradient.values())
-        take_step(self._optimizer, self._model.weights.values(), gradients, training.hparams.gradient_clip)
+        update.take_step(self._optimizer, self._model.weights.values(), gradients, training.hparams.gradient_clip)
         return loss
 
     def _with_dropout(self, chunk: Chunk, steps: Steps, batches: list[PackedBatch]) -> list[PackedBatch]:
@@ -369,7 +356,7 @@ class PackedEngine:
         if not dropout:
             return batches
         times, width = training.records.layout.record_words, self._model.width
-        like = representative(self._model.weights)
+        like = language_model.representative(self._model.weights)
         with_factors, first = [], 0
         for index, (packed, end, rows) in enumerate(zip(batches, steps.ends, chunk.counts, strict=True)):
             masks = factors(dropout, training.seed, chunk.first + index, int(rows), times, width)
@@ -379,7 +366,7 @@ class PackedEngine:
         return with_factors
 
 
-def engine_of(training: CentralTask, state: State) -> Engine:
+def engine_of(training: CentralTask, state: update.State) -> Engine:
     """Return the engine of the settings, with the state; InputError if it does not support device or precision.
 
     Engine "autograd" is plain PyTorch with torch's optimizers, the reference for the other engines. It also trains
@@ -425,7 +412,7 @@ class StackedEngine:
     """
 
     def __init__(
-        self, training: CentralTask, state: State, kernels: Kernels | None = None, graphs: bool | None = None
+        self, training: CentralTask, state: update.State, kernels: Kernels | None = None, graphs: bool | None = None
     ) -> None:
         self._training, self._hparams, self._device = training, training.hparams, torch.device(training.device)
         self._like = {name: value.detach().to(self._device) for name, value in state.params.items()}
@@ -477,10 +464,10 @@ class StackedEngine:
         losses: list[float] = self._losses[1 : len(shapes) + 1].tolist()
         return losses, packed.tokens
 
-    def params(self) -> Params:
+    def params(self) -> language_model.Params:
         return self._own(self._model.weights)
 
-    def moments(self) -> Moments:
+    def moments(self) -> update.Moments:
         slots = self._rule.optimizer.slots
         moments = {slot: self._own(moment) for slot, moment in zip(slots, self._moments, strict=True)}
         if self._rule.optimizer.counts_steps:
@@ -531,14 +518,14 @@ class StackedEngine:
     def _mask_values(self, shape: Shape) -> int:
         return (shape.times * shape.rows + shape.positions) * self._width
 
-    def _stacked(self, values: Params | None, units: int) -> Params:
+    def _stacked(self, values: language_model.Params | None, units: int) -> language_model.Params:
         """Return a moment in the shapes of the model's weights; 0 if it has no values yet."""
-        stacked = self._model.stack(representative(self._like).dtype)
+        stacked = self._model.stack(language_model.representative(self._like).dtype)
         for name, value in widened(values, units).items() if values else ():
             stacked[name].copy_(value)
         return stacked
 
-    def _own(self, stacked: Params) -> Params:
+    def _own(self, stacked: language_model.Params) -> language_model.Params:
         """Return a copy on the CPU, in the shapes of a state."""
         own = narrowed({name: value[0] for name, value in stacked.items()}, self._like)
         return {name: value.to("cpu", copy=True) for name, value in own.items()}
@@ -568,13 +555,15 @@ NOT_FINITE = "{} not finite; most likely learning_rate is too high"
 class CentralTraining(CentralTask):
     """The settings of central training and the loop of steps; a `flsim.training.update.Training`."""
 
-    def first_state(self) -> State:
+    def first_state(self) -> update.State:
         """Return the state before the first step; raise InputError if the settings name no model."""
         if self.model is None:
             raise InputError("the settings of central training have no model; pass `model`")
         return init(self.records.layout.vocabulary_size, self.model, self.seed)
 
-    def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
+    def states(
+        self, state: update.State, until: int, is_wanted: Callable[[int], bool] = lambda _: True
+    ) -> Iterator[update.State]:
         """Train to step `until`; yield the last state, and each state whose step satisfies `is_wanted`."""
         for _, _, reached in train_chunks(state, self, until, is_wanted):
             if reached is not None:
@@ -582,13 +571,13 @@ class CentralTraining(CentralTask):
 
 
 def train_central(
-    state: State,
+    state: update.State,
     training: CentralTraining,
     until_step: int,
     stop_at: Callable[[int], bool] = lambda _: False,
     title: str = "training",
     engine: Engine | None = None,
-) -> Iterator[tuple[State, Log]]:
+) -> Iterator[tuple[update.State, Log]]:
     """Train, and yield states on the CPU, with the log since the previous one; leaving the loop ends training.
 
     The state after step `until_step` is always yielded, others if `stop_at` is true for their step. Raises Diverged.
@@ -607,13 +596,13 @@ def train_central(
 
 
 def train_chunks(
-    state: State,
+    state: update.State,
     training: CentralTraining,
     until_step: int,
     stop_at: Callable[[int], bool] = lambda _: False,
     engine: Engine | None = None,
     ends_early: Callable[[], bool] = lambda: False,
-) -> Generator[tuple[int, Log, State | None]]:
+) -> Generator[tuple[int, Log, update.State | None]]:
     """Train like `train_central`, without display, and also yield between states: step, log, and None or the state.
 
     `stop_at` is a function of the number of steps only. `ends_early` is called once after each chunk of steps, while a
@@ -622,7 +611,7 @@ def train_chunks(
     if state.round >= until_step:
         return
     engine, ledger = engine or engine_of(training, state), state.ledger
-    with closing(prefetched(_packed(engine, training, state.round, until_step, stop_at))) as chunks:
+    with closing(update.prefetched(_packed(engine, training, state.round, until_step, stop_at))) as chunks:
         for first, counts, packed in chunks:
             losses, tokens = engine.train(packed)
             _refuse_divergence(first, losses, tokens, training.records.layout.vocabulary_size)
@@ -657,4 +646,4 @@ def _refuse_divergence(first: int, losses: Any, tokens: Any, vocabulary_size: in
     for step, (loss, count) in enumerate(zip(losses, tokens, strict=True), start=first + 1):
         if not math.isfinite(loss):
             raise Diverged(f"step {step}: {NOT_FINITE.format('a loss that is')}")
-        refuse_absurd_loss(f"step {step}", loss, count, vocabulary_size, "learning_rate")
+        update.refuse_absurd_loss(f"step {step}", loss, count, vocabulary_size, "learning_rate")

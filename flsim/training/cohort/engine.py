@@ -24,21 +24,9 @@ from flsim.base.rng import stream
 from flsim.data.records import Batch, Layout, Records, Users
 from flsim.models.hf import HuggingFaceModel
 from flsim.models.language_model import Params, representative
+from flsim.training.cohort import packing
 from flsim.training.cohort.gradient import packed_batches, packed_model
 from flsim.training.cohort.kernels import Kernels, PositionKernels, Rule, products_for
-from flsim.training.cohort.packing import (
-    EXACT,
-    PackedGroup,
-    Participant,
-    Shape,
-    Steps,
-    narrowed,
-    pack_users,
-    steps_of,
-    units_of,
-    widened,
-    width_of,
-)
 from flsim.training.cohort.stacked_model import PositionModel, StackedModel, widened_for
 from flsim.training.optimizers import BETAS, optimizer_named
 from flsim.training.update import (
@@ -79,7 +67,7 @@ def _has_triton(like: Params, precision: Precision) -> bool:
         return False
     from flsim.training.cohort.triton_kernels import WIDEST
 
-    return width_of(like) <= WIDEST[precision]
+    return packing.width_of(like) <= WIDEST[precision]
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
@@ -137,10 +125,10 @@ class Graphs:
 
     def forget(self) -> None:
         """Drop all graphs, which hold addresses of buffers; their memory pool ends with the last of them."""
-        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[packing.Shape, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.is_on else None
 
-    def run(self, step: Step, shape: Shape, reads: Sequence[Tensor], data: Sequence[Tensor]) -> None:
+    def run(self, step: Step, shape: packing.Shape, reads: Sequence[Tensor], data: Sequence[Tensor]) -> None:
         """Replay or capture a step for its shape, after copying `data` to `reads`, whose memory stays until `forget`.
 
         The step is a function of the shape and `reads`; if they are zeros, it must change nothing. Without graphs,
@@ -156,7 +144,7 @@ class Graphs:
             read.copy_(values)
         graph.replay()
 
-    def _capture(self, step: Step, shape: Shape, reads: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+    def _capture(self, step: Step, shape: packing.Shape, reads: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         """Return a graph of the step, after one run over zeros that compiles it; other threads can pack meanwhile."""
         for read in reads:
             read.zero_()
@@ -183,7 +171,7 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 # On an NVIDIA GPU with Triton each shape of step is one CUDA graph; otherwise it is plain PyTorch (`kernels`).
 
 
-GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # coarse, for few different shapes
+GRAPHS = packing.Shape(users=16, times=4, rows=16, positions=32)  # coarse, for few different shapes
 WAVES = 2  # users for each multiprocessor of a GPU
 CPU_USERS = 8
 SLACK = 0.9  # share of this process' memory; the rest is for libraries
@@ -210,9 +198,9 @@ class StackedTrainer:
         self._device, self._dtype = representative(like).device, representative(like).dtype
         self._kernels = kernels or kernels_for(like, hparams.precision)
         self._graphs = Graphs(self._device, self._kernels, graphs)
-        self._rounding = GRAPHS if self._graphs.is_on else EXACT
+        self._rounding = GRAPHS if self._graphs.is_on else packing.EXACT
         rows = hparams.batch_size
-        self._largest = Shape(users, layout.record_words, rows, layout.record_words * rows)
+        self._largest = packing.Shape(users, layout.record_words, rows, layout.record_words * rows)
 
         wide, self._rule = widened_for(self._kernels, like), _rule(hparams)
         self._start = {name: value.detach().clone() for name, value in wide.items()}
@@ -252,18 +240,20 @@ class StackedTrainer:
         copies = [sizes.master] * (1 + len(_rule(hparams).optimizer.slots))
         copies += [sizes.low] * ((sizes.low != sizes.master) + (not hparams.is_plain))
         values = sum(value.numel() for value in wide.values())
-        longest = Shape(1, layout.record_words, rows, layout.record_words * rows)
+        longest = packing.Shape(1, layout.record_words, rows, layout.record_words * rows)
         per_user = values * sum(dtype.itemsize for dtype in copies) + sizes.bytes(longest)
         return values * (3 * sizes.master.itemsize + 2 * torch.float64.itemsize), per_user
 
-    def pack(self, group: Sequence[Participant]) -> PackedGroup:
+    def pack(self, group: Sequence[packing.Participant]) -> packing.PackedGroup:
         on_gpu = self._device.type == "cuda"
-        return pack_users(group, self._layout, self._hparams, self._rounding, self._largest, pin=on_gpu)
+        return packing.pack_users(group, self._layout, self._hparams, self._rounding, self._largest, pin=on_gpu)
 
     @torch.no_grad()
-    def train(self, start: Params, group: PackedGroup, rate: float | None = None) -> tuple[list[float], list[int]]:
+    def train(
+        self, start: Params, group: packing.PackedGroup, rate: float | None = None
+    ) -> tuple[list[float], list[int]]:
         self._order = torch.from_numpy(group.order)
-        for name, value in widened(start, units_of(self._start)).items():
+        for name, value in packing.widened(start, packing.units_of(self._start)).items():
             self._start[name].copy_(value)
         self._model.load(self._start)
         self._given_rate = self._hparams.learning_rate if rate is None else rate
@@ -295,7 +285,7 @@ class StackedTrainer:
         with current(self._device):
             for name, value in self._model.weights.items():
                 self._kernels.add_updates(value[: len(own)], self._start[name], own, sums[name])
-        for name, value in narrowed(sums, self._like).items():
+        for name, value in packing.narrowed(sums, self._like).items():
             into[name].add_(value)
 
     def _as_given(self, values: Tensor) -> Tensor:
@@ -303,7 +293,7 @@ class StackedTrainer:
         restored[self._order] = values
         return restored
 
-    def _step(self, shape: Shape, data: Tensor) -> None:
+    def _step(self, shape: packing.Shape, data: Tensor) -> None:
         parts = shape.parts(data)
         if self._hparams.is_plain:
             # A CUDA graph stores numbers at capture, and reads tensors at each replay.
@@ -368,7 +358,7 @@ class BlockTrainer:
         self._weights = {name: value.new_zeros(users, *value.shape) for name, value in like.items()}
         self._order = torch.arange(0)
 
-    def pack(self, group: Sequence[Participant]) -> Group:
+    def pack(self, group: Sequence[packing.Participant]) -> Group:
         steps = [list(local_batches(records, self._layout, self._hparams, rng)) for records, rng in group]
         order = sorted(range(len(steps)), key=lambda user: -len(steps[user]))
         most = max(map(len, steps), default=0)
@@ -482,11 +472,13 @@ class PackedTrainer:
         self._model = packed_model(like, products_for(hparams.precision, like))
         self._start: Params = {}
 
-    def pack(self, group: Sequence[Participant]) -> list[Steps]:
-        return [steps_of(records, self._layout, self._hparams, rng) for records, rng in group]
+    def pack(self, group: Sequence[packing.Participant]) -> list[packing.Steps]:
+        return [packing.steps_of(records, self._layout, self._hparams, rng) for records, rng in group]
 
     @torch.no_grad()
-    def train(self, start: Params, group: Sequence[Steps], rate: float | None = None) -> tuple[list[float], list[int]]:
+    def train(
+        self, start: Params, group: Sequence[packing.Steps], rate: float | None = None
+    ) -> tuple[list[float], list[int]]:
         (steps,) = group
         self._start, hparams, loss = start, self._hparams, 0.0
         rate = hparams.learning_rate if rate is None else rate
@@ -530,7 +522,7 @@ STACKED_ON_CPU = 16
 class Trainer(Protocol):
     """A trainer of a micro-cohort; if memory runs out, the tensors that updates are added to do not change."""
 
-    def pack(self, group: Sequence[Participant]) -> Any:
+    def pack(self, group: Sequence[packing.Participant]) -> Any:
         """Return the argument of `train`; can run in another thread while another group trains."""
 
     def train(self, start: Params, packed: Any, rate: float | None = None) -> tuple[Sequence[float], Sequence[int]]:
@@ -649,7 +641,9 @@ class CohortEngine:
     ) -> Iterator[tuple[Sequence[Member], Any]]:
         for first, end in pairwise(bounds(len(members), self._at_once)):
             group = members[first:end]
-            participants = [Participant(records, stream(seed, "local", round_, user)) for user, records in group]
+            participants = [
+                packing.Participant(records, stream(seed, "local", round_, user)) for user, records in group
+            ]
             yield group, trainer.pack(participants)
 
     def _choose(self, memory_share: float) -> int:

@@ -13,16 +13,8 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from flsim.training.cohort import triton_kernels
 from flsim.training.cohort.packing import Parts
-from flsim.training.cohort.triton_kernels import (
-    DOT,
-    TritonKernels,
-    _advanced,
-    _differentiated,
-    _former,
-    _settle,
-    block,
-)
 
 BLOCK = 2**13  # bytes of a block of weights
 AT_ONCE = 8  # programs whose parts of r are loaded at once
@@ -93,7 +85,7 @@ def _cell(
     f += tl.load(own, h < H, other=0.0).to(tl.float32)[None, :]
     o += tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :]
     g += tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :]
-    f, o, g, c, m = _advanced(f, o, g, tl.load(cells + before * H + h[None, :], valid, other=0.0))
+    f, o, g, c, m = triton_kernels._advanced(f, o, g, tl.load(cells + before * H + h[None, :], valid, other=0.0))
     m = tl.where(valid, m, 0.0).to(low)
     tl.store(gate, f.to(low), valid)
     tl.store(gate + H, o.to(low), valid)
@@ -155,7 +147,7 @@ def _cell_back(
     cell = cells + before * H + h[None, :]
     c = tl.load(cell + B * H, valid, other=0.0)
     carried = tl.load(cell + 2 * B * H, valid & (time + 1 < T), other=0.0)
-    df, do, dg, dc = _differentiated(f, o, g, c, tl.load(cell, valid, other=0.0), carried, dm)
+    df, do, dg, dc = triton_kernels._differentiated(f, o, g, c, tl.load(cell, valid, other=0.0), carried, dm)
     df = tl.where(valid, df, 0.0).to(low)
     do = tl.where(valid, do, 0.0).to(low)
     dg = tl.where(valid, dg, 0.0).to(low)
@@ -262,14 +254,14 @@ def _descend(
             sums += tl.sum(b.to(tl.float32), 0)
     at = user * M * N + m[:, None] * STRIDE_M + n[None, :] * STRIDE_N
     valid = (m < M)[:, None] & (n < N)[None, :]
-    former = _former(weight, at, valid, False)
-    _settle(weight, low, at, valid, former, rate, total, True, False)
+    former = triton_kernels._former(weight, at, valid, False)
+    triton_kernels._settle(weight, low, at, valid, former, rate, total, True, False)
     if BIAS and tl.program_id(1) == 0:
-        former_bias = _former(bias, user * N + n, n < N, False)
-        _settle(bias, low_bias, user * N + n, n < N, former_bias, rate, sums, True, False)
+        former_bias = triton_kernels._former(bias, user * N + n, n < N, False)
+        triton_kernels._settle(bias, low_bias, user * N + n, n < N, former_bias, rate, sums, True, False)
 
 
-class SpreadKernels(TritonKernels):
+class SpreadKernels(triton_kernels.TritonKernels):
     """The `Kernels` for few users on an NVIDIA GPU, whose positions of the same token must be adjacent."""
 
     def recur(
@@ -298,7 +290,7 @@ class SpreadKernels(TritonKernels):
         _add_neighbors[(positions, users)](
             table, table if low is None else low, rows, parts.tokens, parts.places, parts.counts,
             scale, positions, times * batch, batch, vocabulary,
-            D=width, BJ=SAME, BD=block(width), LOW=low is not None,
+            D=width, BJ=SAME, BD=triton_kernels.block(width), LOW=low is not None,
         )  # fmt: skip
 
     def descend(
@@ -313,7 +305,7 @@ class SpreadKernels(TritonKernels):
                 bias.sub_(right.sum(1), alpha=rate)
             return
         users, m, n = weight.shape
-        block_m, block_n = block(m, 128), block(n, 64)
+        block_m, block_n = triton_kernels.block(m, 128), triton_kernels.block(n, 64)
         _descend[(triton.cdiv(n, block_n), triton.cdiv(m, block_m), users)](
             weight, low, left, right, weight if bias is None else bias, low if low_bias is None else low_bias, rate,
             left.shape[1], m, n, left.stride(0), right.stride(0),
@@ -324,9 +316,13 @@ class SpreadKernels(TritonKernels):
     def _spread(self, gates: Tensor, projection: Tensor) -> tuple[tuple[int, int, int], dict[str, int | str], Tensor]:
         """Return grid, sizes, and memory for the programs' parts of r: float32 [2, u, blocks of units, B, D]."""
         (users, times, rows, _), (_, units, width) = gates.shape, projection.shape
-        width_block = block(width)
-        row_block = DOT if rows <= MANY else block(rows, max(DOT, STATE // width_block))
-        unit_block = block(units, max(DOT, BLOCK // (width_block * gates.element_size())))
+        width_block = triton_kernels.block(width)
+        row_block = (
+            triton_kernels.DOT
+            if rows <= MANY
+            else triton_kernels.block(rows, max(triton_kernels.DOT, STATE // width_block))
+        )
+        unit_block = triton_kernels.block(units, max(triton_kernels.DOT, BLOCK // (width_block * gates.element_size())))
         blocks = triton.cdiv(units, unit_block)
         sizes: dict[str, int | str] = {"T": times, "B": rows, "D": width, "H": units, "PRECISION": self._precision}
         sizes |= {"BB": row_block, "BD": width_block, "BH": unit_block, "AT_ONCE": AT_ONCE, "num_warps": 8}
