@@ -14,7 +14,7 @@ from flsim.base.rng import stream
 from flsim.canaries.spec import draw_phrase
 from flsim.data.records import Layout, Records, batch
 from flsim.data.synthetic import Language, SyntheticHParams, draw_users
-from flsim.measures.memorization.random_sampling import RandomSampler, log_perplexity, references
+from flsim.measures.memorization.score import RandomSampler, log_perplexity, references
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import loss_sum
 

@@ -1,4 +1,4 @@
-"""The launch of a central run, without Flower, on Ray or in this process."""
+"""A central run, without Flower, on Ray or in this process, and supervision of the evaluations of any run."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""The launch of a run, the only module of the server that distinguishes kinds of training."""
+"""The launch of a run, the only module of the server that distinguishes kinds of training, and `flsim verify`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

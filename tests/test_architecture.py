@@ -162,7 +162,7 @@ def test_kinds_of_training_are_known_to_their_own_rooms() -> None:
 
 TENSORS = {name for name, _ in CIFGLanguageModel(5, ModelSettings(2, 2)).named_parameters()}
 KNOW_TENSORS = {
-    *(f"flsim/models/{name}.py" for name in ("cifg", "language_model")),
+    *(f"flsim/models/{name}.py" for name in ("architectures", "language_model")),
     *(f"flsim/training/cohort/{name}.py" for name in ("packing", "stacked_model")),
     "flsim/training/cohort/gradient.py",
     "flsim/algorithms/checkpoint.py",  # a setting of the same name

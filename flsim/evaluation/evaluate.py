@@ -1,4 +1,4 @@
-"""The evaluation of one model: the attacks on every canary, and the utility of the model."""
+"""The evaluation of one model, ours or of another system: the attacks on every canary, and the utility of the model."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ from flsim.data.manifest import WHOLE
 from flsim.data.records import SPECIAL_TOKENS, Layout, Users
 from flsim.measures.built_in import ALSO, ALWAYS, QUANTITIES, WITH_OTHER_MODELS
 from flsim.measures.memorization.exposure import refuse_too_many_samples
-from flsim.measures.memorization.random_sampling import RandomSampler, references, refuse_too_many
+from flsim.measures.memorization.score import RandomSampler, references, refuse_too_many
 from flsim.measures.memorization.search import beam_search
 from flsim.measures.quantity import Measure, ModelProbe, Probe, Quantity, Subject, continuations, refuse_unfit
 from flsim.models import language_model

@@ -248,7 +248,7 @@ FIT_REFERENCES = of_count(
 
 def extrapolation(probe: Probe) -> Values:
     from flsim.measures.memorization.exposure import extrapolate
-    from flsim.measures.memorization.random_sampling import log_perplexity
+    from flsim.measures.memorization.score import log_perplexity
 
     fitted = sample_of(probe.references)
     scores = log_perplexity(probe.model, probe.prefix, fitted)
@@ -358,7 +358,7 @@ def context(name: str) -> Quantity | None:
 def contexts(probe: Probe) -> dict[str, float]:
     """Rank the canary among R for each of the adversaries."""
     from flsim.measures.memorization.exposure import exposure
-    from flsim.measures.memorization.random_sampling import context_sampling
+    from flsim.measures.memorization.score import context_sampling
 
     words, known, template = probe.canary.tokens, len(probe.prefix) - 1, probe.canary.template
     record = (*words, probe.layout.eos) if probe.layout.ends_with_eos(len(words)) else words

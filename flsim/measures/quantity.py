@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from flsim.canaries.spec import Canary
     from flsim.data.records import Layout, Users
-    from flsim.measures.memorization.random_sampling import RandomSampler, Template
+    from flsim.measures.memorization.score import RandomSampler, Template
     from flsim.models.language_model import LanguageModel, TrainableModel
 
 Subject = Literal["canary", "model"]
@@ -270,14 +270,14 @@ class Probe:
     @cached_property
     def score(self) -> float:
         """Return the log-perplexity of the continuation after the prefix, nats."""
-        from flsim.measures.memorization.random_sampling import log_perplexity
+        from flsim.measures.memorization.score import log_perplexity
 
         return float(log_perplexity(self.model, self.prefix, self.continuation[None]))
 
 
 def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
     """Return the space after a canary's first words: the rest of its template (all digits), or words or pieces."""
-    from flsim.measures.memorization.random_sampling import Template
+    from flsim.measures.memorization.score import Template
 
     if canary.template is not None:
         return Template(tuple(tuple(sorted(ids)) for ids in canary.template.allowed[known:]))

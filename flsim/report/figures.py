@@ -1,4 +1,4 @@
-"""Figures of a report, one for each question; every panel has a name and a description with numbers."""
+"""Blocks and figures of a report; a figure for each question, whose panels have names and descriptions with numbers."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The data of a report: its runs, grouped like the rows of a table, and groups of their canaries."""
+"""The data of a report: its runs, grouped like the rows of a table, groups of canaries, and contrasts of settings."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The check of a custom network before training: the requirements of training, attacks and resuming."""
+"""Other networks before training: the check of a custom network, and the memory of a Hugging Face model."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

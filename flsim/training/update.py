@@ -1,4 +1,4 @@
-"""The state of training, and the result of local training: a sum over users, never a single user's update."""
+"""Local training: its settings, steps and state, and its result: a sum over users, never a single user's update."""
 
 import math
 from collections import deque

@@ -17,7 +17,7 @@ from flsim.canaries.spec import CanaryHParams, draw_phrase
 from flsim.data.records import LAYOUTS, TOKENIZER, Layout, Vocabulary
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.data.tokenizer import FILE, FOLDER, TABLE, TokenMap
-from flsim.measures.memorization.random_sampling import Template, references
+from flsim.measures.memorization.score import Template, references
 from flsim.measures.quantity import utility
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 

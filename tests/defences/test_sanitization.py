@@ -32,7 +32,7 @@ from flsim.defences import (
     record_log_perplexities,
     sanitize,
 )
-from flsim.measures.memorization.random_sampling import log_perplexity
+from flsim.measures.memorization.score import log_perplexity
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 

@@ -13,7 +13,7 @@ from flsim.data.records import Layout
 from flsim.evaluation.evaluate import EvaluationHParams, measure_canaries
 from flsim.measures.built_in import ALSO, sample_of
 from flsim.measures.memorization.exposure import exposure
-from flsim.measures.memorization.random_sampling import log_perplexity, references
+from flsim.measures.memorization.score import log_perplexity, references
 from flsim.models.architectures import CIFGLanguageModel
 
 LAYOUT, SEED, COUNT = Layout(12), 3, 400  # eight words, 512 continuations of three

@@ -15,7 +15,7 @@ from memorization.oracle import LAYOUT, Oracle, random_model
 from flsim.attacks.extraction.extract import Scheme, discover, next_words
 from flsim.base.errors import Diverged
 from flsim.data.records import Records
-from flsim.measures.memorization.random_sampling import Template
+from flsim.measures.memorization.score import Template
 from flsim.measures.memorization.search import beam_search
 from flsim.models.language_model import TrainableModel
 

@@ -33,7 +33,7 @@ from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.data.records import Records
-from flsim.measures.memorization.random_sampling import Template
+from flsim.measures.memorization.score import Template
 from flsim.measures.memorization.search import beam_search
 
 

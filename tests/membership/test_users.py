@@ -15,7 +15,7 @@ from flsim.attacks.membership.shadows import FreshRecords, blind_area, fresh_rec
 from flsim.base.errors import InputError
 from flsim.data.corpus import held_out, included
 from flsim.data.records import Records
-from flsim.measures.memorization.random_sampling import log_perplexity
+from flsim.measures.memorization.score import log_perplexity
 from flsim.runs.config import FederatedConfig, load
 from flsim.runs.folder import Run, newest_checkpoint, restored_model
 

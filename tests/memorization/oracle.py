@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.data.records import Layout
-from flsim.measures.memorization.random_sampling import RandomSampler
+from flsim.measures.memorization.score import RandomSampler
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import LanguageModel, NextWordModel, State
 

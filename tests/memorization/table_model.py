@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flsim.measures.memorization.random_sampling import Template
+from flsim.measures.memorization.score import Template
 from flsim.models.language_model import State
 
 CELLS, VOCABULARY = 7, 8

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.measures.memorization import random_sampling
+from flsim.measures.memorization import score
 from flsim.measures.memorization.exposure import SkewNormal, calibrated_rank, exposure, extrapolate, fit, mean_scores
 from flsim.models.language_model import LanguageModel
 
@@ -196,7 +196,7 @@ def test_equals_the_definition(
     own, others = (scores - means)[0], (scores - means)[1:]
     slack = 1e-9 * (1 + scores.max() + means.max())  # where they differ by less, the oracle's rounding could decide
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_sampling, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
+        patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
         found, rank = rank_of(model, list(without), p, canary, among)
     assert found == pytest.approx(own, abs=slack)
     assert 1 + (others <= own - slack).sum() <= rank <= 1 + (others <= own + slack).sum()

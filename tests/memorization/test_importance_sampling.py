@@ -10,7 +10,7 @@ from torch import Tensor
 from flsim.base.rng import stream
 from flsim.data.records import Layout
 from flsim.measures.memorization.exposure import Exposure, draw, space_exposure
-from flsim.measures.memorization.random_sampling import Template, log_perplexity
+from flsim.measures.memorization.score import Template, log_perplexity
 from flsim.measures.memorization.search import enumerate_space
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import LanguageModel
@@ -86,7 +86,7 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, layout = space_model(12, 3, 1.0, torch.float32), Layout(16)
     arguments = model, torch.tensor([layout.bos, 2]), Template.words(layout, 3), {0.0: 0.5, 1.0: 0.5}, 50
     whole = draw(*arguments, stream(0, "pieces"))
-    monkeypatch.setattr("flsim.measures.memorization.random_sampling.CPU_FLOATS", 7 * 16)
+    monkeypatch.setattr("flsim.measures.memorization.score.CPU_FLOATS", 7 * 16)
     pieces = draw(*arguments, stream(0, "pieces"))
     assert torch.equal(pieces.words, whole.words)
     torch.testing.assert_close(pieces.log_densities, whole.log_densities, rtol=1e-5, atol=1e-5)

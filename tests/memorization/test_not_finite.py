@@ -10,7 +10,7 @@ from memorization.oracle import LAYOUT, all_phrases, decide, random_model, rank
 from flsim.base.errors import Diverged
 from flsim.base.rng import stream
 from flsim.measures.memorization.exposure import calibrated_rank, draw, mean_scores, space_exposure
-from flsim.measures.memorization.random_sampling import Template, log_perplexity
+from flsim.measures.memorization.score import Template, log_perplexity
 from flsim.measures.memorization.search import beam_search, enumerate_space, shortest_path
 from flsim.models.architectures import CIFGLanguageModel
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from flsim.base.rng import stream
 from flsim.data.records import Layout
-from flsim.measures.memorization import random_sampling
-from flsim.measures.memorization.random_sampling import TIE, OutputBounds, log_perplexity, references
+from flsim.measures.memorization import score
+from flsim.measures.memorization.score import TIE, OutputBounds, log_perplexity, references
 from flsim.models import architectures
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.models.language_model import LanguageModel, State, Stepper
@@ -48,9 +48,9 @@ def test_equals_brute_force(
     scores, own = oracle.scores(p, among), oracle.score(p, canary)
     slack = 1e-9 * (1 + own)  # where scores differ by less, the oracle's own rounding could decide
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_sampling, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
-        patch.setattr("flsim.measures.memorization.random_sampling.SUMMED", summed)
-        patch.setattr("flsim.measures.memorization.random_sampling.WIDE", wide)
+        patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
+        patch.setattr("flsim.measures.memorization.score.SUMMED", summed)
+        patch.setattr("flsim.measures.memorization.score.WIDE", wide)
         found = rank_of(model, p, canary, among)
         assert decide(model, *map(torch.tensor, (p, canary, among))) == (found == 1)
     assert 1 + (scores <= own - slack).sum() <= found <= 1 + (scores <= own + slack).sum()
@@ -82,8 +82,8 @@ def test_a_reference_that_has_spent_just_the_canarys_score_is_kept() -> None:
 
 def test_the_first_reference_that_beats_the_canary_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the 8 references that unigrams rank first beats the canary: 8 x 3 states, the sample's, the canary's."""
-    monkeypatch.setattr("flsim.measures.memorization.random_sampling.LIKELY", (8,))
-    monkeypatch.setattr("flsim.measures.memorization.random_sampling.TYPICAL", 4)
+    monkeypatch.setattr("flsim.measures.memorization.score.LIKELY", (8,))
+    monkeypatch.setattr("flsim.measures.memorization.score.TYPICAL", 4)
     model, among = Noisy(random_model(3)), torch.tensor(PHRASES)
     worst = among[int(np.argmax(Oracle(model.model).scores(BOS, PHRASES)))]
     others = among[(worst != among).any(1)]
@@ -230,8 +230,8 @@ def test_equals_the_plain_path(
     scores = log_perplexity(model, p := torch.tensor([layout.bos, *prefix]), among)
     order = scores.argsort()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flsim.measures.memorization.random_sampling.SUMMED", summed)
-        patch.setattr("flsim.measures.memorization.random_sampling.LIKELY", likely)
+        patch.setattr("flsim.measures.memorization.score.SUMMED", summed)
+        patch.setattr("flsim.measures.memorization.score.LIKELY", likely)
         for place in (0, 1, 150, 299):
             canary, own = among[order[place]], scores[order[place]]
             near = 1e3 * TIE * torch.finfo(dtype).eps * (1 + own)  # closer, and rounding could decide
@@ -249,7 +249,7 @@ def test_pieces_bound_what_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     canary = among[500]
     whole = rank(model, prefix, canary, among)
     model.stepped = []
-    monkeypatch.setattr(random_sampling, "CPU_FLOATS", states * model.projection.shape[0])
+    monkeypatch.setattr(score, "CPU_FLOATS", states * model.projection.shape[0])
     monkeypatch.setattr(architectures, "CPU_GATES", 30 * model.gate_bias.numel())
     assert rank(model, prefix, canary, among) == whole
     assert max(model.stepped) == states

@@ -11,8 +11,8 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from memorization.table_model import VOCABULARY, TableModel
 
 from flsim.data.records import Layout
-from flsim.measures.memorization import random_sampling
-from flsim.measures.memorization.random_sampling import Template, cheapest, context_sampling, log_perplexity
+from flsim.measures.memorization import score
+from flsim.measures.memorization.score import Template, cheapest, context_sampling, log_perplexity
 
 PHRASES = all_phrases(4)
 
@@ -54,10 +54,10 @@ def test_pieces_on_a_gpu_fit_the_share_of_its_memory(
     about = SimpleNamespace(total_memory=int(gigabytes * 1e9))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
-    floats = random_sampling.floats_at_once(torch.device("cuda", 0))
+    floats = score.floats_at_once(torch.device("cuda", 0))
     assert floats == expected
     assert 48 * floats <= gigabytes * share * 1e9
-    assert random_sampling.floats_at_once(torch.device("cpu")) == 2**22
+    assert score.floats_at_once(torch.device("cpu")) == 2**22
 
 
 @settings(max_examples=30, derandomize=True)
@@ -74,7 +74,7 @@ def test_no_more_is_read_at_once_than_memory_is_for(
 ) -> None:
     model = TableModel(seed, 40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_sampling, "CPU_FLOATS", rows * VOCABULARY)
+        patch.setattr(score, "CPU_FLOATS", rows * VOCABULARY)
         scores = log_perplexity(model, torch.tensor([0, *prefix]), torch.tensor(phrases))
     assert scores.tolist() == [model.score((0, *prefix), tuple(phrase)) for phrase in phrases]
     assert model.largest <= rows

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from flsim.data.records import Layout
-from flsim.measures.memorization import random_sampling
-from flsim.measures.memorization.random_sampling import RandomSampler, references
+from flsim.measures.memorization import score
+from flsim.measures.memorization.score import RandomSampler, references
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, of which there is none")
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 def test_a_step_on_a_gpu_stays_within_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of a model that memorized nothing, which read most references to their end."""
     layout, floats = Layout(10_000), 2**24
-    monkeypatch.setattr(random_sampling, "GPU_FLOATS", floats)
+    monkeypatch.setattr(score, "GPU_FLOATS", floats)
     model = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).cuda()
     among = references(0, 400_000, 4, layout).cuda()
     sampler = RandomSampler(model, among)
@@ -22,4 +22,4 @@ def test_a_step_on_a_gpu_stays_within_its_bytes(monkeypatch: pytest.MonkeyPatch)
     before = torch.cuda.memory_allocated()
     sampler.rank(torch.tensor([layout.bos, 5]).cuda(), torch.tensor([6, 7, 8, 9]).cuda())
     own = 6 * among.numel() * among.element_size()  # references, sorted and chosen from
-    assert torch.cuda.max_memory_allocated() - before <= random_sampling.BYTES * floats + own
+    assert torch.cuda.max_memory_allocated() - before <= score.BYTES * floats + own

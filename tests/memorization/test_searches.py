@@ -11,9 +11,9 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from memorization.table_model import VOCABULARY, Phrase, TableModel
 
 from flsim.data.records import Layout
-from flsim.measures.memorization import random_sampling
+from flsim.measures.memorization import score
 from flsim.measures.memorization import search as module
-from flsim.measures.memorization.random_sampling import Template
+from flsim.measures.memorization.score import Template
 from flsim.measures.memorization.search import Enumeration, beam_search, beam_searches, enumerate_space, shortest_path
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 
@@ -61,7 +61,7 @@ def test_many_prefixes_over_a_template_equal_a_naive_beam_of_each_whatever_the_p
     """Exactly, ties included; as wide as the space it is the enumeration; no more is read at once than fits."""
     model = TableModel(seed, most)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_sampling, "CPU_FLOATS", rows * VOCABULARY)
+        patch.setattr(score, "CPU_FLOATS", rows * VOCABULARY)
         tokens, scores = beam_searches(model, torch.tensor(prefixes), template, width)
     assert tokens.shape == (len(prefixes), min(width, template.space), template.length)
     assert model.largest <= rows
@@ -85,7 +85,7 @@ def test_rank_is_that_of_brute_force(seed: int, scale: float, prefix: list[int],
     scores, own = oracle.scores(p, phrases), oracle.score(p, canary)
     slack = 1e-9 * (1 + own)  # where scores differ by less, the oracle's own rounding could decide
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_sampling, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
+        patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
         found = enumerate_space(model, torch.tensor(p), torch.tensor(canary), Template.words(LAYOUT, length))
     assert found is not None
     assert found.space == 4**length
@@ -134,7 +134,7 @@ def test_the_best_is_that_of_enumeration_whatever_the_batch(
     """Score and tokens, of ties the first in lexicographic order, exactly."""
     model = TableModel(seed, most)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_sampling, "CPU_FLOATS", rows * VOCABULARY)
+        patch.setattr(score, "CPU_FLOATS", rows * VOCABULARY)
         patch.setattr(module, "CHILDREN", children)
         found = shortest_path(model, torch.tensor(prefix), template)
     assert (found.score, found.tokens) == model.ranking(tuple(prefix), template)[0]

@@ -14,9 +14,9 @@ from memorization.table_model import TableModel
 from scipy.stats import gamma, skewnorm
 
 from flsim.base.rng import stream
-from flsim.measures.memorization import exposure, random_sampling, search
+from flsim.measures.memorization import exposure, score, search
 from flsim.measures.memorization.exposure import calibrated_rank
-from flsim.measures.memorization.random_sampling import Template, cheapest, count_at_most, nats
+from flsim.measures.memorization.score import Template, cheapest, count_at_most, nats
 
 
 def test_binned_samples_keep_their_counts_and_places() -> None:
@@ -90,14 +90,14 @@ def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
     assert (drawn.counts, drawn.powers) == ((200, 200, 200), powers)
     assert drawn.log_space == pytest.approx(math.log(12))
     found = {
-        tuple(words): (score, densities)
-        for words, score, densities in zip(
+        tuple(words): (nats_of_words, densities)
+        for words, nats_of_words, densities in zip(
             drawn.words.tolist(), drawn.scores.tolist(), drawn.log_densities.tolist(), strict=True
         )
     }
     assert set(found) == set(product(*template.allowed))
-    for (first, second), (score, densities) in found.items():
-        assert score == pytest.approx(model.score((7, 2), (first, second)))
+    for (first, second), (nats_of_words, densities) in found.items():
+        assert nats_of_words == pytest.approx(model.score((7, 2), (first, second)))
         for power, density in zip(powers, densities, strict=True):
             expected = 1.0
             for given, word, allowed in (((7, 2), first, (1, 2, 4)), ((7, 2, first), second, (0, 3, 5, 6))):
@@ -161,14 +161,14 @@ def test_remainders_of_the_exponential() -> None:
     series = [sum(value**power / math.factorial(power + 2) for power in range(12)) for value in x.tolist()]
     exact = [(math.exp(value) - 1 - value) / value**2 if abs(value) > 1 else 0.0 for value in x.tolist()]
     expected = [far if abs(value) > 1 else near for value, near, far in zip(x.tolist(), series, exact, strict=True)]
-    np.testing.assert_allclose(random_sampling._phi(x).numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(score._phi(x).numpy(), expected, rtol=1e-9)
 
 
 def test_a_quarter_of_the_summed_words_are_far_ones() -> None:
     likely, far = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.04, 0.01]), torch.tensor([1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
-    assert random_sampling._most_telling(likely, far, 4).tolist() == [0, 1, 2, 5]
-    assert random_sampling._most_telling(likely, far, 3).tolist() == [0, 1, 2]
-    assert random_sampling._most_telling(likely, far, 100).tolist() == [0, 1, 2, 3, 4, 5]
+    assert score._most_telling(likely, far, 4).tolist() == [0, 1, 2, 5]
+    assert score._most_telling(likely, far, 3).tolist() == [0, 1, 2]
+    assert score._most_telling(likely, far, 100).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_costs_are_not_below_zero_and_the_cheapest_come_first() -> None:
@@ -268,13 +268,13 @@ def test_references_are_sifted_where_the_model_tells_its_logits() -> None:
     plain: Any = SimpleNamespace(start=model.start, step=model.step)
     cases = (model, among, True), (plain, among, False), (model, among[:0], False)
     for one, references, is_sifted in cases:
-        canary = random_sampling._Canary(random_sampling.RandomSampler(one, references), prefix, among[9])
+        canary = score._Canary(score.RandomSampler(one, references), prefix, among[9])
         assert (canary.sifter is not None) == is_sifted
 
 
 def test_references_are_drawn_and_sorted_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two copies of 8 bytes for each word."""
     asked: list[int] = []
-    monkeypatch.setattr(random_sampling, "refuse_beyond_memory", lambda size, *words: asked.append(size))
-    random_sampling.refuse_too_many(1_000, 5)
+    monkeypatch.setattr(score, "refuse_beyond_memory", lambda size, *words: asked.append(size))
+    score.refuse_too_many(1_000, 5)
     assert asked == [2 * 8 * 1_000 * 5]

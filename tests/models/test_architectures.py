@@ -12,7 +12,7 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, decide, rank
 from networks import ALL, OTHERS, Equations, name_of, random_network
 
 from flsim.base.errors import InputError
-from flsim.measures.memorization.random_sampling import Template
+from flsim.measures.memorization.score import Template
 from flsim.measures.memorization.search import beam_search, enumerate_space, shortest_path
 from flsim.models import language_model
 from flsim.models.architectures import BUILT_IN, CIFGLanguageModel, ModelHParams, build, restore, weights_of

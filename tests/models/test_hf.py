@@ -22,7 +22,7 @@ from flsim.algorithms.summation import RoundRequest
 from flsim.base import machine
 from flsim.base.errors import InputError
 from flsim.data.records import Layout, Records, batch
-from flsim.measures.memorization.random_sampling import Template, rows_at_once
+from flsim.measures.memorization.score import Template, rows_at_once
 from flsim.measures.memorization.search import beam_searches
 from flsim.models.architectures import ModelHParams, build, restore, weights_of
 from flsim.models.hf import CLOSED, HuggingFaceModel, base_of

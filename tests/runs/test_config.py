@@ -21,7 +21,7 @@ from flsim.base.settings import with_former_names, with_present_names
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.data.records import Layout
-from flsim.measures.memorization.random_sampling import references
+from flsim.measures.memorization.score import references
 from flsim.models.architectures import BUILT_IN, ModelHParams, build, weights_of
 from flsim.results.rows import read_run_file, read_settings
 from flsim.results.sweeps import read_sweep

@@ -13,7 +13,7 @@ from flsim.algorithms.checkpoint import model_of
 from flsim.base.errors import InputError
 from flsim.evaluation.evaluate import evaluate
 from flsim.measures.built_in import ALSO
-from flsim.measures.memorization.random_sampling import log_perplexity, references
+from flsim.measures.memorization.score import log_perplexity, references
 from flsim.models.architectures import CIFGLanguageModel
 from flsim.models.language_model import quantized
 from flsim.results.rows import Row, read_run

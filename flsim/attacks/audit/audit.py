@@ -1,4 +1,4 @@
-"""`flsim audit`: evidence from canaries about the privacy of a training, and the claims of its ledger, as rows."""
+"""`flsim audit`: its subject, evidence of canaries about the privacy of a training, and the claims of its ledger."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

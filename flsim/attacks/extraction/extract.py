@@ -1,4 +1,4 @@
-"""`flsim extract`: extraction of strings from the models of runs, compared with strings outside training."""
+"""`flsim extract`: strings, their extraction from models of runs, and rates beside those of text outside training."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -28,7 +28,7 @@ from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
 from flsim.data.records import Layout, NGrams, Records, batch, batches_by_length
-from flsim.measures.memorization.random_sampling import Template, cheapest, floats_at_once, nats, rows_at_once
+from flsim.measures.memorization.score import Template, cheapest, floats_at_once, nats, rows_at_once
 from flsim.measures.memorization.search import beam_searches
 from flsim.models.language_model import LanguageModel, TrainableModel
 from flsim.results.rows import MEASUREMENTS, read_run, read_run_file, refuse_two_points

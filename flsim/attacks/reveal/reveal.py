@@ -31,7 +31,7 @@ from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import in_whole
 from flsim.data.records import Layout, Records, batch, batches_by_length
-from flsim.measures.memorization.random_sampling import references as random_phrases
+from flsim.measures.memorization.score import references as random_phrases
 from flsim.models.language_model import Params, TrainableModel
 from flsim.privacy import noise
 from flsim.privacy.ledger import check_noise_multiplier

@@ -1,4 +1,4 @@
-"""The steps of an import, see `flsim.data.importing.tasks`: their tasks and their counts."""
+"""An import: its steps, their tasks and their counts."""
 
 import json
 import shutil

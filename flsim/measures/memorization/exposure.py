@@ -18,7 +18,7 @@ from flsim.base.arrays import Floats
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.machine import refuse_beyond_memory
 from flsim.base.rng import stream
-from flsim.measures.memorization.random_sampling import TIE, Template, count_at_most, log_perplexity, nats, rows_at_once
+from flsim.measures.memorization.score import TIE, Template, count_at_most, log_perplexity, nats, rows_at_once
 from flsim.models.language_model import LanguageModel, State
 
 CONFIDENCE = 0.95

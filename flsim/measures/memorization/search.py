@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.measures.memorization.random_sampling import TIE, Template, cheapest, log_perplexity, nats, rows_at_once
+from flsim.measures.memorization.score import TIE, Template, cheapest, log_perplexity, nats, rows_at_once
 from flsim.models.language_model import LanguageModel, State
 
 MOST_READ = 2**20

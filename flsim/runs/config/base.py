@@ -1,4 +1,4 @@
-"""The parts of a configuration that federated and central runs share."""
+"""The parts of a configuration that federated and central runs share, and the configuration of a federated run."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The settings of a step of central training, the number of steps, and the records that each reads."""
+"""The settings of a step of central training, the records that each step reads, and DP-SGD over records."""
 
 import math
 from collections.abc import Iterable

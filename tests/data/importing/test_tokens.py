@@ -25,7 +25,7 @@ from flsim.data.importing.gather import ImportHParams, passages, split_of, write
 from flsim.data.importing.tasks import import_corpus
 from flsim.data.synthetic import SyntheticHParams
 from flsim.data.tokenizer import SMALLEST, Tokenizer, TokenVocabulary
-from flsim.measures.memorization.random_sampling import references
+from flsim.measures.memorization.score import references
 
 WORDS = [f"{start}{end}" for start in ("ba", "de", "ki", "lo", "mu", "ra") for end in ("nas", "rel", "tif", "vok")]
 HPARAMS = ImportHParams(vocabulary_size=300, record_words=16, words_per_user=60, heldout=0.2, test=0.2, by="tokens")

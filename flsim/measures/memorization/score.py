@@ -1,4 +1,4 @@
-"""Random Sampling (RS), which tests whether the canary is more likely than all random continuations.
+"""The score of a secret, and Random Sampling (RS): whether a canary is more likely than all random continuations.
 
 Thakkar et al. (2020), section 4.1, "Evaluation Methods", after Carlini et al. (2018).
 """
