@@ -309,3 +309,10 @@ def expected_copies(hparams: CanaryHParams, records: int) -> float:
     """Return the expected number of records that canaries replace, if no record is claimed twice."""
     planned = [one for one in configurations(hparams) if not one.users]  # pseudo-users replace no records
     return sum(one.p_u * one.p_e * records if one.copies is None else one.copies for one in planned)
+
+
+def expected_share(hparams: CanaryHParams, records: int) -> float:
+    """Return the expected share of `records` that canaries replace; a record that several claim is replaced once."""
+    if hparams.insertions:
+        return expected_copies(hparams, records) / max(records, 1)
+    return 1 - math.prod(1 - one.p_u * one.p_e for one in configurations(hparams) if not one.users)

@@ -29,7 +29,7 @@ import numpy as np
 from flsim.base.errors import RunFailed
 from flsim.base.machine import PeakMemory
 from flsim.base.progress import progress
-from flsim.canaries.spec import CanaryHParams, configurations, distinct_configurations, expected_copies
+from flsim.canaries.spec import CanaryHParams, configurations, distinct_configurations, expected_share
 from flsim.data.corpus import Split
 from flsim.data.records import Layout
 from flsim.measures.built_in import QUANTITIES
@@ -267,7 +267,7 @@ def scale_of(rows: Mapping[str, Sequence[Planned]], train: Split, published: Sca
         Users.counted(train),
         tuple(_row(name, runs, train, row) for (name, runs), row in zip(rows.items(), others, strict=True)),
         tuple(dict.fromkeys(canaries for settings, counts in trained for canaries in canaries_of(settings, counts))),
-        max(expected_copies(settings, counts.records) / max(counts.records, 1) for settings, counts in trained),
+        max(expected_share(settings, counts.records) for settings, counts in trained),
         max(len(configurations(settings)) for settings, _ in trained),  # those that are compared
     )
 

@@ -27,7 +27,7 @@ from flsim.canaries.population import (
     write_population,
     write_roster,
 )
-from flsim.canaries.spec import Canary, CanaryHParams, configurations, toss
+from flsim.canaries.spec import Canary, CanaryHParams, configurations, expected_share, toss
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Layout
 from flsim.results.rows import read_run
@@ -82,6 +82,15 @@ def test_a_contested_record_goes_to_each_claimant_equally_often() -> None:
     assert planting.planned_insertions.tolist() == [20_000, 20_000]
     assert planting.insertions.sum() == 20_000
     assert stats.binomtest(int(planting.insertions[0]), 20_000, 0.5).pvalue > 1e-4
+
+
+def test_the_expected_share_counts_a_contested_record_once() -> None:
+    """The share of a user is at most 1, so the mean of 4,000 users has a standard error below 0.008 (fixed seed)."""
+    hparams = CanaryHParams(p_u=(0.3, 0.6), p_e=(0.5,), count=2)
+    expected = expected_share(hparams, 80_000)
+    assert expected == pytest.approx(1 - (1 - 0.15) ** 2 * (1 - 0.3) ** 2)
+    planting = plant(split_of(4_000, 20, words=1), canaries_of((0.3, 0.5), (0.3, 0.5), (0.6, 0.5), (0.6, 0.5)), seed=3)
+    assert planting.insertions.sum() / 80_000 == pytest.approx(expected, abs=0.03)
 
 
 def test_a_phrase_that_occurs_is_drawn_again(make_corpus: MakeCorpus) -> None:
