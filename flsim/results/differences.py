@@ -13,7 +13,7 @@ the pooled canaries of all seeds would report false differences.
     quantity           exposure, rs, bs, and every other quantity that is compared; or one of these:
                        at_ceiling: canaries of the largest exposure that |R| references show, log2(|R| + 1);
                        diverged: runs that diverged, an outcome; such a seed is dropped from both sides;
-                       epochs; canaries: those compared, planted in either run, a mean over seeds;
+                       epochs; canaries: those compared, planted in both runs, a mean over seeds;
                        round: in which a perplexity was first reached, between two evaluations a fraction;
                        published_rs, published_bs, published_canaries: of the published rows
     over, n            the independent unit, "seeds" or "canaries", and the number of them
@@ -68,11 +68,11 @@ Row = dict[str, Any]
 class PairedCanaries:
     """The values of the same canaries in two runs."""
 
-    # a row per canary that was planted in either run, indexed by its id. Columns: p_u, p_e and copies (the planned
+    # a row per canary that is compared, see `compared_canaries`, indexed by its id. Columns: p_u, p_e and copies (the
     # number, if p_u is not set); first_round and last_round if canaries have windows; NAME_a and NAME_b for each
     # measured quantity.
     canaries: pd.DataFrame
-    never_planted: int  # number of canaries that were planted in neither run, and are excluded from all statistics
+    excluded: int  # number of canaries that are not compared
     quantities: Sequence[Quantity]  # the quantities that were measured in both runs, the primary quantity first
     references: float  # |R| of both
 
@@ -109,13 +109,22 @@ def paired_canaries(
                     f"run {run.name}, round {at}: {quantity.name} was not measured; evaluate this checkpoint again"
                 )
     in_both = [quantity for quantity in compared if {f"{quantity.name}_a", f"{quantity.name}_b"} <= {*canaries}]
-    planted = canaries.index.isin({*a.planted["canary"], *b.planted["canary"]})
+    planted = canaries.index.isin(compared_canaries(a, b))
     if planted.sum() < 2:
         raise InputError(
-            f"runs {a.name} and {b.name}: {int(planted.sum())} of {len(canaries)} canaries were planted, but a "
+            f"runs {a.name} and {b.name}: {int(planted.sum())} of {len(canaries)} canaries were planted in both, but a "
             "comparison needs at least two; plant more, e.g. with a larger canaries.p_u"
         )
     return PairedCanaries(canaries[planted], int((~planted).sum()), in_both, references[0])
+
+
+def compared_canaries(a: RunResults, b: RunResults) -> list[str]:
+    """Return the ids of the canaries that both runs planted, or those of one run if the other plants none (arm OUT).
+
+    A canary that only one of two planting runs has, because of its coin, would compare planted with unplanted.
+    """
+    in_a, in_b = {*a.planted["canary"]}, {*b.planted["canary"]}
+    return sorted(in_a & in_b if in_a and in_b else in_a | in_b)
 
 
 def _windowed(a: RunResults, b: RunResults) -> pd.DataFrame:
@@ -229,14 +238,14 @@ class PairAtLikeUtility:
     rounds: tuple[float, float]  # the rounds at which a and b first reached it; fractions between two evaluations
     value_a: float  # value_a, value_b: means over canaries
     value_b: float
-    differences: "pd.Series[float]"  # a - b of each canary that either run planted, by its id, in the number's unit
+    differences: "pd.Series[float]"  # a - b of each compared canary, by its id, in the number's unit
 
 
 def pair_at_like_utility(a: RunResults, b: RunResults) -> PairAtLikeUtility:
     """Compare two runs at the lowest perplexity that both reached; InputError as `trajectory` and `at_perplexity`."""
     perplexity = lowest_in_both(a, b)
     (round_a, of_a), (round_b, of_b) = (at_perplexity(run, perplexity) for run in (a, b))
-    planted = sorted({*a.planted["canary"], *b.planted["canary"]})
+    planted = compared_canaries(a, b)
     means = float(of_a[planted].mean()), float(of_b[planted].mean())
     return PairAtLikeUtility(perplexity, (round_a, round_b), *means, (of_a - of_b)[planted])
 
@@ -522,13 +531,13 @@ class Comparison:
             them, with p_u, p_e and the number of copies of each configuration.
         models: a row of `flsim.results.tables.memorization_table` for each run.
         quantities: the compared quantities, of canaries and of the model.
-        never_planted: number of canaries that neither run planted; they are excluded from all rows.
+        excluded: number of canaries that are in no row, because they were not planted in both runs.
     """
 
     table: pd.DataFrame
     models: pd.DataFrame
     quantities: Sequence[Quantity]
-    never_planted: int = 0
+    excluded: int = 0
 
 
 def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None) -> Comparison:
@@ -567,7 +576,7 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
         rows.append(at_like | {"quantity": PRIMARY.name, "left_out": str(error)})
     of_canary = [quantity for quantity in quantities if quantity.of_canaries]
     models = memorization_table([a, b], round, epoch)
-    return Comparison(frame_of(rows, types, of_canary), models, quantities, pair.never_planted)
+    return Comparison(frame_of(rows, types, of_canary), models, quantities, pair.excluded)
 
 
 def _of_configuration(canaries: pd.DataFrame, pair: PairedCanaries) -> Iterator[Row]:

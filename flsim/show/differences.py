@@ -293,9 +293,9 @@ def table_of_two_runs(compared: Comparison) -> Table:
     heading = "p_u, p_e" if column(wide, "copies").isna().all() else "Canaries"
     labels = [Column(heading, text_of(wide["row"]), is_number=False), Column("n", text_of(wide["n"]))]
     below = _legend(wide) + _at_equal_perplexity(wide)
-    if number := compared.never_planted:
+    if number := compared.excluded:
         which, is_ = ("1 canary was", "is") if number == 1 else (f"{number} canaries were", "are")
-        below += note(f"{which} not planted in either run and {is_} excluded from all numbers.")
+        below += note(f"{which} not planted in both runs and {is_} excluded from all numbers.")
     return Table(compared.table, labels, _units(wide), below)
 
 

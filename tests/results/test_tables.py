@@ -183,16 +183,18 @@ def test_seeds_that_planted_different_numbers_are_averaged(make_series: MakeSeri
     assert "0/0 of 4" in to_markdown(table)
 
 
-def test_pairs_are_of_canaries_that_either_run_planted(make_series: MakeSeries) -> None:
-    """Both lack canary 0; canary 1 is in one of them. Bits are 4 + i / 2 and 2 + i / 2."""
+def test_pairs_are_of_canaries_that_both_runs_planted(make_series: MakeSeries) -> None:
+    """Both lack canary 0; canary 1 is in one of them. If one run plants none, all of the other are compared. Bits are 4 + i / 2 and 2 + i / 2."""
     [a], [b] = make_series([4.0]), make_series([2.0], name="non-iid")
     a, b = without(a, 0), without(b, 0, 1)
     compared = compare_runs(a, b)
     row = to_wide(compared.table).iloc[0]
-    assert (row["n"], row["exposure_difference"]) == (8, 2.0)
-    assert compared.never_planted == 1
-    assert "1 canary was not planted in either run and is excluded from all numbers." in runs_to_markdown(compared)
-    assert to_wide(differences([Pair("row", planned([a]), planned([b]))]))["canaries_value_a"].tolist() == [8.0]
+    assert (row["n"], row["exposure_difference"]) == (7, 2.0)
+    assert compared.excluded == 2
+    assert "2 canaries were not planted in both runs and are excluded from all numbers." in runs_to_markdown(compared)
+    assert to_wide(differences([Pair("row", planned([a]), planned([b]))]))["canaries_value_a"].tolist() == [7.0]
+    out = compare_runs(a, without(b, *range(9)))
+    assert (to_wide(out.table).iloc[0]["n"], out.excluded) == (8, 1)
     with pytest.raises(InputError, match="1 of 9 canaries were planted"):
         compare_runs(without(a, *range(1, 9)), without(b, *range(1, 9)))
 
