@@ -11,10 +11,10 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flsim.algorithms.algorithm import FOLDER, UserStates
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.rounds import Engine, FederatedTraining
 from flsim.algorithms.summation import ShardReply
+from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.algorithms.wire import Address, decode_request, encode_reply
 from flsim.base.errors import InputError
 from flsim.base.extensions import custom_code_errors

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("flsim/models", "flsim/training", "flsim/measures/memorization", "benchmarks/gpu")
 FILES = [
     *(path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))),
-    *(ROOT / "flsim" / "data" / f"{name}.py" for name in ("corpus", "records", "vocabulary", "synthetic", "manifest")),
+    *(ROOT / "flsim" / "data" / f"{name}.py" for name in ("corpus", "records", "synthetic", "manifest")),
     *(ROOT / "benchmarks" / f"{name}.py" for name in ("engine", "central", "evaluation")),
 ]
 CUDA_TESTS = sorted((ROOT / "tests" / "training").rglob("test_*cuda*.py"))

@@ -53,7 +53,7 @@ from flsim.training.update import (
 )
 
 if TYPE_CHECKING:  # the reference engine also runs without safetensors
-    from flsim.algorithms.algorithm import UserStates
+    from flsim.algorithms.user_states import UserStates
 
 MODEL = "model/"  # prefix of the slots of earlier models, which users still train: "model/12" before round 12, from 0
 Send = Callable[[Sequence[RoundRequest]], Iterable[Reply]]

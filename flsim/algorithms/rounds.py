@@ -11,10 +11,11 @@ from typing import Literal, Protocol, cast
 import numpy as np
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.algorithm import FedAvgHParams, UserStates, algorithm_named
+from flsim.algorithms.algorithm import FedAvgHParams, algorithm_named
 from flsim.algorithms.fedavg import FederatedAveraging, Send, train_users
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.summation import Reply, RoundRequest, ShardReply
+from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
 from flsim.base.extensions import configured, custom_call_errors, is_custom, short_name
 from flsim.base.progress import say

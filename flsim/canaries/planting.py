@@ -26,7 +26,8 @@ from flsim.base.settings import Natural, Probability, Whole, bounds, input_error
 from flsim.canaries import spec
 from flsim.canaries.secrets import templates
 from flsim.data.corpus import Corpus, Split, memory_map
-from flsim.data.records import Layout, NGrams, Records, Vocabulary, piece, windows
+from flsim.data.records import Layout, Records, Vocabulary, piece, windows
+from flsim.data.sentences import NGrams
 from flsim.data.tokenizer import TokenVocabulary
 
 # Canaries from a file: phrases that may be in the training data of a model, and phrases that are not.

@@ -146,7 +146,7 @@ PERPLEXITY = number_of_model(
 
 
 def utility(probe: ModelProbe) -> Values:
-    from flsim.measures.quantity import utility as predicted
+    from flsim.measures.prediction import utility as predicted
 
     sums = predicted(probe.model, probe.test, probe.chosen)
     return sums.accuracy, sums.accuracy_all_tokens, sums.perplexity

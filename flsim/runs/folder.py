@@ -31,8 +31,8 @@ import pandas as pd
 import torch
 
 from flsim.algorithms import checkpoint
-from flsim.algorithms.algorithm import FOLDER, UserStates
 from flsim.algorithms.micro_cohorts import MicroCohorts
+from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.base.errors import Diverged, InputError
 from flsim.base.extensions import custom_code_errors, is_custom, short_name
 from flsim.base.files import digest, new_file, new_folder, refuse_unwritable, write_json

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from flwr.app import Message
 
-from flsim.algorithms import algorithm, micro_cohorts
+from flsim.algorithms import micro_cohorts, user_states
 from flsim.algorithms.checkpoint import digest_of, latest, round_of
 from flsim.algorithms.fedavg import Send
 from flsim.algorithms.summation import BranchReply, Reply, RoundRequest, ShardReply, ShardWork, branches
@@ -267,7 +267,7 @@ def wait_for_nodes(grid: ShardGrid, shards: int, stop: Stop, seconds: float) -> 
 
 def send_in_process(run: Run, stop: Stop, gpus: float) -> Send:
     """Return a function that trains requests in this process, one shard after another; `gpus` is 0 for a CPU."""
-    states, sizes = algorithm.UserStates(run.path / algorithm.FOLDER), micro_cohorts.MicroCohorts(run.path)
+    states, sizes = user_states.UserStates(run.path / user_states.FOLDER), micro_cohorts.MicroCohorts(run.path)
     training = run.federated.training_of(run.users, run.rounds, "cuda" if gpus else "cpu", states, sizes)
     with custom_code_errors():
         engine = training.engine_here(min(1.0, gpus or 1.0))

@@ -18,10 +18,11 @@ from populations import InMemory
 from stepping import LAYOUT
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.algorithm import FedAvgHParams, UserStates
+from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import RoundRequest, ShardReply
+from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
 from flsim.models.architectures import ModelHParams

@@ -20,7 +20,7 @@ HPARAMS = ImportHParams(vocabulary_size=9, words_per_user=30, record_words=6, he
 
 READERS = """
 import json
-from flsim.data.formats import jsonl
+from flsim.data.formats import rows
 from flsim.data.formats.posts import Format
 
 def lines(path):
@@ -29,7 +29,7 @@ def lines(path):
             post = json.loads(line)
             yield post["user"], post["text"]
 
-in_parts = Format("in_parts", jsonl.jsonl_parts, jsonl.read_jsonl)
+in_parts = Format("in_parts", rows.jsonl_parts, rows.read_jsonl)
 
 def fails(path):
     yield "a", "b c."

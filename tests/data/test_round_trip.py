@@ -10,7 +10,7 @@ from reading import Sentence, check_post, parts_of, read
 
 from benchmarks import writers
 from flsim.data.formats.known import FORMATS, format_of
-from flsim.data.records import records
+from flsim.data.sentences import records
 
 SPLITS = st.sampled_from(["train", "heldout", "test"])
 NO_NUL = st.characters(exclude_categories=["Cs"], exclude_characters="\0")

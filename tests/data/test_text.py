@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flsim.data.formats.stackexchange import plain_text
-from flsim.data.records import sentences, sentences_of_any_script
+from flsim.data.sentences import sentences, sentences_of_any_script
 
 
 @given(st.text())

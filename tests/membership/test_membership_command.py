@@ -33,14 +33,13 @@ def rarest(candidates):
 ADDING = """
 import sys
 from pathlib import Path
-from flsim.attacks.membership import attacked
-from flsim.attacks.membership import attacked as stored
+from flsim.attacks.membership import inference
 run, identity = Path(sys.argv[1]), sys.argv[2]
-rows = attacked.newest_rows(run, identity).head(1)
+rows = inference.newest_rows(run, identity).head(1)
 print(flush=True)
 sys.stdin.readline()
 for number in range(20):
-    attacked.write_rows(run, 4, rows.assign(attack=f"b-{number}"))
+    inference.write_rows(run, 4, rows.assign(attack=f"b-{number}"))
 """
 
 

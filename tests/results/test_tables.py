@@ -184,7 +184,10 @@ def test_seeds_that_planted_different_numbers_are_averaged(make_series: MakeSeri
 
 
 def test_pairs_are_of_canaries_that_both_runs_planted(make_series: MakeSeries) -> None:
-    """Both lack canary 0; canary 1 is in one of them. If one run plants none, all of the other are compared. Bits are 4 + i / 2 and 2 + i / 2."""
+    """Both lack canary 0; canary 1 is in one of them. Bits are 4 + i / 2, 2 + i / 2.
+
+    If one run plants none, all canaries of the other are compared.
+    """
     [a], [b] = make_series([4.0]), make_series([2.0], name="non-iid")
     a, b = without(a, 0), without(b, 0, 1)
     compared = compare_runs(a, b)

@@ -27,7 +27,8 @@ from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
-from flsim.data.records import Layout, NGrams, Records, batch, batches_by_length
+from flsim.data.records import Layout, Records, batch, batches_by_length
+from flsim.data.sentences import NGrams
 from flsim.measures.memorization.score import Template, cheapest, floats_at_once, nats, rows_at_once
 from flsim.measures.memorization.search import beam_searches
 from flsim.models.language_model import LanguageModel, TrainableModel

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flsim.base.errors import InputError
-from flsim.data.records import records
+from flsim.data.sentences import records
 
 PART_BYTES = 2**26  # bytes of input in a part, approximately,
 PART_RECORDS = 200_000  # or sentences, depending on the format

@@ -27,7 +27,8 @@ from flsim.base.settings import Count, Fraction, Natural, settings
 from flsim.data.corpus import CorpusWriter
 from flsim.data.importing.scratch import Pieces, Range, hash_of, lines_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS, WHOLE
-from flsim.data.records import LAYOUTS, TOKENIZER, By, Layout, word_ends
+from flsim.data.records import LAYOUTS, TOKENIZER, By, Layout
+from flsim.data.sentences import word_ends
 from flsim.data.tokenizer import Tokenizer, TokenMap, TokenVocabulary, train_tokenizer
 
 NEW_SETTINGS: dict[str, Any] = {"by": "words", "ascii": False, "drop_authors": ()}

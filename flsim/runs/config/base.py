@@ -11,10 +11,11 @@ import numpy as np
 from pydantic import PlainValidator
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.algorithm import ALGORITHMS, FedAvgHParams, UserStates, algorithm_named
+from flsim.algorithms.algorithm import ALGORITHMS, FedAvgHParams, algorithm_named
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.rounds import EngineName, FederatedTraining, refuse_injections, refuse_precision
 from flsim.algorithms.summation import default_branch
+from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
 from flsim.base.extensions import by_content, configured, is_custom, label_of, not_executed
 from flsim.base.files import digest

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 
-from flsim.algorithms.algorithm import UserStates
 from flsim.algorithms.micro_cohorts import MicroCohorts
+from flsim.algorithms.user_states import UserStates
 from flsim.base.arrays import Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import configured, label_of

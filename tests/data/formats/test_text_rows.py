@@ -23,7 +23,7 @@ from flsim.data.formats import rows as tables_of_rows
 from flsim.data.formats.known import format_of
 from flsim.data.formats.posts import Post
 from flsim.data.formats.rows import CHUNK, text_format
-from flsim.data.records import records
+from flsim.data.sentences import records
 
 
 def read(path: Path) -> list[Post]:
