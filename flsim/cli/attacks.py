@@ -144,9 +144,10 @@ def membership(
     """Attack membership: distinguish training records or users from non-members.
 
     Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
-    of equal length. With --unit user, members are users who took part. The attack scores a user by records that
-    training did not read (data.user_holdout). Prints how well each attack distinguishes members from non-members, with
-    controls, and stores the results in the run folder. --out shows the ROC curve of each attack on each run.
+    of equal length. For a model trained elsewhere, both are its canaries, or records of --members and --non-members.
+    With --unit user, members are users who took part. The attack scores a user by records that training did not read
+    (data.user_holdout). Prints how well each attack distinguishes members from non-members, with controls, and stores
+    the results in the run folder. --out shows the ROC curve of each attack on each run.
 
     Example: flsim membership runs/demo/iid runs/demo/non-iid
 

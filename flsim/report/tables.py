@@ -214,8 +214,8 @@ PROVEN = (
 )
 MEMBERS = (
     "Members are records of training users that took part; non-members are records of authors who are held out, of "
-    "equal lengths. Blind: AUROC of an attack that reads no model; yes: it is above 0.55, so the comparison is "
-    "confounded. `flsim membership` has more."
+    "equal lengths. For a model trained elsewhere, both are canaries or records of files. Blind: AUROC of an attack "
+    "that reads no model; yes: it is above 0.55, so the comparison is confounded. `flsim membership` has more."
 )
 NAMED = (
     "Share of members that each attack finds (TPR), by the share of false alarms among non-members (FPR), on "
@@ -310,17 +310,21 @@ def privacy(gathered: Gathered) -> list[Block]:
             rows["unit"] = rows["unit"].str.strip().replace("", "user")
             noise = math.nan if run.config is None else run.config.privacy.noise_multiplier
             spent += [rows.assign(label=setting.label, noise=noise)] if len(rows) else []
+    unknown = [setting.label for setting in gathered.settings if setting.runs[0].config is None]
+    about = [Note(f"The privacy of training is not known for: {'; '.join(unknown)}.")] if unknown else []
+    if len(unknown) == len(gathered.settings):
+        return [*about]
     if not spent:
-        return [Note("No run added noise, so no ε is finite: none of these runs is differentially private.")]
+        return [Note("No run added noise, so no ε is finite: none of these runs is differentially private."), *about]
     table = pd.concat(spent, ignore_index=True)
     known = pd.DataFrame([asdict(convention) | {"convention": convention.name} for convention in CONVENTIONS])
-    without = [setting.label for setting in gathered.settings if setting.label not in {*table["label"]}]
+    without = [setting.label for setting in gathered.settings if setting.label not in {*table["label"], *unknown}]
     configs = [run.config for setting in gathered.settings for run, _ in setting.shown_runs if run.config]
     notes = sorted({config.canaries.about_injections or "" for config in configs if config.privacy.mechanism == "dp"})
     notes += [f"Without noise, ε is infinite for: {'; '.join(without)}."] if without else []
     records = table.merge(known, "left", "convention").to_dict("records")
     caption = "ε at the last evaluation, by convention"
-    return [*listed(caption, records, EPSILONS, CONVENTION), *(Note(text) for text in notes if text)]
+    return [*listed(caption, records, EPSILONS, CONVENTION), *(Note(text) for text in notes if text), *about]
 
 
 def forgetting(gathered: Gathered) -> list[Block]:

@@ -1,6 +1,7 @@
 """Scores of attacks at inputs whose values follow from their definition, written out with loops."""
 
 import math
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy
 import torch
@@ -17,12 +19,13 @@ from membership.before_model import LAYOUT, before, before_two, drawn, untrained
 from scipy.stats import norm
 
 from flsim.attacks.audit.bounds import Allowed
-from flsim.attacks.membership import candidates, scores, shadows
+from flsim.attacks.membership import candidates, inference, scores, shadows
 from flsim.attacks.membership.candidates import BUILT_IN, Candidates
 from flsim.attacks.membership.inference import LEVELS, success
 from flsim.attacks.membership.shadows import FreshRecords, steps_of, user_statistics
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.base.statistics import auroc
 from flsim.data.corpus import held_out
 from flsim.data.records import Records, author_of
 
@@ -405,3 +408,25 @@ def test_neighbours_have_words_although_a_sum_of_probabilities_is_rounded_up(mon
         unigram = np.log(probabilities)
     every = Candidates(plain.model, plain.records, plain.keys, plain.vocabulary, unigram, 0, LAYOUT)
     assert [neighbour.tolist() for neighbour in every.neighbours(2)] == [[last, first + 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("area", "records", "verdict"),
+    [
+        (0.405, 10, "Undecided"),
+        (0.8, 10, "Above"),
+        (0.554, 56, "Undecided"),
+        (0.57, 5_000, "Above"),
+        (0.54, 5_000, "At"),
+    ],
+)
+def test_the_blind_control_is_judged_by_what_chance_alone_gives(area: float, records: int, verdict: str) -> None:
+    """The stated range holds 95% of the areas of scores without any difference, within 0.02 at each end."""
+    row = pd.Series({"control_auroc": area, "n_in": records, "n_out": records, "epsilon": math.nan})
+    (text,) = inference._controls(row)
+    assert text.partition("only. ")[2].startswith(verdict)
+    if verdict == "Undecided":
+        rng = np.random.default_rng(0)
+        areas = [auroc(*rng.random((2, records))) for _ in range(4_000)]
+        low, high = map(float, re.findall(r"0\.\d+", text)[1:3])
+        assert np.quantile(areas, [0.025, 0.975]) == pytest.approx([low, high], abs=0.02)

@@ -1,5 +1,6 @@
 """Membership inference: the run under attack, its models and stored rows, and the attacks on its candidates."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -238,11 +239,14 @@ def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], Result]) -
 def _controls(row: "pd.Series[Any]") -> Iterator[str]:
     """Yield sentences on the control that reads no model, and on the claim."""
     if pd.notna(row["control_auroc"]):
-        verdict = (
-            f"Above {CONFOUNDED:g}, no AUROC of this table shows memorization"
-            if row["is_confounded"]
-            else f"At most {CONFOUNDED:g}, so these two properties do not distinguish members"
-        )
+        # the normal approximation of the Mann-Whitney statistic of equal distributions
+        chance = 1.96 * math.sqrt((row["n_in"] + row["n_out"] + 1) / (12 * row["n_in"] * row["n_out"]))
+        if row["control_auroc"] > max(CONFOUNDED, 0.5 + chance):
+            verdict = f"Above {CONFOUNDED:g}, no AUROC of this table shows memorization"
+        elif 0.5 + chance > CONFOUNDED:
+            verdict = f"Undecided: chance gives {0.5 - chance:.3f} to {0.5 + chance:.3f} (95%); attack more records"
+        else:
+            verdict = f"At most {CONFOUNDED:g}, so these two properties do not distinguish members"
         yield f"Blind control: {row['control_auroc']:.3f} by length and word frequency only. {verdict}."
     if pd.notna(row["epsilon"]):
         yield (
