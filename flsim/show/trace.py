@@ -22,6 +22,7 @@ from flsim.show.table import Field, note, table_of
 
 SHAPES = (*MARKERS, "*", "h", "d", "p")
 ROUNDS_SHOWN = 22  # characters of a list of rounds
+NOT_PLANTED = "not planted"  # controls, and canaries without a copy because of a coin
 SHARERS = (
     "sharers: number of different sharers that took part since the last evaluation; in central training, a sharer "
     "takes part when a copy is read, and rounds are steps."
@@ -46,8 +47,8 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
     quantities = [quantity for quantity in traced(quantities_in(table)) if quantity.name in table]
     lines = [f"{run.setting} [{run.name}]", ""]
     for row in _planted(table, run):
-        copies = f"; {row['insertions']} copies in the data" if "insertions" in row else ""
-        lines.append(f"{row['canary']}: {name_of_configuration(row)}{copies}")
+        planted = f"; planted: {row['insertions']}" if "insertions" in row else ""
+        lines.append(f"{row['canary']}: {name_of_configuration(row)}{planted}")
     flags = {one.name: table[one.name].map({0.0: "no", 1.0: "yes"}) for one in quantities if one.is_flag}
     shown = table.assign(**flags)
     if "sharer_rounds" in table:
@@ -92,12 +93,17 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
 def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     """Return a figure of canaries over rounds, filled if memorized, and of the rounds in which sharers took part."""
     groups: dict[str, list[str]] = {}
-    for row in _planted(table, run):
-        groups.setdefault(name_of_configuration(row), []).append(row["canary"])
+    planted = set(run.planted["canary"])
+    for row in _planted(table, run):  # an arm OUT plants none, and has its configurations
+        label = NOT_PLANTED if planted and row["canary"] not in planted else name_of_configuration(row)
+        groups.setdefault(label, []).append(row["canary"])
+    if NOT_PLANTED in groups:
+        groups[NOT_PLANTED] = groups.pop(NOT_PLANTED)  # last
     quantities = [quantity for quantity in traced(quantities_in(table)) if quantity.name in table]
     quantities = [quantity for quantity in quantities if quantity.is_primary or not quantity.is_standard]
     last, has_rounds = int(table["round"].max()), "sharer_rounds" in table
-    height = max(1.8, 0.6 + 0.17 * max(map(len, groups.values())))
+    # lines of rounds need a height each; curves overlap
+    height = max(1.8, 0.6 + 0.17 * max(map(len, groups.values()))) if has_rounds else 2.2
     size = (4.4 * (len(quantities) + has_rounds), height * len(groups) + 0.6)
     figure, grid = subplots(*size, len(groups), len(quantities) + has_rounds, gap=0.02, sharex=True)
     for (label, canaries), row in zip(groups.items(), grid, strict=True):
