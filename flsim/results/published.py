@@ -8,9 +8,9 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -140,25 +140,27 @@ def asked(run: RunResults, published: Mapping[str, Any] | None) -> dict[str, Any
 
 def is_alike(table: pd.DataFrame) -> "pd.Series[bool]":
     """Return whether each row of a table answers the question of its published row; False if a part is unknown."""
-    alike = pd.Series(data=True, index=table.index)
-    for name in ROW_OF_QUESTION:
-        alike &= (_column(table, name) == _column(table, PREFIX + name)).fillna(value=False).astype(bool)
-    return alike
+    return ~pd.concat([_differs(table, name) for name in ROW_OF_QUESTION], axis=1).any(axis=1)
 
 
 def differences(table: pd.DataFrame) -> str:
     """Return how the questions of rows and of their published rows differ: ``"|R| is 20 here and 30 in the paper"``."""
     parts = []
     for name, words in WORDS.items():
-        ours, published = _column(table, name), _column(table, PREFIX + name)
-        differ = ~(ours == published).fillna(value=False).astype(bool)
-        if differ.any():
-            parts.append(words.format(_listed(ours[differ]), _listed(published[differ])))
+        if (differs := _differs(table, name)).any():
+            both = (_column(table[differs], column, "Int64") for column in (name, PREFIX + name))
+            parts.append(words.format(*map(_listed, both)))
     return ", ".join(parts)
 
 
-def _column(table: pd.DataFrame, name: str) -> "pd.Series[Any]":
-    return table[name].astype("Int64") if name in table else pd.Series(pd.NA, table.index, "Int64")
+def _differs(table: pd.DataFrame, name: str) -> "pd.Series[bool]":
+    """Return whether a part of the question of each row differs from that of its published row, or is unknown."""
+    ours, published = (_column(table, column, "Int64") for column in (name, PREFIX + name))
+    return ~(ours == published).fillna(value=False).astype(bool)
+
+
+def _column(table: pd.DataFrame, name: str, kind: Literal["Float64", "Int64"] = "Float64") -> "pd.Series[Any]":
+    return table[name].astype(kind) if name in table else pd.Series(pd.NA, table.index, kind)
 
 
 def _listed(values: "pd.Series[Any]") -> str:
@@ -338,10 +340,7 @@ def source_of(table: pd.DataFrame, metric: str) -> str:
 
 def measured(table: pd.DataFrame, metric: str) -> "tuple[pd.Series[float], pd.Series[float]]":
     """Return our and the published value of each row, as shares of canaries or in bits; NA if missing."""
-
-    def column(name: str) -> "pd.Series[float]":
-        return table[name].astype("Float64") if name in table else pd.Series(pd.NA, table.index, "Float64")
-
+    column = partial(_column, table)
     if metric == "exposure":
         published, ours = column("published_exposure"), column("mean_space_exposure")
         # Over the complete space, as in the paper, if all rows have it, because two kinds of exposure have no common

@@ -235,21 +235,26 @@ def control_columns(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quan
     return cells | {FALSE_POSITIVE: None if size is None else 1 / (size + 1)}
 
 
+def epsilons_of(run: RunResults, at: int) -> pd.DataFrame:
+    """Return a row for each epsilon of an evaluation: its unit ("user" or "record"), convention, value and delta."""
+    rows = run.rows[(run.rows["round"] == at) & (run.rows["canary"] == "")]
+    named = rows["metric"].str.extract(r"^(?P<unit>record )?epsilon (?P<convention>.+)$").fillna({"unit": ""})
+    rows = rows.assign(unit=named["unit"], convention=named["convention"]).dropna(subset="convention")
+    rows["delta"] = [run.of_model(f"{unit}delta", at) for unit in rows["unit"]]
+    return rows.assign(unit=rows["unit"].str.strip().replace("", "user"))
+
+
 def privacy_columns(run: RunResults, at: int) -> dict[str, Any]:
     """Return the columns of `PRIVACY`, or of `RECORD_PRIVACY`, of a run with noise."""
-    metrics = run.rows.loc[(run.rows["round"] == at) & (run.rows["canary"] == ""), "metric"]
     cells: dict[str, Any] = {}
-    for name in metrics:
-        if name.startswith("epsilon "):
-            convention = name.removeprefix("epsilon ")
-            if convention == "paper":
-                cells["epsilon_paper"] = run.of_model(name, at)
-            else:
-                cells |= {"epsilon_sound": run.of_model(name, at), "sound_convention": convention}
-            cells["delta"] = run.of_model("delta", at)
-        elif name.startswith("record epsilon "):
-            cells |= {"record_epsilon": run.of_model(name, at), "record_delta": run.of_model("record delta", at)}
-            cells["record_convention"] = name.removeprefix("record epsilon ")
+    for row in epsilons_of(run, at).to_dict("records"):
+        if row["unit"] == "record":
+            cells |= {"record_epsilon": row["value"], "record_convention": row["convention"]}
+            cells["record_delta"] = row["delta"]
+        elif row["convention"] == "paper":
+            cells |= {"epsilon_paper": row["value"], "delta": row["delta"]}
+        else:
+            cells |= {"epsilon_sound": row["value"], "sound_convention": row["convention"], "delta": row["delta"]}
     return cells
 
 

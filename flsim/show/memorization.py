@@ -26,10 +26,7 @@ from flsim.show.table import Column, Field, Table, columns_of, formatted, note, 
 
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
-LOWEST = (
-    "Lowest: the configuration (p_u, p_e) with the fewest expected insertions, or the smallest number of copies, of a "
-    "memorized canary."
-)
+LOWEST = "Lowest: (p_u, p_e), or copies, with a memorized canary and fewest insertions."
 CONTROLS = "Controls: canaries that were never planted; number of them that {} marks as memorized."
 FALSE_POSITIVE = " {} marks each with a probability of 1 / (|R| + 1), here {}."
 SHARE = "{}: shares of {} planted canaries."
@@ -79,16 +76,12 @@ def _is_unfinished(table: pd.DataFrame) -> bool:
 def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are about runs."""
     if "seeds" in table:
-        lines = [f"Excluded from {setting}: {why}" for setting, why in _whys(table, "setting", "left_out")]
-        return "".join(note(line) for line in lines)
-    text = note(ONE_SEED) if table["round"].notna().any() else ""
-    names = (table["run"] + " " + table["status"]).rename("run")
-    text += "".join(note(f"{run}: {why}") for run, why in _whys(table.assign(run=names), "run", "reason"))
-    return text
-
-
-def _whys(table: pd.DataFrame, name: str, why: str) -> list[tuple[str, str]]:
-    return list(table.reindex(columns=[name, why]).dropna().itertuples(index=False, name=None))
+        text, names, whys = "", "Excluded from " + table["setting"], table.get("left_out")
+    else:
+        text = note(ONE_SEED) if table["round"].notna().any() else ""
+        names, whys = table["run"] + " " + table["status"], table.get("reason")
+    known = pd.DataFrame({"name": names, "why": whys}).dropna()
+    return text + "".join(note(f"{name}: {why}") for name, why in known.itertuples(index=False))
 
 
 def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
