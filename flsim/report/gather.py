@@ -58,14 +58,10 @@ class RunView:
     planned: SweepRun | None = None
 
     def of_planted(self, metric: str) -> pd.DataFrame:
-        """Return float64 [rounds, planted canaries] of the rounds in which the metric was measured for all canaries."""
-        measured = {
-            round_: values
-            for round_ in self.results.evaluated
-            if (values := self.results.of_canaries(metric, round_, is_partial=True)) is not None
-        }
-        frame = pd.DataFrame(measured).T.dropna()
-        return frame[self.results.planted["canary"].tolist()] if len(frame) else frame
+        """Return float64 [rounds, planted canaries] of the rounds in which the metric was measured for all of them."""
+        rows, planted = self.results.rows, self.results.planted["canary"].tolist()
+        rows = rows[(rows["metric"] == metric) & rows["canary"].isin(planted)]
+        return rows.pivot(index="round", columns="canary", values="value").reindex(columns=planted).dropna()
 
     def value(self, quantity: Quantity, round_: int | None = None) -> float:
         """Return the count of a flag, the mean over planted canaries, or a number of the model, as displayed."""
@@ -397,7 +393,7 @@ def _measured(
     are excluded. Exposures among different numbers of references are not comparable.
     """
     by_seed = [(_completed(a), _completed(b)) for a, b in settings]
-    alike = [pair for pair in by_seed if len({frozenset(map(_references, of.values())) for of in pair}) == 1]
+    alike = [pair for pair in by_seed if len({frozenset(run.ceiling for run in of.values()) for of in pair}) == 1]
     pairs, seeds = _with_common_seeds([(a, b) for a, b in alike if {*a} & {*b}])
     compared = [both for both, pair in zip(settings, by_seed, strict=True) if pair in pairs] or settings
     diverged = [
@@ -429,10 +425,6 @@ def _measured(
             yield common | two_means(quantity.name, float(a.mean()), float(b.mean())) | tested
     of_seeds = {seed: [(a[seed].results, b[seed].results) for a, b in pairs] for seed in seeds}
     yield common | at_equal_perplexity(of_seeds)
-
-
-def _references(run: RunView) -> float | None:
-    return run.results.references(run.results.evaluated[-1])
 
 
 def _means(side: Sequence[Sequence[RunView]], quantity: Quantity) -> NDArray[np.float64]:
