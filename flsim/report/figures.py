@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 
 from flsim.base.arrays import Floats
 from flsim.base.statistics import t_interval
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, panels_first
-from flsim.report.gather import Gathered, Setting, by_configuration, percent
+from flsim.report.gather import Gathered, Setting, by_configuration
 from flsim.results.differences import END
-from flsim.results.tables import user_share
 from flsim.show import figure as show
 from flsim.show.figure import inline, label_above, panels, scale, swatch
 from flsim.show.plots import draw_quantity, draw_utility, title_of, unit_of
@@ -138,7 +136,7 @@ def duration(seconds: float | None) -> str:
 TOGETHER = 4  # largest number of settings in a panel
 MOST = 12  # rows of a panel with dots
 STEP = 36  # pixels from a row to the next
-CELL, ROW, GAP = 36, 26, 10  # pixels of a cell of a heat map, and between maps
+ROW = 26  # pixels of a row of a heat map
 POINTS = 40  # of a canary's line
 SHORT = 16  # characters of a title above half a panel
 FLAG = flags(QUANTITIES.values())[0]  # that distinguish lines of canaries
@@ -380,71 +378,52 @@ def traces(gathered: Gathered) -> list[Block]:
 
 
 def configurations(gathered: Gathered) -> list[Block]:
-    """Return heat maps of the outcome by configuration for each setting: over p_u x p_e, or numbers of copies."""
+    """Return a heat map of the outcome for each setting, with a row for each configuration of canaries."""
     measured = [quantity for quantity in gathered.quantities if quantity.of_canaries]
     images = list[tuple[str, Markup]]()
     for index, setting in enumerate(gathered.settings):
-        outcomes = setting.outcomes(measured)
-        maps = [(quantity, rows) for quantity in measured if len(rows := outcomes.dropna(subset=quantity.name))]
-        if maps:
-            images.append((f"{setting.label} ({setting.seeds})", _maps(setting, maps, f"map-{index}")))
+        outcomes = setting.outcomes(measured).set_index("planted")
+        if shown := [quantity for quantity in measured if outcomes[quantity.name].notna().any()]:
+            images.append((f"{setting.label} ({setting.seeds})", _map(setting, outcomes, shown, f"map-{index}")))
     caption = (
-        "Outcome in each configuration, at the last evaluation, over all seeds. Rows: p_u, the probability that a user "
-        "shares a canary; columns: p_e, the probability that a record of a sharer is replaced by it. Without these "
-        "probabilities, or with several windows of rounds, a row is a configuration."
+        "Outcome in each configuration, at the last evaluation, over all seeds: the share of memorized canaries, or a "
+        "mean over canaries. A cell is shaded by its ratio to the largest possible value, or to the largest value of "
+        "the column. A configuration is p_u and p_e, or a number of copies."
     )
     return folded(Figure(caption, images), "Settings", most=TOGETHER)
 
 
-def _maps(setting: Setting, maps: Sequence[tuple[Quantity, pd.DataFrame]], id_: str) -> Markup:
-    """Return a heat map for each quantity, as many side by side as possible."""
-    cells_of_maps = [map_of(rows, quantity.name) for quantity, rows in maps]
-    left = 14 + 6 * max(len(name) for cells in cells_of_maps for name in cells.index)
-    high = ROW * max(len(cells) for cells in cells_of_maps)
-    wide = CELL * max(len(cells.columns) for cells in cells_of_maps)
-    columns = max(1, min(len(maps), int((show.WIDTH - left + GAP) // (wide + GAP))))
-    rows = math.ceil(len(maps) / columns)
-    right = show.WIDTH - left - columns * wide - GAP * (columns - 1)
-    size: dict[str, Any] = {"margins": (left, right, 20, 22), "gaps": (GAP, 42), "rows": rows, "columns": columns}
-    figure, grid = panels(height=rows * high + (rows - 1) * 42 + 42, **size)
-    description = []
-    for place, (axes, cells, (quantity, outcomes)) in enumerate(zip(grid, cells_of_maps, maps, strict=False)):
-        template, highest = ("{:.0f}", 100.0) if quantity.is_flag else (quantity.format, float(cells.to_numpy().max()))
+def _map(setting: Setting, outcomes: pd.DataFrame, quantities: Sequence[Quantity], id_: str) -> Markup:
+    """Return a heat map with a row for each configuration, and a column for each quantity."""
+    left = 14 + 6 * max(map(len, outcomes.index))
+    figure, (axes,) = panels(height=ROW * len(outcomes) + 26, margins=(left, 6, 22, 4))
+    columns, levels, description = list[str](), list[Floats](), list[str]()
+    for x, quantity in enumerate(quantities):
+        values = outcomes[quantity.name].to_numpy("float64")
+        name, template, highest = f"{quantity.heading}, %", "{:.0f}", 100.0
+        if not quantity.is_flag:
+            name, template, highest = quantity.heading, quantity.format, float(np.nanmax(values))
         if quantity.is_primary:
             highest = setting.shown_runs[0][0].ceiling or highest
-        draw_map(axes, cells, template, highest or 1.0, has_rows=not place % columns)
-        name = f"{quantity.heading}, %" if quantity.is_flag else f"mean {quantity.unit or quantity.heading}"
-        axes.set_title(name, x=0, pad=5, color=show.INK)
-        values = zip(outcomes["planted"], outcomes[quantity.name], strict=True)
-        description.append(f"{name}: {'; '.join(f'{planted}: {template.format(value)}' for planted, value in values)}.")
-    for axes in grid[len(maps) :]:
-        axes.set_axis_off()
-    return inline(figure, id_, f"By configuration, {setting.label}", " ".join(description))
-
-
-def map_of(outcomes: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return a quantity over p_u, from the bottom, and p_e; or over names of configurations, from the top."""
-    if outcomes["p_u"].notna().all() and not outcomes.duplicated(["p_u", "p_e"]).any():
-        cells = outcomes.pivot(index="p_u", columns="p_e", values=name)  # sorts both
-        return cells.rename(index=user_share, columns=percent)
-    return outcomes.iloc[::-1].set_index("planted")[[name]].rename(columns={name: ""})
-
-
-def draw_map(axes: Axes, cells: pd.DataFrame, template: str, highest: float, *, has_rows: bool) -> None:
-    """Draw numbers in cells, shaded by their ratio to the largest."""
-    values = cells.to_numpy("float64")
-    levels = np.clip(np.floor(len(show.SHADES) * np.nan_to_num(values) / highest), 0, len(show.SHADES) - 1)
-    for (y, x), value in np.ndenumerate(values):
-        colour = show.ON_LOW if levels[y, x] < 4 else show.ON_HIGH
-        text = "" if math.isnan(value) else template.format(value)
-        axes.text(x + 0.5, y + 0.5, text, ha="center", va="center_baseline", color=colour)
+        shades = len(show.SHADES) * np.nan_to_num(values) / (highest or 1.0)
+        levels.append(np.clip(np.floor(shades), 0, len(show.SHADES) - 1))
+        texts = ["" if math.isnan(value) else template.format(value) for value in values]
+        for y, (text, level) in enumerate(zip(texts, levels[-1], strict=True)):
+            colour = show.ON_LOW if level < 4 else show.ON_HIGH
+            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center_baseline", color=colour)
+        known = (f"{planted}: {text}" for planted, text in zip(outcomes.index, texts, strict=True) if text)
+        description.append(f"{name}: {'; '.join(known)}.")
+        columns.append(name)
     norm = BoundaryNorm(np.arange(len(show.SHADES) + 1) - 0.5, len(show.SHADES))
-    axes.pcolormesh(levels, cmap=ListedColormap(show.SHADES), norm=norm, edgecolors=show.PAPER, linewidth=1.5)
+    look: dict[str, Any] = {"edgecolors": show.PAPER, "linewidth": 1.5}
+    axes.pcolormesh(np.column_stack(levels), cmap=ListedColormap(show.SHADES), norm=norm, **look)
     axes.grid(visible=False)
     axes.spines["bottom"].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_xticks(np.arange(len(cells.columns)) + 0.5, cells.columns)
-    axes.set_yticks(np.arange(len(cells)) + 0.5, cells.index if has_rows else [""] * len(cells))
+    axes.tick_params(length=0, top=True, labeltop=True, labelbottom=False)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
+    axes.set_yticks(np.arange(len(outcomes)) + 0.5, outcomes.index)
+    axes.invert_yaxis()
+    return inline(figure, id_, f"By configuration, {setting.label}", " ".join(description))
 
 
 def legend_of(settings: Sequence[Setting]) -> list[tuple[int, str]]:

@@ -58,14 +58,10 @@ class RunView:
     planned: SweepRun | None = None
 
     def of_planted(self, metric: str) -> pd.DataFrame:
-        """Return float64 [rounds, planted canaries] of the rounds in which the metric was measured for all canaries."""
-        measured = {
-            round_: values
-            for round_ in self.results.evaluated
-            if (values := self.results.of_canaries(metric, round_, is_partial=True)) is not None
-        }
-        frame = pd.DataFrame(measured).T.dropna()
-        return frame[self.results.planted["canary"].tolist()] if len(frame) else frame
+        """Return float64 [rounds, planted canaries] of the rounds in which the metric was measured for all of them."""
+        rows, planted = self.results.rows, self.results.planted["canary"].tolist()
+        rows = rows[(rows["metric"] == metric) & rows["canary"].isin(planted)]
+        return rows.pivot(index="round", columns="canary", values="value").reindex(columns=planted).dropna()
 
     def value(self, quantity: Quantity, round_: int | None = None) -> float:
         """Return the count of a flag, the mean over planted canaries, or a number of the model, as displayed."""
@@ -230,15 +226,9 @@ class Gathered:
 def gather(paths: Sequence[Path]) -> Gathered:
     """Read run folders and sweeps, each once; InputError if a path is neither, a file is damaged, or no run started."""
     sweeps = [read_sweep(path) for path in paths if is_sweep(path)]
-    runs: dict[Path, RunView] = {}
-    for path in paths:
-        if not is_sweep(path):
-            runs[path.resolve()] = _view(path, read_run(path), None)
-    for sweep in sweeps:
-        for run in sweep.runs:
-            if run.results is not None:
-                path = sweep.path / RUNS / run.name
-                runs[path.resolve()] = _view(path, run.results, run)
+    found = [(path, read_run(path), None) for path in paths if not is_sweep(path)]
+    of_sweeps = [(sweep.path / RUNS / run.name, run.results, run) for sweep in sweeps for run in sweep.runs]
+    runs = {path.resolve(): _view(path, results, planned) for path, results, planned in [*found, *of_sweeps] if results}
     views = list(runs.values())
     distinct = without_copies([run.results for run in views], [run.results for run in views if run.planned])
     waiting = [run for sweep in sweeps for run in sweep.runs if run.results is None]
@@ -259,15 +249,12 @@ def by_configuration(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {name: rows[names == name] for name in order}
 
 
-def percent(share: float) -> str:
-    """Return a share as a percentage with up to six digits."""
-    return f"{100 * share:.6g}%"
-
-
 def text_of_setting(value: Any, key: str = "") -> str:
     """Return the value of a setting as text."""
-    if key in {"canaries.p_u", "canaries.p_e"}:
-        return ", ".join(map(user_share if key.endswith("u") else percent, value))
+    if key == "canaries.p_u":
+        return ", ".join(map(user_share, value))
+    if key == "canaries.p_e":
+        return ", ".join(f"{100 * share:.6g}%" for share in value)
     if value is None or isinstance(value, bool):
         return "none" if value is None else str(value).lower()
     if isinstance(value, tuple | list):
@@ -328,8 +315,8 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
 # canaries, times the number in the row "canaries".
 
 
-PARTITION, TECHNIQUE, OPTIMIZER, CLIP, NOISE, RATE = (
-    *("Partition", "Technique", "Optimizer", "Clip", "Noise multiplier", "Learning rate"),
+PARTITION, TECHNIQUE, OPTIMIZER, CLIP, NOISE, LENGTH, RATE = (
+    *("Partition", "Technique", "Optimizer", "Clip", "Noise multiplier", "Length of training", "Learning rate"),
 )
 # Names of factors with several keys, or with another name than their key.
 FACTORS = {
@@ -340,11 +327,10 @@ FACTORS = {
     NOISE: ("privacy.noise_multiplier",),
     "Batch size": ("training.batch_size",),
     "Cohort size": ("training.cohort",),
-    "Length of training": ("training.rounds", "training.steps", "training.epochs", "training.words"),
+    LENGTH: ("training.rounds", "training.steps", "training.epochs", "training.words"),
 }
 FACTOR_OF = {key: factor for factor, keys in FACTORS.items() for key in keys}
 ORDER = {factor: place for place, factor in enumerate([*FACTORS, RATE])}
-LENGTHS = FACTORS["Length of training"]
 RATES = re.compile(r"(training|local)\.(.*(learning_rate|schedule|momentum|tau|beta2)|tuned_at|warmup)")
 # Settings that follow from other settings, or that do not change results.
 FOLLOWING = re.compile(
@@ -360,11 +346,15 @@ Contrast = tuple[Row, list[tuple[Setting, Setting]]]  # cells of its rows; pairs
 
 @dataclass(frozen=True, eq=False)
 class _Profile:
-    """A setting with the values of its configuration by key, and its sweep."""
+    """A setting with the values of its configuration by factor and key, without unset values, and its sweep."""
 
     setting: Setting
-    values: Mapping[str, Any]
+    levels: Mapping[str, Mapping[str, Any]]
     sweep: Path | None
+
+    @property
+    def kind(self) -> Any:
+        return self.levels[TECHNIQUE]["training.kind"]
 
 
 def contrasts(gathered: Gathered) -> pd.DataFrame:
@@ -403,7 +393,7 @@ def _measured(
     are excluded. Exposures among different numbers of references are not comparable.
     """
     by_seed = [(_completed(a), _completed(b)) for a, b in settings]
-    alike = [pair for pair in by_seed if len({frozenset(map(_references, of.values())) for of in pair}) == 1]
+    alike = [pair for pair in by_seed if len({frozenset(run.ceiling for run in of.values()) for of in pair}) == 1]
     pairs, seeds = _with_common_seeds([(a, b) for a, b in alike if {*a} & {*b}])
     compared = [both for both, pair in zip(settings, by_seed, strict=True) if pair in pairs] or settings
     diverged = [
@@ -435,10 +425,6 @@ def _measured(
             yield common | two_means(quantity.name, float(a.mean()), float(b.mean())) | tested
     of_seeds = {seed: [(a[seed].results, b[seed].results) for a, b in pairs] for seed in seeds}
     yield common | at_equal_perplexity(of_seeds)
-
-
-def _references(run: RunView) -> float | None:
-    return run.results.references(run.results.evaluated[-1])
 
 
 def _means(side: Sequence[Sequence[RunView]], quantity: Quantity) -> NDArray[np.float64]:
@@ -498,27 +484,30 @@ def _profiles(gathered: Gathered) -> list[_Profile]:
             continue
         sweep = run.path.parent.parent if run.planned else None
         search = searched.get(sweep) if sweep else None
-        values: dict[str, Any] = {}
+        levels: dict[str, dict[str, Any]] = {}
         for key, value in flat(without_folders(run.config)):
             # older sweeps do not store the names of chosen settings, which were learning rates
             is_chosen = search and (key in search.chosen or (not search.chosen and RATES.fullmatch(key)))
-            if not (FOLLOWING.fullmatch(key) or key == "seed" or is_chosen):
-                values[key] = tuple(value) if isinstance(value, list) else value
-        for key in {*LENGTHS} & {*values}:
-            like = [length for length in lengths if math.isclose(length, values[key], rel_tol=LIKE_LENGTH)]
-            lengths += [] if like else [values[key]]
-            values[key] = like[0] if like else values[key]
-        values["data.partition"] = run.config.partition or "iid"  # otherwise records are drawn at random, as in "iid"
-        profiles.append(_Profile(setting, values, sweep))
+            if not (value is None or FOLLOWING.fullmatch(key) or key == "seed" or is_chosen):
+                factor = FACTOR_OF.get(key) or (RATE if RATES.fullmatch(key) else key)
+                several = tuple(value) if isinstance(value, list) else (value,)
+                levels.setdefault(factor, {})[key] = several if len(several) != 1 else several[0]
+        for key, length in levels.get(LENGTH, {}).items():
+            like = [other for other in lengths if math.isclose(other, length, rel_tol=LIKE_LENGTH)]
+            lengths += [] if like else [length]
+            levels[LENGTH][key] = like[0] if like else length
+        # records that are not in partitions are drawn at random, as in "iid"
+        levels[PARTITION] = {"data.partition": run.config.partition or "iid"}
+        profiles.append(_Profile(setting, levels, sweep))
     return profiles
 
 
 def _techniques(profiles: Sequence[_Profile]) -> dict[Setting, str]:
     """Return the name of each setting's technique; one technique with several names is central training."""
-    names: dict[tuple[Any, Any], dict[Setting, str]] = {}
+    names: dict[tuple[Any, ...], dict[Setting, str]] = {}
     for profile in profiles:
-        key = profile.values["training.kind"], profile.values.get("training.algorithm")
-        names.setdefault(key, {})[profile.setting] = PLAIN_NAME.sub("", profile.setting.technique)
+        technique = tuple(profile.levels[TECHNIQUE].values())
+        names.setdefault(technique, {})[profile.setting] = PLAIN_NAME.sub("", profile.setting.technique)
     return {
         setting: name if len({*of_technique.values()}) == 1 else "central training"
         for of_technique in names.values()
@@ -528,24 +517,22 @@ def _techniques(profiles: Sequence[_Profile]) -> dict[Setting, str]:
 
 def _differing(a: _Profile, b: _Profile) -> frozenset[str]:
     """Return the factors in which settings differ, without settings that only one technique has."""
-    is_of_one_kind = a.values["training.kind"] == b.values["training.kind"]
-    factors = set()
-    for key in {*a.values, *b.values}:
-        value_a, value_b = a.values.get(key), b.values.get(key)
-        if value_a == value_b:
-            continue
-        is_of_kind = not is_of_one_kind and key.startswith(("training.", "local.", "audit."))
-        if is_of_kind and key != "training.kind" and (None in (value_a, value_b) or RATES.fullmatch(key)):
-            continue
-        factors.add(FACTOR_OF.get(key) or (RATE if RATES.fullmatch(key) else key))
-    if not is_of_one_kind and _optimizer(a) != _optimizer(b):
-        factors.add(OPTIMIZER)
+    is_of_one_kind = a.kind == b.kind
+    factors = {OPTIMIZER} if not is_of_one_kind and _optimizer(a) != _optimizer(b) else set()
+    for factor in {*a.levels, *b.levels}:
+        of_a, of_b = (profile.levels.get(factor, {}) for profile in (a, b))
+        keys = {*of_a, *of_b}
+        if not is_of_one_kind:
+            common = {*of_a} & {*of_b} if factor != RATE else set()
+            keys = {key for key in keys if key in common or not key.startswith(("training.", "local.", "audit."))}
+        if any(of_a.get(key) != of_b.get(key) for key in keys):
+            factors.add(factor)
     return frozenset(factors)
 
 
 def _optimizer(profile: _Profile) -> Any:
     """Return the name of the optimizer that techniques have in common: SGD over records is like plain averaging."""
-    values = profile.values
+    values = profile.levels.get(OPTIMIZER, {})
     server, local = values.get("training.server_optimizer"), values.get("local.optimizer")
     if server is None:
         return values.get("training.optimizer")
@@ -571,8 +558,9 @@ def _contrasts(
         name = names[profile.setting] if first_factor == TECHNIQUE else _word(first_factor, profile)
         levels.setdefault(_level(first_factor, profile), name)
     first, *others = levels
-    between, changing = 0, [values for values in zip(*levels, strict=True) if len({*values}) > 1]
-    if len(others) > 1 and all(isinstance(value, int | float) for values in changing for value in values):
+    between, values = 0, pd.DataFrame([dict(level) for level in levels])
+    changing = values.loc[:, values.nunique(dropna=False) > 1]
+    if len(others) > 1 and changing.notna().all(axis=None) and changing.select_dtypes("number").equals(changing):
         others, between = others[-1:], len(others) - 1
     both_ways = [*pairs, *((b, a) for a, b in pairs)]
     for level in others:
@@ -588,28 +576,20 @@ def _contrasts(
         yield {"factor": title, "setting": within, "a": levels[level], "b": levels[first]}, settings
 
 
-def _keys(factor: str, values: Mapping[str, Any]) -> list[str]:
-    if factor == RATE:
-        return sorted(key for key in values if RATES.fullmatch(key))
-    return list(FACTORS.get(factor, (factor,)))
-
-
 def _level(factor: str, profile: _Profile) -> tuple[Any, ...]:
-    """Return the values of a factor's settings; of a list of one value, this value."""
-    values = [profile.values.get(key) for key in _keys(factor, profile.values)]
-    return tuple(value[0] if isinstance(value, tuple) and len(value) == 1 else value for value in values)
+    """Return the values of a factor's settings by key."""
+    return tuple(profile.levels.get(factor, {}).items())
 
 
 def _rank(factor: str, profile: _Profile) -> tuple[Any, ...]:
     """Return the position of a setting's value: non-IID data, central training, unset and small values are first."""
     if factor == PARTITION:
-        return (profile.values["data.partition"] == "iid",)
+        return (profile.levels[PARTITION]["data.partition"] == "iid",)
     if factor == TECHNIQUE:
-        return (profile.values["training.kind"] != "central",)
+        return (profile.kind != "central",)
     if factor == OPTIMIZER:
         return ()
-    level = _level(factor, profile)
-    return tuple((value is not None, value if isinstance(value, int | float) else 0.0) for value in level)
+    return tuple(value if isinstance(value, int | float) else 0.0 for _, value in _level(factor, profile))
 
 
 def _partition(partition: str) -> str:
@@ -633,14 +613,14 @@ WORDS: Mapping[str, Callable[..., str]] = {
 
 
 def _word(factor: str, profile: _Profile) -> str:
-    values = dict(zip(_keys(factor, profile.values), _level(factor, profile), strict=True))
+    values = profile.levels.get(factor, {})
     if factor in WORDS:
-        return WORDS[factor](*values.values())
+        return WORDS[factor](*map(values.get, FACTORS.get(factor, (factor,))))
     if factor == OPTIMIZER:
-        local = profile.values.get("local.optimizer", "sgd")
+        local = values.get("local.optimizer", "sgd")
         return profile.setting.technique + (f" with local {local}" if local != "sgd" else "")
-    texts = {key: text_of_setting(value) for key, value in values.items() if value is not None}
-    if factor == "Length of training":
+    texts = {key: text_of_setting(value) for key, value in values.items()}
+    if factor == LENGTH:
         return ", ".join(f"{text} {key.rpartition('.')[2]}" for key, text in texts.items())
     if factor == RATE:
         texts = {key: text for key, text in texts.items() if key.endswith("learning_rate")} or texts

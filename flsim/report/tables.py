@@ -25,7 +25,7 @@ from flsim.report.gather import COUNTS, Gathered, RunView, Setting
 from flsim.results.differences import END, MANY, VALUES, WHAT_TO_DO
 from flsim.results.published import against
 from flsim.results.rows import RunResults
-from flsim.results.tables import canary_table, described, memorization_table, quantities_in
+from flsim.results.tables import canary_table, described, epsilons_of, memorization_table, quantities_in
 from flsim.show import figure as show
 from flsim.show.differences import signed
 from flsim.show.memorization import table_of_runs
@@ -303,11 +303,7 @@ def privacy(gathered: Gathered) -> list[Block]:
     spent = list[pd.DataFrame]()
     for setting in gathered.settings:
         for run, round_ in setting.shown_runs[:1]:
-            rows = run.results.rows[(run.results.rows["round"] == round_) & (run.results.rows["canary"] == "")]
-            named = rows["metric"].str.extract(r"^(?P<unit>record )?epsilon (?P<convention>.+)$").fillna({"unit": ""})
-            rows = rows.assign(unit=named["unit"], convention=named["convention"]).dropna(subset="convention")
-            rows["delta"] = [run.results.of_model(f"{unit}delta", round_) for unit in rows["unit"]]
-            rows["unit"] = rows["unit"].str.strip().replace("", "user")
+            rows = epsilons_of(run.results, round_)
             noise = math.nan if run.config is None else run.config.privacy.noise_multiplier
             spent += [rows.assign(label=setting.label, noise=noise)] if len(rows) else []
     unknown = [setting.label for setting in gathered.settings if setting.runs[0].config is None]

@@ -7,7 +7,7 @@
 
     folder                   the run's folder, which distinguishes runs of equal names
     sweep, grid              the sweep of the run, and the block of its rows there; blank without a sweep
-    partition                    "iid" or "non-iid"; blank if records are drawn at random, which makes both the same
+    partition                "iid" or "non-iid"; blank if records are drawn at random, which makes both the same
     seed, series             seed of the run; a digest equal for runs that differ only in their seed
     is_final                 whether it is the last round of a completed run, which a table shows
     training.cohort, ...     a column per setting that a sweep varies

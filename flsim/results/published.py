@@ -6,16 +6,15 @@ and the name of the table as text. Blank cells are omitted.
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, partial
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import scipy
-from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import differ_by_more_than_chance
@@ -141,25 +140,27 @@ def asked(run: RunResults, published: Mapping[str, Any] | None) -> dict[str, Any
 
 def is_alike(table: pd.DataFrame) -> "pd.Series[bool]":
     """Return whether each row of a table answers the question of its published row; False if a part is unknown."""
-    alike = pd.Series(data=True, index=table.index)
-    for name in ROW_OF_QUESTION:
-        alike &= (_column(table, name) == _column(table, PREFIX + name)).fillna(value=False).astype(bool)
-    return alike
+    return ~pd.concat([_differs(table, name) for name in ROW_OF_QUESTION], axis=1).any(axis=1)
 
 
 def differences(table: pd.DataFrame) -> str:
     """Return how the questions of rows and of their published rows differ: ``"|R| is 20 here and 30 in the paper"``."""
     parts = []
     for name, words in WORDS.items():
-        ours, published = _column(table, name), _column(table, PREFIX + name)
-        differ = ~(ours == published).fillna(value=False).astype(bool)
-        if differ.any():
-            parts.append(words.format(_listed(ours[differ]), _listed(published[differ])))
+        if (differs := _differs(table, name)).any():
+            both = (_column(table[differs], column, "Int64") for column in (name, PREFIX + name))
+            parts.append(words.format(*map(_listed, both)))
     return ", ".join(parts)
 
 
-def _column(table: pd.DataFrame, name: str) -> "pd.Series[Any]":
-    return table[name].astype("Int64") if name in table else pd.Series(pd.NA, table.index, "Int64")
+def _differs(table: pd.DataFrame, name: str) -> "pd.Series[bool]":
+    """Return whether a part of the question of each row differs from that of its published row, or is unknown."""
+    ours, published = (_column(table, column, "Int64") for column in (name, PREFIX + name))
+    return ~(ours == published).fillna(value=False).astype(bool)
+
+
+def _column(table: pd.DataFrame, name: str, kind: Literal["Float64", "Int64"] = "Float64") -> "pd.Series[Any]":
+    return table[name].astype(kind) if name in table else pd.Series(pd.NA, table.index, kind)
 
 
 def _listed(values: "pd.Series[Any]") -> str:
@@ -177,7 +178,7 @@ AGAINST = {
     **{f"{metric}_twin": "string" for metric in METRICS},
 }
 COMPARED = "compared"  # attribute of a table that `against` returned
-ROW = ["published_table", "published_data", "published_setting"]  # columns that name a published row
+ROW = TABLE, DATA, SETTING = ["published_table", "published_data", "published_setting"]  # they name a published row
 PARTITIONS = ("IID", "Non-IID")
 PUBLISHED_DIRECTION = "differ in the published direction"
 CLEARLY = "whose published difference exceeds chance"
@@ -194,83 +195,84 @@ def size(low: float, high: float, published: float) -> str:
     return "same" if low <= published <= high else "lower" if high < published else "higher"
 
 
-@dataclass(frozen=True)
-class Order:
-    """The agreement of rows with the published order."""
-
-    pairs: int  # number of pairs of rows whose published values differ
-    # number of those pairs whose difference has the same sign in our values; a tie in our values counts half
-    agreeing: float
-    clear_pairs: int  # clear_pairs, clear_agreeing: the same for the pairs whose published difference exceeds chance
-    clear_agreeing: float
-    of_rows: tuple[float, ...]  # for each row, the share of its clear pairs that agrees; NaN if it has none
-    tau: float  # Kendall's tau-b between our and the published values; NaN if either has only one value
-
-
-def order(ours: Sequence[float], published: Sequence[float], is_clear: NDArray[np.bool_] | None = None) -> Order:
-    """Return the agreement of the orders of our and the published values, float [rows].
-
-    `is_clear`, bool [rows, rows], symmetric, is whether published values differ by more than chance; without it, all
-    pairs that differ are clear.
-    """
-    signs, of_paper = (np.sign(np.subtract.outer(values, values)) for values in map(np.asarray, (ours, published)))
-    differ, agree = of_paper != 0, (1 + signs * of_paper) / 2
-    clear = differ if is_clear is None else differ & is_clear
-    counts, scores = clear.sum(axis=1), np.where(clear, agree, 0.0).sum(axis=1)
-    of_rows = [
-        score / count if count else math.nan for score, count in zip(scores.tolist(), counts.tolist(), strict=True)
-    ]
-    pairs = [(int(which.sum()) // 2, float(agree[which].sum()) / 2) for which in (differ, clear)]
-    tau = float(scipy.stats.kendalltau(ours, published).statistic) if differ.any() else math.nan
-    return Order(*pairs[0], *pairs[1], tuple(of_rows), tau)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Agreement:
-    """The agreement of one published table's rows in one metric."""
+    """The agreement of one published table's rows in one metric.
 
-    metric: str  # a key of `METRICS`
-    table: str  # the published table
-    order: Order  # the order of the rows with measured runs
-    twins: dict[str, str]  # whether IID minus Non-IID has the published sign ("yes", "no" or "tie"), by setting
-    clear_twins: frozenset[str]  # the settings whose published difference of partitions exceeds chance
+    Attributes:
+        metric: a key of `METRICS`.
+        rows: a row for each published row with measured runs: the columns of `ROW`, `ours` and `published` (float64),
+            and for counts, the published `count` and number of `canaries`.
+    """
+
+    metric: str
+    rows: pd.DataFrame
+
+    @cached_property
+    def pairs(self) -> pd.DataFrame:
+        """A row for each row and each other row whose published value differs, so every pair is in both directions.
+
+        agrees: 1 if our difference has the published sign, 0.5 if our values are equal, otherwise 0; is_clear: whether
+        the published difference exceeds chance; is_twin: whether both are partitions of one setting.
+        """
+        pairs = self.rows.merge(self.rows, "cross", suffixes=("", "_other"))
+        pairs = pairs[pairs["published"] != pairs["published_other"]]
+        ours, published = (np.sign(pairs[name] - pairs[f"{name}_other"]) for name in ("ours", "published"))
+        is_clear = np.ones(len(pairs), bool)
+        if self.metric in COUNTED:
+            counts = pairs[["count", "count_other", "canaries", "canaries_other"]].astype(int).to_numpy().tolist()
+            clear = [differ_by_more_than_chance((a, b), (of_a, of_b)) for a, b, of_a, of_b in counts]
+            is_clear = np.array(clear, bool)
+        is_twin = pairs[[DATA, f"{DATA}_other"]].isin(PARTITIONS).all(axis=1)
+        is_twin &= pairs[SETTING] == pairs[f"{SETTING}_other"]
+        return pairs.assign(agrees=(1 + ours * published) / 2, is_clear=is_clear, is_twin=is_twin)
+
+    @property
+    def tau(self) -> float:
+        """Kendall's tau-b between our and the published values; NaN if either has only one value."""
+        if self.pairs.empty:
+            return math.nan
+        return float(scipy.stats.kendalltau(self.rows["ours"], self.rows["published"]).statistic)
 
     def __str__(self) -> str:
-        order = self.order
-        sentence = f"{METRICS[self.metric]}, Table {self.table}: "
-        if not order.pairs:
+        sentence = f"{METRICS[self.metric]}, Table {self.rows[TABLE].iloc[0]}: "
+        if self.pairs.empty:
             return sentence + "no two rows whose published values differ."
-        tau = f" (tau-b {order.tau:.2f})" if math.isfinite(order.tau) else ""
+        clear, tau = self.pairs[self.pairs["is_clear"]], f" (tau-b {self.tau:.2f})" if math.isfinite(self.tau) else ""
         if self.metric not in COUNTED:
-            sentence += f"{order.agreeing:g} of {order.pairs} pairs of rows {PUBLISHED_DIRECTION}{tau}"
-        elif order.clear_pairs:
-            sentence += f"{order.clear_agreeing:g} of {order.clear_pairs} pairs of rows {CLEARLY} "
-            sentence += f"{PUBLISHED_DIRECTION}; {order.agreeing:g} of {order.pairs} of all pairs{tau}"
+            sentence += f"{score(self.pairs)} pairs of rows {PUBLISHED_DIRECTION}{tau}"
+        elif len(clear):
+            sentence += f"{score(clear)} pairs of rows {CLEARLY} {PUBLISHED_DIRECTION}; "
+            sentence += f"{score(self.pairs)} of all pairs{tau}"
         else:
-            sentence += f"no pairs of rows {CLEARLY}; {order.agreeing:g} of {order.pairs} of all pairs "
-            sentence += f"{PUBLISHED_DIRECTION}{tau}"
-        if self.twins:
-            parts = [sign for setting, sign in self.twins.items() if setting in self.clear_twins]
-            is_all = len(parts) == len(self.twins)
-            scores = [f"{_signs(parts)} {'such ' * (self.metric in COUNTED)}twins"] if parts else []
-            scores += [] if is_all else [f"{_signs(list(self.twins.values()))} of all twins"]
+            sentence += f"no pairs of rows {CLEARLY}; {score(self.pairs)} of all pairs {PUBLISHED_DIRECTION}{tau}"
+        twins, clear_twins = (pairs[pairs["is_twin"]] for pairs in (self.pairs, clear))
+        if len(twins):
+            such = "such " * (self.metric in COUNTED)
+            scores = [f"{_signs(clear_twins)} {such}twins"] * bool(len(clear_twins))
+            scores += [f"{_signs(twins)} of all twins"] * (len(clear_twins) < len(twins))
             sentence += f"; IID minus Non-IID has the published sign in {', '.join(scores)}"
         return sentence + "."
 
 
-def _signs(signs: list[str]) -> str:
-    ties = f" ({signs.count('tie')} tied)" if "tie" in signs else ""
-    return f"{signs.count('yes')} of {len(signs)}{ties}"
+def score(pairs: pd.DataFrame) -> str:
+    """Return how many of `Agreement.pairs` have the published sign, such as ``"4.5 of 6"``; a tie counts half."""
+    return f"{pairs['agrees'].sum() / 2:g} of {len(pairs) // 2}"
+
+
+def _signs(twins: pd.DataFrame) -> str:
+    yes, ties = (int((twins["agrees"] == value).sum()) // 2 for value in (1, 0.5))
+    return f"{yes} of {len(twins) // 2}{f' ({ties} tied)' if ties else ''}"
 
 
 def agreements(table: pd.DataFrame) -> list[Agreement]:
     """Return the agreement of each published table and metric for which a table of runs or over seeds has values."""
-    return [agreement for metric in METRICS for agreement, _ in _judged(table, metric)]
+    return [agreement for metric in METRICS for agreement in _judged(table, metric)]
 
 
 def chance(judged: Sequence[Agreement]) -> list[str]:
     """Return the sentence on the definition of chance; empty if it is not used."""
-    return [CHANCE] if any(agreement.metric in COUNTED and agreement.order.pairs for agreement in judged) else []
+    return [CHANCE] if any(agreement.metric in COUNTED and len(agreement.pairs) for agreement in judged) else []
 
 
 def against(table: pd.DataFrame) -> pd.DataFrame:
@@ -298,8 +300,11 @@ def against(table: pd.DataFrame) -> pd.DataFrame:
             for comparable, interval in zip(alike, intervals, strict=True)
         ]
     for metric in METRICS:
-        if judged := [rows for _, rows in _judged(table, metric)]:
-            rows = _keys(table).merge(pd.concat(judged), "left", ROW).set_axis(table.index)
+        if judged := _judged(table, metric):
+            pairs = pd.concat([agreement.pairs for agreement in judged])
+            clear = pairs[pairs["is_clear"]]
+            twin = clear[clear["is_twin"]].set_index(ROW)["agrees"].map({1: "yes", 0.5: "tie", 0: "no"})
+            rows = _keys(table).join(pd.DataFrame({"pairs": clear.groupby(ROW)["agrees"].mean(), "twin": twin}), on=ROW)
             ours, published = measured(table, metric)
             known = rows[["pairs", "twin"]].where(ours.notna() & published.notna())
             marks[[f"{metric}_pairs", f"{metric}_twin"]] = known
@@ -335,10 +340,7 @@ def source_of(table: pd.DataFrame, metric: str) -> str:
 
 def measured(table: pd.DataFrame, metric: str) -> "tuple[pd.Series[float], pd.Series[float]]":
     """Return our and the published value of each row, as shares of canaries or in bits; NA if missing."""
-
-    def column(name: str) -> "pd.Series[float]":
-        return table[name].astype("Float64") if name in table else pd.Series(pd.NA, table.index, "Float64")
-
+    column = partial(_column, table)
     if metric == "exposure":
         published, ours = column("published_exposure"), column("mean_space_exposure")
         # Over the complete space, as in the paper, if all rows have it, because two kinds of exposure have no common
@@ -354,31 +356,13 @@ def _keys(table: pd.DataFrame) -> pd.DataFrame:
     return table.reindex(columns=ROW).astype("object").fillna("")
 
 
-def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, pd.DataFrame]]:
-    """Yield each published table's agreement, and its rows with the cells of METRIC_pairs and METRIC_twin."""
+def _judged(table: pd.DataFrame, metric: str) -> list[Agreement]:
+    """Return the agreement of each published table in a metric; ours is the mean of all runs with a published row."""
     ours, published = measured(table, metric)
     points = _keys(table).assign(ours=ours, published=published)
     if metric in COUNTED:
         points = points.assign(count=table.get(f"published_{metric}"), canaries=table.get("published_canaries"))
-    points = points[ours.notna() & published.notna()]
-    groups = points.groupby(ROW, sort=False)
+    groups = points[ours.notna() & published.notna()].groupby(ROW, sort=False)
     points = groups.first().assign(ours=groups["ours"].mean().round(ROUNDING)).reset_index()
-    for name, rows in points.groupby(ROW[0], sort=False):
-        is_clear = None
-        if metric in COUNTED:
-            counts = rows[["count", "canaries"]].astype(int).to_numpy().tolist()
-            clear = [[differ_by_more_than_chance((a, b), (n, m)) for b, m in counts] for a, n in counts]
-            is_clear = np.array(clear)
-        values = rows[["ours", "published"]].to_numpy("float64")
-        order_of_pairs = order(values[:, 0].tolist(), values[:, 1].tolist(), is_clear)
-        twins, clear_twins = dict[str, str](), set[str]()
-        places = {tuple(key): place for place, key in enumerate(rows[ROW[1:]].to_numpy())}
-        for setting in rows[ROW[2]].unique():
-            iid, other = (places.get((data, setting)) for data in PARTITIONS)
-            if iid is not None and other is not None and values[iid, 1] != values[other, 1]:
-                gap, of_paper = values[iid] - values[other]
-                twins[setting] = "tie" if not gap else "yes" if (gap > 0) == (of_paper > 0) else "no"
-                clear_twins |= {setting} if is_clear is None or is_clear[iid, other] else set()
-        known = rows[ROW[2]].where(rows[ROW[1]].isin(PARTITIONS) & rows[ROW[2]].isin(clear_twins))
-        cells = rows[ROW].assign(pairs=order_of_pairs.of_rows, twin=known.map(twins))
-        yield Agreement(metric, str(name), order_of_pairs, twins, frozenset(clear_twins)), cells
+    points = points.astype({"ours": "float64", "published": "float64"})
+    return [Agreement(metric, rows) for _, rows in points.groupby(TABLE, sort=False)]

@@ -208,7 +208,10 @@ ON_SCREEN = select_for(QUANTITIES.values(), "screen")
 
 def in_short(measured: "Mapping[Quantity, pd.Series[float]]", between: str = " ") -> str:
     """Return counts of memorized canaries and means of numbers, such as ``"RS 28 BS 10 11.7 bits"``."""
-    return between.join(_describe(quantity, values) for quantity, values in measured.items())
+    return between.join(
+        f"{one.heading} {(values == 1).sum()}" if one.is_flag else f"{one.format.format(values.mean())} {one.unit}"
+        for one, values in measured.items()
+    )
 
 
 def round_in_short(run_folder: Path, round: int) -> str | None:
@@ -225,12 +228,6 @@ def round_in_short(run_folder: Path, round: int) -> str | None:
         if not (values := of_canaries.loc[of_canaries["metric"] == quantity.name, "value"]).empty
     }
     return f"{in_short(measured, ', ')} of {of_canaries['canary'].nunique()} canaries" if measured else None
-
-
-def _describe(quantity: Quantity, values: "pd.Series[float]") -> str:
-    if quantity.is_flag:
-        return f"{quantity.heading} {(values == 1).sum()}"
-    return f"{quantity.format.format(values.mean())} {quantity.unit}"
 
 
 # Results of a run on disk: one atomic Parquet file per evaluated round.

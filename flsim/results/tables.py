@@ -235,21 +235,26 @@ def control_columns(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quan
     return cells | {FALSE_POSITIVE: None if size is None else 1 / (size + 1)}
 
 
+def epsilons_of(run: RunResults, at: int) -> pd.DataFrame:
+    """Return a row for each epsilon of an evaluation: its unit ("user" or "record"), convention, value and delta."""
+    rows = run.rows[(run.rows["round"] == at) & (run.rows["canary"] == "")]
+    named = rows["metric"].str.extract(r"^(?P<unit>record )?epsilon (?P<convention>.+)$").fillna({"unit": ""})
+    rows = rows.assign(unit=named["unit"], convention=named["convention"]).dropna(subset="convention")
+    rows["delta"] = [run.of_model(f"{unit}delta", at) for unit in rows["unit"]]
+    return rows.assign(unit=rows["unit"].str.strip().replace("", "user"))
+
+
 def privacy_columns(run: RunResults, at: int) -> dict[str, Any]:
     """Return the columns of `PRIVACY`, or of `RECORD_PRIVACY`, of a run with noise."""
-    metrics = run.rows.loc[(run.rows["round"] == at) & (run.rows["canary"] == ""), "metric"]
     cells: dict[str, Any] = {}
-    for name in metrics:
-        if name.startswith("epsilon "):
-            convention = name.removeprefix("epsilon ")
-            if convention == "paper":
-                cells["epsilon_paper"] = run.of_model(name, at)
-            else:
-                cells |= {"epsilon_sound": run.of_model(name, at), "sound_convention": convention}
-            cells["delta"] = run.of_model("delta", at)
-        elif name.startswith("record epsilon "):
-            cells |= {"record_epsilon": run.of_model(name, at), "record_delta": run.of_model("record delta", at)}
-            cells["record_convention"] = name.removeprefix("record epsilon ")
+    for row in epsilons_of(run, at).to_dict("records"):
+        if row["unit"] == "record":
+            cells |= {"record_epsilon": row["value"], "record_convention": row["convention"]}
+            cells["record_delta"] = row["delta"]
+        elif row["convention"] == "paper":
+            cells |= {"epsilon_paper": row["value"], "delta": row["delta"]}
+        else:
+            cells |= {"epsilon_sound": row["value"], "sound_convention": row["convention"], "delta": row["delta"]}
     return cells
 
 
@@ -438,65 +443,31 @@ def memorization_table(
     refuse_two_points(round, epoch)
     quantities = select_for(quantities_of(runs), "table")
     if by == "run":
-        firsts = list(runs)
-        rows = [
-            {"setting": run.setting, "run": run.name, **_measured(run, quantities, round, epoch)}
-            | {"status": run.status, "reason": run.reason}
-            for run in runs
-        ]
+        samples = [_alone(run, round, epoch) for run in runs]
+        names = [{"setting": run.setting, "run": run.name, "status": run.status, "reason": run.reason} for run in runs]
     else:
         samples = [sample(group, round, epoch) for group in by_series(runs)]
-        firsts = [one.runs[0] for one in samples]
-        rows = [
-            {"setting": one.runs[0].setting + words} | _averaged(one, quantities)
-            for one, words in zip(samples, distinctions(firsts), strict=True)
-        ]
-    for first, row in zip(firsts, rows, strict=True):
-        row |= cells_of((published or {}).get(first)) | asked(first, (published or {}).get(first))
+        words = distinctions([one.runs[0] for one in samples])
+        names = [{"setting": one.runs[0].setting + word} for one, word in zip(samples, words, strict=True)]
+    rows = []
+    for one, name in zip(samples, names, strict=True):
+        row_of_paper = (published or {}).get(one.runs[0])
+        rows.append(name | _measured(one, quantities) | cells_of(row_of_paper) | asked(one.runs[0], row_of_paper))
     optional = [quantity for quantity in quantities if not quantity.is_standard]
     always = COLUMNS if by == "run" else SERIES
     return described(frame_with_types(rows, always, _groups(by, optional)), optional)
 
 
-def _measured(
-    run: RunResults, quantities: Sequence[Quantity], round: int | None, epoch: float | None
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"canaries": len(run.planted)}
+def _alone(run: RunResults, round: int | None, epoch: float | None) -> Sample:
+    """Return a run as a series; without an evaluation if it diverged, or has not reached this point."""
     # The last finite evaluation of a diverged model is not a result.
-    if run.status == "diverged" or not run.evaluated:
-        return row
-    if run.status != "completed" and run.is_before(round, epoch):
-        return row
-    at = run.at(round, epoch)
-    for quantity in quantities:
-        row |= _cells(run, quantity, at)
-    return row | {
-        "round": at,
-        "epochs": run.epochs_of(at),
-        "references": run.references(at),
-        "whole_test_users": run.whole_test_users(at),
-        **control_columns([(run, at)], flags(quantities)),
-        **privacy_columns(run, at),
-    }
+    is_blank = run.status == "diverged" or not run.evaluated
+    is_blank = is_blank or (run.status != "completed" and run.is_before(round, epoch))
+    return Sample([run], [] if is_blank else [(run, run.at(round, epoch))], {})
 
 
-def _cells(run: RunResults, quantity: Quantity, at: int) -> dict[str, Any]:
-    """Return a run's cells in the columns of a quantity; empty if it was not measured."""
-    name = quantity.name
-    if not quantity.of_canaries:
-        return {name: run.of_model(name, at)}
-    values = run.of_planted(name, at)
-    if values is None or values.empty:
-        return {}
-    if quantity.is_flag:
-        count = int((values == 1).sum())
-        best = lowest(run.planted[(values == 1).to_numpy()])
-        return {name: count, **share_columns(name, count, len(values)), f"{name}_lowest": best}
-    cells = (float(values.mean()), *t_interval(values.to_numpy()))
-    return dict(zip(columns_of(quantity), cells, strict=True))
-
-
-def _averaged(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
+def _measured(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
+    """Return the cells of a series in the columns of both kinds of tables, except those that name it."""
     averaged = [run for run, _ in series.taken]
     row: dict[str, Any] = {
         "series": series.runs[0].series,
@@ -516,7 +487,7 @@ def _averaged(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
     whole = {run.whole_test_users(round_) for run, round_ in series.taken}
     row["whole_test_users"] = None if None in whole else min(count for count in whole if count is not None)
     for quantity in quantities:
-        row |= _cells_over_seeds(series, quantity)
+        row |= _cells(series, quantity)
     # epsilons of the run with the largest, because populations differ; blank if a run has no epsilon
     epsilons = [privacy_columns(run, round_) for run, round_ in series.taken]
     for epsilon, names in (("epsilon_sound", PRIVACY), ("record_epsilon", RECORD_PRIVACY)):
@@ -526,8 +497,8 @@ def _averaged(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
     return row | control_columns(series.taken, flags(quantities))
 
 
-def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
-    """Return a row's cells in the columns of a quantity; empty if it was not measured in all runs."""
+def _cells(series: Sample, quantity: Quantity) -> dict[str, Any]:
+    """Return the cells in the columns of a quantity; empty if it was not measured in all runs."""
     name = quantity.name
     if not quantity.of_canaries:
         measured = [run.of_model(name, round_) for run, round_ in series.taken]
@@ -540,10 +511,13 @@ def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
         memorized = [canaries == 1 for canaries in values]
         counts = [float(canaries.sum()) for canaries in memorized]
         shares = share_columns(name, int(sum(counts)), sum(map(len, memorized)))
-        return {name: mean_of_known(counts), f"{name}_sd": _deviation(counts), **shares}
+        best = {f"{name}_lowest": lowest(series.taken[0][0].planted[memorized[0]])} if len(values) == 1 else {}
+        return {name: mean_of_known(counts), f"{name}_sd": _deviation(counts), **shares, **best}
     means = np.array([canaries.mean() for canaries in values])  # seeds have equal weights
-    cells = (float(means.mean()), *t_interval(means), *t_interval(np.concatenate(values)))
-    return dict(zip(columns_of(quantity, "series"), cells, strict=True))
+    over_canaries = t_interval(np.concatenate(values))
+    of_run = dict(zip(columns_of(quantity), (float(means.mean()), *over_canaries), strict=True))
+    cells = (float(means.mean()), *t_interval(means), *over_canaries)
+    return of_run | dict(zip(columns_of(quantity, "series"), cells, strict=True))
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:

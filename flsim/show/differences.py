@@ -61,7 +61,7 @@ LIKE_PERPLEXITY = (
 )
 EPOCHS = "All after {} epochs; in an epoch, training reads as many records as the corpus has."
 NO_CANARIES = "Neither run has canaries, so only utility is compared.\n"
-Series = dict[str, list[list[RunResults]]]  # by partition, groups of runs that differ only in the seed
+Groups = list[list[RunResults]]  # of runs that differ only in the seed
 
 
 def p_text(p: Any) -> str:
@@ -194,12 +194,8 @@ def _notes(wide: pd.DataFrame, labels: list[str]) -> str:
         if not (pd.isna(a) or pd.isna(b)) and not are_of_one_length((a, b)):
             lines.append(f"{label}: a is after {a:.3g} epochs, b after {b:.3g}; name an --epoch.")
     lines += [f"Excluded from {label}: {why}" for label, why in _known(labels, column(wide, "left_out"))]
-    like = column(wide, f"like_{PRIMARY.name}_difference")
-    whys = column(wide, "like_left_out").where(like.notna())
-    lines += [f"At equal perplexity, {label}: {why}." for label, why in _known(labels, whys)]
-    whys = column(wide, "like_left_out").where(like.isna())
-    unlike = "; ".join(f"{label}: {why}" for label, why in _known(labels, whys))
-    lines += [f"Not compared at equal perplexity: {unlike}."] if unlike else []
+    whys = _known(labels, column(wide, "like_left_out"))
+    lines += [f"At equal perplexity, {label}: {why}." for label, why in whys]
     return "".join(map(note, lines))
 
 
@@ -223,21 +219,31 @@ def compare_partitions(runs: Sequence[RunResults], round: int | None = None, epo
 
 
 def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
-    """Return IID and non-IID series of equal settings and lengths, and the settings that several rows have."""
-    named: dict[str, Series] = {}
+    """Return IID and non-IID series of equal settings and lengths, and the settings that several rows have.
+
+    Pair IID and non-IID series that agree in every setting that varies. If a search chose different learning rates for
+    the partitions, pair the rest by the settings whose values both partitions share.
+    """
+    named: dict[str, Groups] = {}
     groups = by_series(runs)
     lengths = Counter({(run.label, run.partition, run.rounds) for run, *_ in groups})
     of_partitions = Counter((label, partition) for label, partition, _ in lengths)
     for group in groups:
         first = group[0]
-        if first.partition is not None:
-            has_lengths = max(of_partitions[first.label, partition] for partition in PARTITIONS) > 1
-            label = first.label + f", {first.rounds:,} rounds" * has_lengths
-            named.setdefault(label, {partition: [] for partition in PARTITIONS})[first.partition].append(group)
+        has_lengths = max(of_partitions[first.label, partition] for partition in PARTITIONS) > 1
+        named.setdefault(first.label + f", {first.rounds:,} rounds" * has_lengths, []).append(group)
     pairs, several = list[Pair](), list[str]()
-    for label, partitions in named.items():
-        for words, part in _told_apart(partitions).items():
-            iid, other = part["iid"], part["non-iid"]
+    for label, alike in named.items():
+        names = {name for side in _sides(alike) for name in differing([group[0].settings for group in side])}
+        parts = {words: part for words, part in _parts(alike, names).items() if [*map(len, _sides(part))] == [1, 1]}
+        rest = [group for group in alike if not any(group in part for part in parts.values())]
+        if all(_sides(rest)):
+            values = {
+                name: [{repr(one.settings.get(name)) for one, *_ in side} for side in _sides(rest)] for name in names
+            }
+            parts |= _parts(rest, {name for name, (iid, other) in values.items() if iid == other})
+        for words, part in parts.items():
+            iid, other = _sides(part)
             if len(iid) == len(other) == 1:
                 pairs.append(Pair(label + words, planned(iid[0]), planned(other[0])))
             elif iid and other:
@@ -245,32 +251,16 @@ def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
     return pairs, several
 
 
-def _told_apart(partitions: Series) -> dict[str, Series]:
-    """Return series of one label in comparable parts, by the text that distinguishes them; "" if not needed.
-
-    Pair IID and non-IID series that agree in every setting that varies. If a search chose different learning rates for
-    the partitions, pair the rest by the settings whose values both partitions share.
-    """
-    if max(map(len, partitions.values())) == 1:
-        return {"": partitions}
-    names = {name for series in partitions.values() for name in differing([group[0].settings for group in series])}
-    twins = {words: part for words, part in _parts(partitions, names).items() if {*map(len, part.values())} == {1}}
-    paired = [group for part in twins.values() for series in part.values() for group in series]
-    others = {partition: [one for one in series if one not in paired] for partition, series in partitions.items()}
-    if not all(others.values()):
-        return twins
-    values = {
-        name: [{repr(group[0].settings.get(name)) for group in series} for series in others.values()] for name in names
-    }
-    return twins | _parts(others, {name for name, (iid, other) in values.items() if iid == other})
+def _sides(groups: Groups) -> list[Groups]:
+    """Return the IID and the non-IID groups."""
+    return [[group for group in groups if group[0].partition == partition] for partition in PARTITIONS]
 
 
-def _parts(partitions: Series, names: Collection[str]) -> dict[str, Series]:
-    """Return series of both partitions by the text of their values of some settings."""
-    parts: dict[str, Series] = {}
-    for partition, series in partitions.items():
-        for group in series:
-            parts.setdefault(words_of(group[0], names), {name: [] for name in PARTITIONS})[partition].append(group)
+def _parts(groups: Groups, names: Collection[str]) -> dict[str, Groups]:
+    """Return groups by the text of their values of some settings."""
+    parts: dict[str, Groups] = {}
+    for group in groups:
+        parts.setdefault(words_of(group[0], names), []).append(group)
     return parts
 
 

@@ -248,16 +248,17 @@ def draw_threads(axes: Axes, x: Sequence[float], lines: Sequence[Sequence[float]
 
 
 def draw_rule(axes: Axes, *, x: float | None = None, y: float | None = None, text: str = "") -> None:
-    """Draw a dotted line across the panel, with a name at its end."""
+    """Draw a dotted line across the panel, with a name at its end, on the side with more space."""
     look: dict[str, Any] = {"color": SOFT, "linestyle": (0, (1, 2.5)), "linewidth": 1, "clip_on": False}
-    _, right = axes.get_xlim()
+    left, right = axes.get_xlim()
     _, top = axes.get_ylim()
     if y is not None:
         axes.axhline(y, **look)
         axes.annotate(text, (right, y), (0, 4), textcoords="offset points", ha="right", va="bottom")
     if x is not None:
         axes.axvline(x, **look)
-        axes.annotate(text, (x, top), (-4, 0), textcoords="offset points", ha="right", va="top")
+        offset, side = (-4, "right") if x > (left + right) / 2 else (4, "left")
+        axes.annotate(text, (x, top), (offset, 0), textcoords="offset points", ha=side, va="top")
 
 
 def inline(figure: Figure, id_: str, title: str, description: str) -> Markup:

@@ -12,7 +12,6 @@ from flsim.results import published
 from flsim.results.published import CLEARLY
 from flsim.results.tables import FALSE_POSITIVE as FALSE_POSITIVE_RATE
 from flsim.results.tables import (
-    OPTIONAL,
     STANDARD,
     WINDOW,
     WRITTEN,
@@ -27,11 +26,9 @@ from flsim.show.table import Column, Field, Table, columns_of, formatted, note, 
 
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
-LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
+LOWEST = "Lowest: (p_u, p_e), or copies, with a memorized canary and fewest insertions."
 CONTROLS = "Controls: canaries that were never planted; number of them that {} marks as memorized."
 FALSE_POSITIVE = " {} marks each with a probability of 1 / (|R| + 1), here {}."
-COPIES = "Lowest: smallest number of copies of a memorized canary."
-LOWEST_OF_BOTH = f"{LOWEST.removesuffix('.')}; else {COPIES.removeprefix('Lowest: ')}"
 SHARE = "{}: shares of {} planted canaries."
 SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, treated as independent."
 PAPER = "Paper: the published value of the column to its left."
@@ -79,37 +76,12 @@ def _is_unfinished(table: pd.DataFrame) -> bool:
 def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are about runs."""
     if "seeds" in table:
-        lines = [f"Excluded from {setting}: {why}" for setting, why in _whys(table, "setting", "left_out")]
-        return "".join(note(line) for line in lines)
-    text = note(ONE_SEED) if table["round"].notna().any() else ""
-    names = (table["run"] + " " + table["status"]).rename("run")
-    text += "".join(note(f"{run}: {why}") for run, why in _whys(table.assign(run=names), "run", "reason"))
-    if partial := [quantity.title for quantity in _partly_measured(table)]:
-        text += note(f"Not measured in all runs, and therefore only in CSV and Parquet: {', '.join(partial)}.")
-    return text
-
-
-def _whys(table: pd.DataFrame, name: str, why: str) -> list[tuple[str, str]]:
-    known = table.dropna(subset=why) if why in table else table.iloc[:0]
-    return list(zip(known[name], known[why] if why in table else (), strict=True))
-
-
-def _partly_measured(table: pd.DataFrame) -> list[Quantity]:
-    """Return the built-in quantities that only some evaluated runs have, which would give incomplete columns."""
-    evaluated = table[table["round"].notna()]
-    partial = []
-    for quantity in OPTIONAL:
-        if is_in(table, quantity):
-            values = evaluated[quantity.name if quantity.name in table else mean_of(quantity)]
-            if values.isna().any():
-                partial.append(quantity)
-    return partial
-
-
-def _is_unmeasured(table: pd.DataFrame, quantity: Quantity) -> bool:
-    """Return whether canaries were measured, and this quantity was not, as of a model without test text."""
-    has_canaries = table[[flag.name for flag in flags(STANDARD)]].notna().any(axis=None)
-    return bool(has_canaries and table[quantity.name].isna().all())
+        text, names, whys = "", "Excluded from " + table["setting"], table.get("left_out")
+    else:
+        text = note(ONE_SEED) if table["round"].notna().any() else ""
+        names, whys = table["run"] + " " + table["status"], table.get("reason")
+    known = pd.DataFrame({"name": names, "why": whys}).dropna()
+    return text + "".join(note(f"{name}: {why}") for name, why in known.itertuples(index=False))
 
 
 def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
@@ -120,39 +92,14 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         runs = table["runs"].str.split(", ").str[0] if over_seeds else table["run"]
         labels.append(Column("First run" if over_seeds else "Run", text_of(runs), is_number=False))
     labels += _seeds(table) if over_seeds else []
-    partial = [] if over_seeds else _partly_measured(table)
-    quantities = [
-        quantity
-        for quantity in select_for(quantities_in(table), "table")
-        if quantity.is_standard or (is_in(table, quantity) and quantity not in partial)
-    ]
-    means = [
-        [
-            *mean(table, number, has_note=not (over_seeds and number.is_standard)),
-            *_intervals(table, number, over_seeds),
-            *(
-                replace(column, is_extra=True)
-                for other in quantities
-                if other.beside == number.name and is_in(table, other)
-                for column in mean(table, other)
-            ),
-            *_published(table, number.name, number.format),
-            *marks(table, number.name),
-        ]
-        for number in numbers(quantities)
-        if not number.beside
-    ]
+    quantities = [quantity for quantity in select_for(quantities_in(table), "table") if is_in(table, quantity)]
     units = [
         progress(table, unfinished)[0],
         [Column("Status", text_of(table["status"]), is_number=False, is_late=True)] if unfinished else [],
         *(unit for flag in flags(quantities) for unit in memorized(table, flag, "{:.1f}" if over_seeds else "{}")),
         *controls(table),
-        *means,
-        *utility(
-            table,
-            [one for one in of_model(quantities) if not _is_unmeasured(table, one)],
-            has_deviations=over_seeds,
-        ),
+        *(means(table, number, quantities) for number in numbers(quantities) if not number.beside),
+        *(utility(table, quantity) for quantity in of_model(quantities)),
         *epsilons(table),
     ]
     return labels, [unit for unit in units if unit]
@@ -167,34 +114,16 @@ def _seeds(table: pd.DataFrame) -> list[Column]:
     return columns + [Column("Div.", text_of(table["diverged"]), note=DIVERGED)] * bool((table["diverged"] > 0).any())
 
 
-def _intervals(table: pd.DataFrame, number: Quantity, over_seeds: bool) -> list[Column]:
-    """Return half the intervals of a mean: over canaries of a run, or over seeds and over all canaries."""
-    if not over_seeds:
-        cells = _half(table, number.column, number)
-        return [Column("CI", cells, is_extra=True, note=INTERVAL.format(number.heading))]
-    notes = {"seeds": OVER_SEEDS.format(number.heading), "canaries": OVER_CANARIES}
-    return [
-        Column(f"CI_{over[0]}", _half(table, f"{prefix_of(number)}{over}", number), note=note)
-        for over, note in notes.items()
-    ]
-
-
 def _name(quantity: Quantity) -> str:
     """Return a quantity's heading, and for a mean also its title."""
     is_mean = quantity.of_canaries and not quantity.is_flag
     return f"{quantity.heading} ({quantity.title.lower()})" if is_mean else quantity.heading
 
 
-def _half(table: pd.DataFrame, prefix: str, quantity: Quantity) -> list[str]:
-    """Return half the interval of a mean."""
-    low, high = (table[f"{prefix}_{end}"] for end in ("low", "high"))
-    return formatted((high - low) / 2, quantity.format)
-
-
 def legend(table: pd.DataFrame) -> str:
     """Return a sentence that explains the standard columns and the batch sizes in the settings."""
     parts = [f"{flag.heading}: canaries {flag.outcome} by {flag.title}" for flag in flags(STANDARD)]
-    parts += [f"{one.heading}: {one.caption.lower()}" for one in of_model(STANDARD) if not _is_unmeasured(table, one)]
+    parts += [f"{one.heading}: {one.caption.lower()}" for one in of_model(STANDARD) if table[one.name].notna().any()]
     settings = " ".join(table["setting"].dropna())
     parts += [f"{size}: {words}" for size, words in BATCHES.items() if size in settings]
     return note(f"{'; '.join(parts)}.")
@@ -232,7 +161,7 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
     unit = [
         Column(f"{name} %", formatted(share, "{:.1f}", 100), note=note),
         interval,
-        *_published(of_paper.to_frame("published_share"), "share", "{:.1f}", 100),
+        *columns_of(of_paper.to_frame("published_share"), [_paper("share", "{:.1f}", 100)]),
         *marks(table, source),
     ]
     lowest = _lowest(table, flag, f"{name} lowest")
@@ -264,14 +193,9 @@ def _lowest(table: pd.DataFrame, flag: Quantity, heading: str) -> list[Column]:
     metric = flag.name
     if f"{metric}_lowest" not in table:
         return []
-    cells = text_of(table[f"{metric}_lowest"])
-    # of all flags, because a flag without a memorized canary does not say how canaries were planted
-    lowest = table.filter(regex="^(?!published_).*_lowest$")
-    has_copies = {" cop" in cell for name in lowest for cell in text_of(table[name]) if cell not in ("", "-")}
-    note = LOWEST_OF_BOTH if len(has_copies) > 1 else COPIES if True in has_copies else LOWEST
     return [
-        Column(heading, cells, is_number=False, is_late=True, note=note),
-        *_published(table, f"{metric}_lowest"),
+        Column(heading, text_of(table[f"{metric}_lowest"]), is_number=False, is_late=True, note=LOWEST),
+        *columns_of(table, [_paper(f"{metric}_lowest")]),
     ]
 
 
@@ -303,23 +227,38 @@ def tuned(table: pd.DataFrame) -> str:
     return "".join(f"\n{note(text)}" for text in table.attrs.get(TUNED, ()))
 
 
-def mean(table: pd.DataFrame, number: Quantity, has_note: bool = True) -> list[Column]:
-    """Return the column of a number's mean over canaries."""
-    note = number.note or f"mean over canaries, {number.sentence}"
-    cells = formatted(table[mean_of(number)], number.format)
-    return [Column(number.heading, cells, note=f"{number.heading}: {note}" if has_note else "")]
+def means(table: pd.DataFrame, number: Quantity, quantities: Sequence[Quantity]) -> list[Column]:
+    """Return the unit of a number: its mean over canaries, half its intervals, related means, and published values.
+
+    Intervals are over the canaries of a run, or over seeds and over all canaries.
+    """
+    name, of_all = number.heading, prefix_of(number)
+    intervals = [("CI", number.column, INTERVAL.format(name))]
+    if over_seeds := "seeds" in table:
+        intervals = [("CI_s", f"{of_all}seeds", OVER_SEEDS.format(name)), ("CI_c", f"{of_all}canaries", OVER_CANARIES)]
+    halves = {f"{end}_half": (table[f"{end}_high"] - table[f"{end}_low"]) / 2 for _, end, _ in intervals}
+    look: dict[str, Any] = {"template": number.format, "is_extra": not over_seeds}
+    fields = [
+        _mean(number, has_note=not (over_seeds and number.is_standard)),
+        *(Field(heading, f"{end}_half", note=note, **look) for heading, end, note in intervals),
+        *(replace(_mean(other), is_extra=True) for other in quantities if other.beside == number.name),
+        _paper(number.name, number.format),
+    ]
+    return columns_of(table.assign(**halves), fields) + marks(table, number.name)
 
 
-def utility(table: pd.DataFrame, quantities: Sequence[Quantity], has_deviations: bool = False) -> list[list[Column]]:
-    """Return the units of numbers of the model."""
-    units = []
-    for quantity in quantities:
-        name, template, scale = quantity.name, quantity.format, quantity.scale
-        deviation = [Column("SD", formatted(table[f"{name}_sd"], template, scale))] if has_deviations else []
-        note = "" if quantity.is_standard else f"{quantity.heading}: {quantity.sentence}"
-        measured_column = Column(quantity.column_heading, formatted(table[name], template, scale), note=note)
-        units.append([measured_column, *deviation, *_published(table, name, template, scale)])
-    return units
+def _mean(number: Quantity, has_note: bool = True) -> Field:
+    """Return the field of a number's mean over canaries."""
+    note = f"{number.heading}: {number.note or f'mean over canaries, {number.sentence}'}"
+    return Field(number.heading, mean_of(number), number.format, note=note if has_note else "")
+
+
+def utility(table: pd.DataFrame, quantity: Quantity) -> list[Column]:
+    """Return the unit of a number of the model, with its standard deviation over seeds."""
+    name, look = quantity.name, (quantity.format, quantity.scale)
+    note = "" if quantity.is_standard else f"{quantity.heading}: {quantity.sentence}"
+    measured = Field(quantity.column_heading, name, *look, note=note)
+    return columns_of(table, [measured, Field("SD", f"{name}_sd", *look), _paper(name, *look)])
 
 
 def epsilons(table: pd.DataFrame) -> list[list[Column]]:
@@ -332,13 +271,13 @@ def epsilons(table: pd.DataFrame) -> list[list[Column]]:
             for paper, sound in pairs
         ]
         note = EPSILON.format(_listed(table["sound_convention"]), _listed(table["delta"], "{:.3g}"))
-        convention = Column("Convention", text_of(table["sound_convention"]), is_number=False, is_extra=True)
-        units.append([Column("Eps.", cells, note=note), *_published(table, "epsilon", "{:.3g}"), convention])
+        further = [_paper("epsilon", "{:.3g}"), Field("Convention", "sound_convention", is_extra=True)]
+        units.append([Column("Eps.", cells, note=note), *columns_of(table, further)])
     if "record_epsilon" in table:
         note = RECORD_EPSILON.format(_listed(table["record_convention"]), _listed(table["record_delta"], "{:.3g}"))
-        epsilon = columns_of(table, [Field("Rec. eps.", "record_epsilon", "{:.3g}", note=note)])
-        convention = Column("Convention", text_of(table["record_convention"]), is_number=False, is_extra=True)
-        units.append([*epsilon, *_published(table, "record_epsilon", "{:.3g}"), convention])
+        epsilon = Field("Rec. eps.", "record_epsilon", "{:.3g}", note=note)
+        convention = Field("Convention", "record_convention", is_extra=True)
+        units.append(columns_of(table, [epsilon, _paper("record_epsilon", "{:.3g}"), convention]))
     return units
 
 
@@ -363,8 +302,9 @@ def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[list[Col
     return [], ""
 
 
-def _published(table: pd.DataFrame, name: str, template: str = "", scale: float = 1) -> list[Column]:
-    return columns_of(table, [Field("Paper", f"published_{name}", template, scale, note=PAPER)])
+def _paper(name: str, template: str = "", scale: float = 1) -> Field:
+    """Return the field of the published value of a column."""
+    return Field("Paper", f"published_{name}", template, scale, note=PAPER)
 
 
 def _listed(values: "pd.Series[Any]", template: str = "{}") -> str:

@@ -359,19 +359,18 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
     Losses are in nats per character, or per word for corpora of words. Exposure is estimated if all evaluations have
     the measure "extrapolation", and otherwise computed from ranks. A vertical line is the minimum of the test loss.
     """
-    groups = [group for group in (by_series(runs) if over_seeds else [[run] for run in runs]) if averaged(group)]
+    lines_of_runs = [line for line in zip(*_lines(runs, over_seeds), strict=True) if averaged(line[0])]
     in_epochs, fitted = know_epochs(runs), FIT_BITS.name
     is_estimated = all(run.of_planted(fitted, round_) is not None for run in runs for round_ in run.evaluated)
-    columns = min(LOSS_COLUMNS, len(groups))
-    rows = math.ceil(len(groups) / columns)
+    columns = min(LOSS_COLUMNS, len(lines_of_runs))
+    rows = math.ceil(len(lines_of_runs) / columns)
     figure, all_axes = show.subplots(max(7.0, 5.6 * columns), 3.9 * rows + 0.8, rows, columns, gap=0.02)
     grid: list[Axes] = all_axes.ravel().tolist()
-    for empty in grid[len(groups) :]:
+    for empty in grid[len(lines_of_runs) :]:
         empty.set_axis_off()
     tokens = {token_of(run) for run in runs}
     token = tokens.pop() if len(tokens) == 1 else "token"
-    for panel, group in zip(grid, groups, strict=False):
-        taken = averaged(group) if over_seeds else group
+    for panel, (taken, label) in zip(grid, lines_of_runs, strict=False):
         exposed = panel.twinx()
         measured: dict[str, Callable[[RunResults, int], Values | None]] = {
             "training": partial(_training_loss, losses),
@@ -390,7 +389,7 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
                 show.draw_line(axes, line.x, line.y, LOSS_STYLES[name])
         lines = [*panel.get_lines(), *exposed.get_lines()]
         panel.set(xlabel=EPOCHS if in_epochs else show.ROUNDS, ylabel=f"loss (nats per {token})")
-        panel.set_title(label_of(group, runs, len(taken) if over_seeds else None), fontsize=10)
+        panel.set_title(label, fontsize=10)
         exposed.set_ylabel("estimated exposure (bits)" if is_estimated else "exposure (bits)")
         exposed.spines["right"].set_visible(True)
         exposed.grid(visible=False)
@@ -418,16 +417,9 @@ def _training_loss(losses: Losses, run: RunResults, round_: int) -> Values | Non
 def _draw_minimum(panel: Axes, curves: Mapping[str, Curve], in_epochs: bool) -> None:
     """Draw a line at the lowest test loss, with a label that also has the point of highest exposure."""
     test, exposure = curves["test"], curves["bits"]
-    if not len(test.y):
-        return
-    lowest = float(test.x[test.y.argmin()])
-    unit = "epoch" if in_epochs else "round"
-    panel.axvline(lowest, color=show.SOFT, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
-    text = f"lowest test loss: {unit} {lowest:.3g}"
-    if len(exposure.y):
-        text += f"\nhighest exposure: {unit} {exposure.x[exposure.y.argmax()]:.3g}"
-    is_late = lowest > panel.get_xlim()[1] / 2
-    panel.annotate(
-        text, (lowest, 0.98), (-5 if is_late else 5, 0), xycoords=("data", "axes fraction"),
-        textcoords="offset points", ha="right" if is_late else "left", va="top", fontsize=8, color=show.SOFT,
-    )  # fmt: skip
+    if len(test.y):
+        unit, lowest = "epoch" if in_epochs else "round", float(test.x[test.y.argmin()])
+        text = f"lowest test loss: {unit} {lowest:.3g}"
+        if len(exposure.y):
+            text += f"\nhighest exposure: {unit} {exposure.x[exposure.y.argmax()]:.3g}"
+        show.draw_rule(panel, x=lowest, text=text)

@@ -122,6 +122,7 @@ class Field:
     ends: tuple[str, ...] = ()
     note: str = ""  # a sentence below the table
     is_late: bool = False  # whether its unit is last if there are several tables
+    is_extra: bool = False  # whether it is omitted if all other columns then fit in one table
 
 
 def columns_of(frame: pd.DataFrame, fields: Iterable[Field]) -> list[Column]:
@@ -132,7 +133,7 @@ def columns_of(frame: pd.DataFrame, fields: Iterable[Field]) -> list[Column]:
             continue
         values = frame[field.name]
         cells = formatted(values, field.template, field.scale) if field.template else text_of(values)
-        columns.append(Column(field.heading, cells, bool(field.template), is_late=field.is_late, note=field.note))
+        columns.append(Column(field.heading, cells, bool(field.template), field.is_extra, field.is_late, field.note))
         if field.ends:
             low, high = (formatted(frame[end], field.template, field.scale) for end in field.ends)
             to = " to " if "+" in field.template else "-"

@@ -1,7 +1,6 @@
 """What a report says, against what was written; that it stands alone."""
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -24,7 +23,7 @@ from flsim.base.files import file_digest
 from flsim.base.statistics import t_interval
 from flsim.canaries.population import Partition
 from flsim.models.architectures import ModelHParams
-from flsim.report.figures import Figure, Table, map_of, number, overview
+from flsim.report.figures import Figure, Table, number, overview
 from flsim.report.gather import Gathered, Line, RunView, Setting, contrasts, gather
 from flsim.report.page import answer, render, write_report
 from flsim.report.provenance import settings
@@ -305,14 +304,6 @@ def test_without_probabilities_configurations_are_numbers_of_copies(tmp_path: Pa
     html = render(gather([write_run(tmp_path / "run", copies=(1, 4, 16), memorized=4)]))
     told = described(Page(html), "By configuration, IID, FedAvg, b_u=4")
     assert "RS, %: 1 copy: 67; 4 copies: 0; 16 copies: 0." in told
-
-
-def test_a_map_can_have_probabilities_and_numbers_of_copies() -> None:
-    """As a list of canaries for a model that was trained elsewhere."""
-    planted = [("1/10, 50%", 0.1, 0.5), ("1/10, 100%", 0.1, 1.0), ("3 copies", math.nan, math.nan)]
-    outcomes = pd.DataFrame(planted, columns=["planted", "p_u", "p_e"]).assign(bits=[1.0, 2.0, 3.0])
-    assert map_of(outcomes, "bits")[""].to_dict() == {"3 copies": 3.0, "1/10, 100%": 2.0, "1/10, 50%": 1.0}
-    assert map_of(outcomes[:2], "bits").loc["1/10"].to_dict() == {"50%": 1.0, "100%": 2.0}
 
 
 def test_a_report_has_the_rows_of_the_audit(trained_here: Trained) -> None:

@@ -5,7 +5,7 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +21,20 @@ from shown import from_csv, over_seeds, to_latex, to_markdown
 from flsim.base.errors import InputError
 from flsim.base.statistics import share_interval
 from flsim.results import tables
-from flsim.results.published import AGAINST, against, agreements, matching, order, published_rows, size, with_question
+from flsim.results.published import (
+    AGAINST,
+    DATA,
+    SETTING,
+    TABLE,
+    Agreement,
+    against,
+    agreements,
+    matching,
+    published_rows,
+    score,
+    size,
+    with_question,
+)
 from flsim.results.rows import WHOLE_TEST_USERS, RunResults
 from flsim.show import memorization
 from flsim.show.table import to_csv, write_parquet
@@ -41,9 +54,8 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
     assert table["bs_twin"].tolist() == ["yes", "yes", "tie", "tie"]
     assert table["bs_size"].tolist() == ["lower", "same", "lower", "higher"]
     rs, bs = agreements(table)
-    assert (rs.order.agreeing, rs.order.pairs, bs.order.agreeing, bs.order.pairs) == (5, 6, 4.5, 6)
-    assert (rs.order.clear_agreeing, rs.order.clear_pairs) == (4, 4)
-    assert (bs.order.clear_agreeing, bs.order.clear_pairs) == (3, 4)
+    assert (score(rs.pairs), score(bs.pairs)) == ("5 of 6", "4.5 of 6")
+    assert [score(each.pairs[each.pairs["is_clear"]]) for each in (rs, bs)] == ["4 of 4", "3 of 4"]
     text = to_markdown(table)
     said = " ".join(text.split())
     for figures in (
@@ -101,7 +113,7 @@ def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunRe
     published = {make(name, rs, setting="IID, A"): fedavg("IID", 500) for name, rs in (("a", 50), ("b", 10))}
     published[make("c", 30)] = fedavg("Non-IID", 500)
     table = against(tables.memorization_table(list(published), published=published))
-    assert (agreements(table)[0].order.pairs, agreements(table)[0].order.agreeing) == (1, 0.5)
+    assert score(agreements(table)[0].pairs) == "0.5 of 1"
     assert table["rs_twin"].tolist() == ["tie"] * 3
     assert table["rs_size"].tolist() == ["lower", "lower", "higher"]
 
@@ -115,12 +127,12 @@ def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., Ru
     table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
     assert {name for name in AGAINST if name in table} == {"exposure_pairs"}
     assert "Sizes" not in to_markdown(table)
-    assert agreements(table)[0].order.agreeing == 0
+    assert score(agreements(table)[0].pairs) == "0 of 3"
     shown_ = to_markdown(table, 200).splitlines()[0]
     assert re.split(r" *\| *", shown_)[8:13] == ["Bits", "CI", "Space", "Paper", "Pairs"]
     without = make("without", 9, bits=9.0)
     published = dict(zip([*runs[:2], without], rows, strict=True))
-    assert agreements(tables.memorization_table(list(published), published=published))[0].order.agreeing == 3
+    assert agreements(tables.memorization_table(list(published), published=published))[0].pairs["agrees"].sum() == 6
 
 
 def test_over_seeds_canaries_are_pooled(make: Callable[..., RunResults]) -> None:
@@ -145,19 +157,28 @@ def test_size_is_where_the_published_share_lies() -> None:
     assert found == ["higher", "same", "same", "same", "lower"]
 
 
+def agreement_of(ours: Sequence[float], published: Sequence[float]) -> Agreement:
+    rows = pd.DataFrame({TABLE: "1", DATA: "", "ours": np.array(ours, float), "published": np.array(published, float)})
+    return Agreement("exposure", rows.assign(**{SETTING: rows.index.astype(str)}))
+
+
 @given(VALUES)
 def test_pairs_and_tau_are_those_counted_one_by_one(values: list[tuple[int, int]]) -> None:
     """Tau-b is (concordant - discordant) over the root of the product of pairs untied in each (Kendall, 1945)."""
     ours, theirs = zip(*values, strict=True)
-    found, pairs = order(ours, theirs), list(combinations(range(len(values)), 2))
-    score = {-1: 0.0, 0: 0.5, 1: 1.0}
+    found, pairs = agreement_of(ours, theirs), list(combinations(range(len(values)), 2))
+    value = {-1: 0.0, 0: 0.5, 1: 1.0}
     sign = {
         (i, j): int(np.sign((ours[i] - ours[j]) * (theirs[i] - theirs[j]))) for i, j in pairs if theirs[i] != theirs[j]
     }
-    assert (found.pairs, found.agreeing) == (len(sign), sum(score[each] for each in sign.values()))
-    for row, share in enumerate(found.of_rows):
-        of_row = [score[each] for pair, each in sign.items() if row in pair]
-        assert share == pytest.approx(np.mean(of_row)) if of_row else math.isnan(share)
+    assert (len(found.pairs), found.pairs["agrees"].sum()) == (
+        2 * len(sign),
+        2 * sum(value[each] for each in sign.values()),
+    )
+    shares = found.pairs.groupby(SETTING)["agrees"].mean()
+    for row in range(len(values)):
+        of_row = [value[each] for pair, each in sign.items() if row in pair]
+        assert shares.get(str(row)) == (pytest.approx(np.mean(of_row)) if of_row else None)
     untied = sum(ours[i] != ours[j] for i, j in pairs)
     if sign and untied:
         assert found.tau == pytest.approx(sum(sign.values()) / math.sqrt(len(sign) * untied))
@@ -251,8 +272,8 @@ def test_rows_of_two_published_tables_are_not_pairs(make: Callable[..., RunResul
         make("d", 10): paper("3", data="Non-IID", optimizer="Adam"),
     }
     table = against(tables.memorization_table(list(published), published=published))
-    found = [(each.table, each.order.pairs, each.order.agreeing) for each in agreements(table)]
-    assert found == [("1", 1, 1), ("3", 1, 1)]
+    found = [(each.rows[TABLE].iloc[0], score(each.pairs)) for each in agreements(table)]
+    assert found == [("1", "1 of 1"), ("3", "1 of 1")]
 
 
 THAKKAR, CARLINI = "thakkar2020.csv", "carlini2018.csv"

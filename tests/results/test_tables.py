@@ -113,7 +113,7 @@ def test_a_diverged_run_shows_its_status_and_no_result(make_run: MakeRun, round_
         assert row[column] is pd.NA
 
 
-LEGEND = "Lowest: smallest number of copies of a memorized canary."
+LEGEND = "Lowest: (p_u, p_e), or copies, with a memorized canary and fewest insertions."
 COPIES = (10, 10, 1, 1, 4, 4)
 
 
