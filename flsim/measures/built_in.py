@@ -1,7 +1,7 @@
 """The built-in measures: what each computes, and how its numbers are described and shown.
 
 Results are shown without torch. Therefore functions import the mathematics, in `flsim.measures.memorization` and
-`flsim.measures.quantity`, when they are called.
+`flsim.measures.prediction`, when they are called.
 """
 
 import re
@@ -146,7 +146,7 @@ PERPLEXITY = number_of_model(
 
 
 def utility(probe: ModelProbe) -> Values:
-    from flsim.measures.quantity import utility as predicted
+    from flsim.measures.prediction import utility as predicted
 
     sums = predicted(probe.model, probe.test, probe.chosen)
     return sums.accuracy, sums.accuracy_all_tokens, sums.perplexity

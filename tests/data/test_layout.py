@@ -18,7 +18,7 @@ from flsim.data.records import LAYOUTS, TOKENIZER, Layout, Vocabulary
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.data.tokenizer import FILE, FOLDER, TABLE, TokenMap
 from flsim.measures.memorization.random_sampling import Template, references
-from flsim.measures.quantity import utility
+from flsim.measures.prediction import utility
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 
 # Of 5 words: first and last word, OOV, BOS, EOS.

@@ -21,7 +21,7 @@ from flsim.evaluation.evaluate import EvaluationHParams, evaluate
 from flsim.measures import quantity as module
 from flsim.measures.memorization.exposure import exposure
 from flsim.measures.memorization.random_sampling import log_perplexity, references
-from flsim.measures.quantity import Utility, utility
+from flsim.measures.prediction import Utility, utility
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.results.rows import Row
 

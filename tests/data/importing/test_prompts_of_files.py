@@ -28,7 +28,7 @@ from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.tasks import import_corpus
 from flsim.data.records import Layout, Records, batch
 from flsim.evaluation.evaluate import Checked
-from flsim.measures.quantity import utility
+from flsim.measures.prediction import utility
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.training.central import CentralHParams
 from flsim.training.central.training import AutogradEngine, CentralTask
