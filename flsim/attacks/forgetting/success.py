@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from flsim.base.arrays import Flags, Floats, Ints
+from flsim.base.arrays import Flags, Floats
 from flsim.base.statistics import AtLevel, roc, share_interval, upper_bound
 
 LEVEL = 0.1  # false-positive rate of the paper's precision
@@ -91,29 +91,6 @@ def grid(longest: int) -> list[int]:
     """Return 0, 1, 2, 5, 10, 20, 50, ... up to three quarters of `longest`, and `longest` itself."""
     steps = [digit * 10**power for power in range(len(str(longest))) for digit in (1, 2, 5)]
     return sorted({0, longest, *(step for step in steps if step <= 0.75 * longest)})
-
-
-def reached(since: Floats, canaries: Ints) -> int | None:
-    """Return the largest k that at least half of the canaries were evaluated at or after, or None.
-
-    `since` has the rounds since last use of each evaluation [n], NaN before it, and `canaries` its canary [n].
-    """
-    last = np.sort(pd.Series(since).groupby(canaries).max().dropna())
-    return int(last[(len(last) - 1) // 2]) if len(last) else None
-
-
-def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
-    """Return the k of an ascending grid for each evaluation, int64 [n]; -1 for unused evaluations.
-
-    An evaluation counts at the first k that is not below its rounds since last use; of several of a canary, the last.
-    """
-    place = np.full(len(since), len(ks), np.int64)
-    known = np.isfinite(since)
-    place[known] = np.searchsorted(ks, since[known])
-    at = np.append(np.asarray(ks, np.int64), -1)[place]
-    rows = pd.DataFrame({"canary": canaries, "k": at, "since": since}).sort_values("since", kind="stable")
-    counts = np.isin(np.arange(len(since)), rows.drop_duplicates(["canary", "k"], keep="last").index)
-    return np.where(counts, at, -1)
 
 
 def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | None:
