@@ -33,14 +33,13 @@ def rarest(candidates):
 ADDING = """
 import sys
 from pathlib import Path
-from flsim.attacks.membership import attacked
-from flsim.attacks.membership import attacked as stored
+from flsim.attacks.membership import inference as stored
 run, identity = Path(sys.argv[1]), sys.argv[2]
-rows = attacked.newest_rows(run, identity).head(1)
+rows = stored.newest_rows(run, identity).head(1)
 print(flush=True)
 sys.stdin.readline()
 for number in range(20):
-    attacked.write_rows(run, 4, rows.assign(attack=f"b-{number}"))
+    stored.write_rows(run, 4, rows.assign(attack=f"b-{number}"))
 """
 
 
@@ -301,10 +300,10 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Model", "found a class; use a flsim.attacks.membership.Attack or a function of candidates"),
-        ("no_function", "its `score` is 3; make it a function"),
+        ("Model", "found <class "),
+        ("no_function", "found Attack(name='number', score=3, "),
         ("loss", "flsim has an attack loss, whose rows this attack would replace; rename it"),
-        ("fit_is_number", "its `fit` is 3; make it a function, or remove it"),
+        ("fit_is_number", "found Attack(name='fit', score="),
     ],
 )
 def test_what_is_no_attack_is_refused_by_its_name(file: Path, name: str, message: str) -> None:
@@ -319,9 +318,12 @@ def test_what_is_no_attack_is_refused_by_its_name(file: Path, name: str, message
         ("misspelled", ":11: AttributeError: 'Candidates' object has no attribute 'logprobs'"),
         ("lacking", ":lacking: lacking() takes 0 positional arguments but 1 was given; it needs score(candidates)"),
         ("zeroing", ":zeroing: the code changes the model's "),
-        ("fit_gives_nothing", ":fit_gives_nothing: fit returned a NoneType; it needs fit(statistics, is_member)"),
+        (
+            "fit_gives_nothing",
+            ":fit_gives_nothing: 'NoneType' object is not callable; it needs fit(statistics, is_member)",
+        ),
         ("learned_fails", ":39: IndexError: "),
-        ("one_column", ":one_column: score returned no row of numbers for each of 20 records"),
+        ("one_column", ":one_column: did not return a finite number for each of 20 records; return float64 [20, F]"),
     ],
 )
 def test_an_attack_that_fails_says_so_in_one_line_with_its_file(file: Path, name: str, message: str) -> None:
