@@ -380,10 +380,6 @@ class Ledger:
 
     entries: tuple[Entry, ...] = ()
 
-    @classmethod
-    def zero(cls) -> "Ledger":
-        return cls()
-
     @property
     def rounds(self) -> int:
         return sum(entry.rounds for entry in self.entries)
@@ -456,17 +452,10 @@ def reported(sampler: str) -> tuple[conventions.Convention, ...]:
     )
 
 
-def spent(ledger: Ledger, sampler: str, delta: float) -> dict[str, float]:
-    """Return epsilon by the name of each reported convention; each needs a third of a second."""
-    return {convention.name: epsilon(ledger, delta, convention) for convention in reported(sampler)}
-
-
-def epsilons(ledger: Ledger, sampler: str, delta: float, names: Iterable[str] | None = None) -> dict[str, float]:
-    """Return epsilon by the name of each convention in `names`, or of each reported one if None."""
-    if names is None:
-        return spent(ledger, sampler, delta)
+def spent(ledger: Ledger, sampler: str, delta: float, names: Iterable[str] | None = None) -> dict[str, float]:
+    """Return epsilon by the name of each reported convention, or of each in `names`; each needs a third of a second."""
     known = {convention.name: convention for convention in conventions.conventions_of(sampler)}
-    chosen = as_list("conventions", names)
+    chosen = [one.name for one in reported(sampler)] if names is None else as_list("conventions", names)
     for name in chosen:
         if name not in known:
             raise InputError(f"conventions: {name!r} is not for {short_name(sampler)} sampling; use {', '.join(known)}")

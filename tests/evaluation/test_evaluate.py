@@ -18,7 +18,7 @@ from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
 from flsim.data.records import Layout
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
-from flsim.measures import quantity as module
+from flsim.measures import prediction as module
 from flsim.measures.memorization.exposure import exposure
 from flsim.measures.memorization.random_sampling import log_perplexity, references
 from flsim.measures.prediction import Utility, utility

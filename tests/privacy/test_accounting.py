@@ -97,7 +97,7 @@ def test_nothing_released_spends_nothing_and_no_noise_spends_everything(name: st
     convention = BY_NAME[name]
     sampler = with_valid_options(convention.sampler, 10)
     noisy, bare = Entry(sampler, 100, 10, 1.0, 1), Entry(sampler, 100, 10, 0.0, 1)
-    assert epsilon(Ledger.zero(), DELTA, convention) == 0
+    assert epsilon(Ledger(), DELTA, convention) == 0
     assert epsilon(Ledger((noisy, bare, noisy)), DELTA, convention) == math.inf
 
 
@@ -154,7 +154,7 @@ ENTRY = Entry("fixed-size", 1_000, 100, 1.0, 1)
 
 @given(st.lists(entries, max_size=8))
 def test_json_reads_back_bit_for_bit(recorded: list[Entry]) -> None:
-    ledger = Ledger.zero()
+    ledger = Ledger()
     for entry in recorded:
         ledger = ledger.record(entry)
     assert Ledger.from_json(ledger.to_json()) == ledger
@@ -164,7 +164,7 @@ def test_json_reads_back_bit_for_bit(recorded: list[Entry]) -> None:
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0]), st.integers(1, 5)), max_size=12))
 def test_neighbours_merge_and_order_stays(parts: list[tuple[float, int]]) -> None:
     """Recorded in pieces or round by round, the ledger is the same, and tells the noise of every round."""
-    pieces, singles = Ledger.zero(), Ledger.zero()
+    pieces, singles = Ledger(), Ledger()
     for noise, rounds in parts:
         pieces = pieces.record(replace(ENTRY, noise_multiplier=noise, rounds=rounds))
         for _ in range(rounds):
@@ -181,7 +181,7 @@ def test_neighbours_merge_and_order_stays(parts: list[tuple[float, int]]) -> Non
 )
 def test_other_rounds_do_not_merge(changed: dict[str, object]) -> None:
     other = replace(ENTRY, **changed)  # type: ignore[arg-type]
-    assert Ledger.zero().record(ENTRY).record(other).entries == (ENTRY, other)
+    assert Ledger().record(ENTRY).record(other).entries == (ENTRY, other)
 
 
 @settings(max_examples=1)

@@ -24,9 +24,9 @@ from flsim.privacy.ledger import (
     PrivacyHParams,
     delta_curve,
     epsilon,
-    epsilons,
     next_clip,
     noisy_mean,
+    spent,
 )
 from flsim.training.update import with_canaries
 
@@ -244,9 +244,9 @@ def test_counts_of_a_ledger_are_whole_numbers_of_64_bits(number: Any) -> None:
 def test_epsilons_are_of_the_conventions_that_are_named() -> None:
     ledger = Ledger((Entry("fixed-size", 40, 40, 3.0, 4),))
     names = ["replace-one-rdp", "paper-tight"]
-    found = epsilons(ledger, "fixed-size", 1e-3, names)
+    found = spent(ledger, "fixed-size", 1e-3, names)
     assert [*found.items()] == [(name, epsilon(ledger, 1e-3, BY_NAME[name])) for name in names]
     with pytest.raises(InputError, match="conventions: 'poisson-rdp' is not for fixed-size sampling"):
-        epsilons(ledger, "fixed-size", 1e-3, ["poisson-rdp"])
+        spent(ledger, "fixed-size", 1e-3, ["poisson-rdp"])
     with pytest.raises(InputError, match="conventions"):
-        epsilons(ledger, "fixed-size", 1e-3, "paper")
+        spent(ledger, "fixed-size", 1e-3, "paper")
