@@ -103,12 +103,8 @@ def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | N
     >>> forgetting_time([0, 1, 2, 5], [0.9, 0.58, 0.7, 0.55], 0.6)
     5
     """
-    time = None
-    for k, bound in zip(reversed(ks), reversed(bounds), strict=True):
-        if not bound <= alpha:  # nor is NaN
-            return time
-        time = k
-    return time
+    first = max((index + 1 for index, bound in enumerate(bounds) if not bound <= alpha), default=0)  # nor is NaN
+    return ks[first] if first < len(ks) else None
 
 
 class CanaryTime(NamedTuple):
