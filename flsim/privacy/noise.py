@@ -1,9 +1,9 @@
 """Processes of noise on sums, whose state is stored in checkpoints.
 
 `Independent` noise has no memory. `Correlated` noise is C^-1 Z, for independent noise Z of all rounds and a lower
-triangular matrix C (`flsim.privacy.noise`): the noise of a round cancels a part of the noise of earlier
-rounds. The sensitivity of C depends on how often a user takes part, so a sampler must state a limit. Noise for secure
-aggregation (`Skellam`) is added to a sum of integers.
+triangular matrix C: the noise of a round cancels a part of the noise of earlier rounds. The sensitivity of C depends on
+how often a user takes part, so a sampler must state a limit. Noise for secure aggregation (`Skellam`) is added to a sum
+of integers.
 
 The noise is a function of (seed, round). Anyone who knows the seed can subtract it: a deployment must draw noise from a
 secret, cryptographic source. A custom process, ``path/to/file.py:NAME``, is a class like `Independent`.
@@ -313,10 +313,10 @@ class Toeplitz(Correlated):
 
 @dataclass(frozen=True)
 class BandedToeplitz(Toeplitz):
-    """A banded Toeplitz C of least error ([CKMRT] in `flsim.privacy.noise`).
+    """A banded Toeplitz C of least error ([CKMRT]).
 
-    The state is the noise of the last `bands` - 1 rounds. Poisson sampling amplifies privacy: because the
-    columns of a user's rounds do not overlap, each of its rounds is a separate mechanism ([CKMRT], Theorem 4).
+    The state is the noise of the last `bands` - 1 rounds. Poisson sampling amplifies privacy: because the columns of a
+    user's rounds do not overlap, each of its rounds is a separate mechanism ([CKMRT], Theorem 4).
     """
 
     bands: int = 0  # number of coefficients; at most the separation of a user's rounds. 1 is independent noise
@@ -359,7 +359,7 @@ class BandedToeplitz(Toeplitz):
 
 @dataclass(frozen=True)
 class BufferedToeplitz(Toeplitz):
-    """A buffered linear Toeplitz C (BLT) of least error ([MMHMT] in `flsim.privacy.noise`, Algorithm 3).
+    """A buffered linear Toeplitz C (BLT) of least error ([MMHMT], Algorithm 3).
 
     The state is `buffers` tensors per parameter, for any number of rounds.
     """
@@ -397,10 +397,10 @@ class BufferedToeplitz(Toeplitz):
 
 @dataclass(frozen=True)
 class Tree(Correlated):
-    """Binary trees ([KMRST] in `flsim.privacy.noise`): a prefix sum has a node for each 1 in its length.
+    """Binary trees ([KMRST]): a prefix sum has a node for each 1 in its length.
 
-    Round t, from 1, completes the node of the largest power of 2 that divides t, and
-    replaces the smaller nodes before it. There is no state, because the noise of earlier nodes is drawn again.
+    Round t, from 1, completes the node of the largest power of 2 that divides t, and replaces the smaller nodes before
+    it. There is no state, because the noise of earlier nodes is drawn again.
     """
 
     label = "tree"

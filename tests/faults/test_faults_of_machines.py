@@ -159,9 +159,9 @@ def test_sums_that_a_machine_takes_with_it_are_asked_for_again(machines: tuple[P
 PATCH = """
 import os, time
 from pathlib import Path
-from server.pool import client
+from server.pool.grid import Client
 
-HERE, add = Path({folder!r}), client.Client.sum
+HERE, add = Path({folder!r}), Client.sum
 
 def waits(self, *arguments):
     if (HERE / "hold").exists():
@@ -170,7 +170,7 @@ def waits(self, *arguments):
         time.sleep(0.05)
     return add(self, *arguments)
 
-client.Client.sum = waits
+Client.sum = waits
 """
 TREE = ("--set", "system.shards=6", "--set", "system.branch=2", "--set", "training.cohort=18")
 

@@ -133,12 +133,6 @@ def test_a_table_that_would_not_fit_is_refused() -> None:
         spent(BY_NAME["poisson-pld"], 1_000, 0.1)
 
 
-@pytest.mark.parametrize(("accountant", "conversion"), [("rdp", None), ("pld", "tight")])
-def test_a_convention_has_a_conversion_where_it_needs_one(accountant: str, conversion: str | None) -> None:
-    with pytest.raises(InputError, match="odd: "):
-        Convention("poisson", "add-or-remove-one", "S", accountant, conversion, "odd")  # type: ignore[arg-type]
-
-
 entries = st.builds(
     lambda sampler, cohort, others, noise, rounds: Entry(
         with_valid_options(sampler, cohort), cohort + others, cohort, noise, rounds
@@ -221,13 +215,13 @@ def test_an_event_says_what_the_sampler_did_and_how_much_noise_a_user_meets() ->
     [
         ({"sampler": "by-turns"}, "sampler must be one of fixed-size, poisson, .*, fedbuff, found 'by-turns'"),
         ({"noise": "pink"}, "noise must be one of independent, .*, found 'pink'"),
-        ({"sampler": 3}, "sampler and noise must be names"),
+        ({"sampler": 3}, "sampler must be text, found 3"),
         ({"population": 0}, "population must be at least 1"),
-        ({"cohort": 0}, "cohort must be between 1 and the 1,000"),
+        ({"cohort": 0}, "cohort must be at least 1"),
         ({"cohort": 1_001}, "cohort must be between 1 and the 1,000"),
-        ({"noise_multiplier": -0.1}, r"noise_multiplier must be finite and at least 0, found -0\.1"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier must be finite"),
-        ({"noise_multiplier": math.inf}, "noise_multiplier must be finite"),
+        ({"noise_multiplier": -0.1}, r"noise_multiplier must be at least 0, found -0\.1"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier must be a finite number"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier must be a finite number"),
         ({"rounds": 0}, "rounds must be at least 1"),
     ],
 )

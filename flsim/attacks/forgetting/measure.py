@@ -185,8 +185,7 @@ class Forgetting(Result):
 
     Attributes:
         frame: the success of attacks, a row per group and k, with the columns of `SUCCESS`.
-        observations: a row per planted canary and evaluated round; see `flsim.attacks.forgetting.measure`, with
-        `group`.
+        observations: a row per planted canary and evaluated round, with the columns of `TYPES`, and `group`.
         times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` if it was
             not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and its remaining share ``left``
             are those of `flsim.attacks.forgetting.advantage`. ``median_time`` counts rounds since the window's end.

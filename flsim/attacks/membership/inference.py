@@ -56,9 +56,6 @@ from flsim.runs.folder import BASE, Run, base_of, newest_checkpoint, restored_mo
 from flsim.training.update import State
 from flsim.training.update import threads as threads_of_torch
 
-# A run under attack: the attacked model, further models, and stored rows of attacks in the run folder.
-
-
 # Rows of attacks on membership in a run folder: ``membership/round-000200.parquet``, a row per unit and attack.
 
 
@@ -129,6 +126,9 @@ def newest_rows(run_folder: Path, identity: str | None) -> pd.DataFrame:
     paths = [path for path in (run_folder / FOLDER).glob("*.parquet") if NAME.fullmatch(path.name)]
     newest = max(paths, key=lambda path: int(path.stem.removeprefix("round-")), default=None)
     return SCHEMA.empty_table().to_pandas() if newest is None or identity is None else read_rows(newest, identity)
+
+
+# A run under attack: the attacked model and further models.
 
 
 CONFOUNDED = 0.55  # area of the control above which members differ from non-members without a model
