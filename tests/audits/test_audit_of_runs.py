@@ -315,9 +315,9 @@ def test_the_bound_is_below_the_ledgers_epsilon(
         claimed = epsilon(last.ledger, 1e-5, sound_convention("poisson"))
         return bounds.epsilon_of_coins(100, 20, right, 1e-5), claimed
 
-    bounds = [bound_and_claim(seed, 10.0) for seed in range(20)]
-    assert all(claimed == pytest.approx(0.6, abs=0.2) for _, claimed in bounds)
-    assert sum(bound > claimed for bound, claimed in bounds) <= 1
+    pairs = [bound_and_claim(seed, 10.0) for seed in range(20)]
+    assert all(claimed == pytest.approx(0.6, abs=0.2) for _, claimed in pairs)
+    assert sum(bound > claimed for bound, claimed in pairs) <= 1
     assert bound_and_claim(0, 0.01)[0] > 1, "the attack finds those that noise does not hide"
 
 
