@@ -18,7 +18,7 @@ from flsim.canaries.population import Partition, Population, make_twin, planting
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus, Shadow
 from flsim.models.architectures import ModelHParams, restore
-from flsim.privacy.ledger import AuditHParams, PrivacyHParams, epsilons
+from flsim.privacy.ledger import AuditHParams, PrivacyHParams, spent
 from flsim.privacy.sampling import refuse_options
 from flsim.runs.config import (
     CentralConfig,
@@ -225,7 +225,7 @@ def epsilon(state: State, delta: float | None = None, conventions: Iterable[str]
         raise InputError("epsilon: the state has no completed round; train at least one")
     (first, *_) = state.ledger.entries
     chosen = 1 / (10 * first.population) if delta is None else delta
-    return epsilons(state.ledger, first.sampler, chosen, conventions)
+    return spent(state.ledger, first.sampler, chosen, conventions)
 
 
 @settings

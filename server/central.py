@@ -45,29 +45,20 @@ LOOK = 0.5  # seconds between two checks whether the run must end
 
 
 class Evaluations:
-    """The evaluations of one run, which training does not wait for; those without space in the queue follow later."""
+    """The evaluations of one run, which training does not wait for."""
 
-    def __init__(self, run: Run, service: EvaluationService | EvaluationInProcess, stop: Stop | None = None) -> None:
+    def __init__(self, run: Run, service: EvaluationService, stop: Stop | None = None) -> None:
         self._run, self._service, self._stop = run, service, stop or Stop()
         self._failed: set[str] = set()  # checkpoints that are not tried again before `--resume`
-        self._left_over = False
 
     def submit(self, path: Path) -> None:
-        """Submit a checkpoint to the evaluation, now or when the queue has space."""
-        if not self._service.submit(path.resolve()):
-            if not self._left_over:
-                behind = (
-                    f"{self._run.name}: evaluations are slower than training; {path.name} and later checkpoints "
-                    "wait for a free evaluator"
-                )
-                say(behind, round=checkpoint.round_of(path), file=path.name)
-            self._left_over = True
+        self._service.submit(path.resolve())
 
     def submit_unevaluated(self) -> None:
         """Submit all checkpoints whose evaluation is due and which have no rows."""
-        self._left_over = not all(
-            self._service.submit(path.resolve()) for path in self._run.unevaluated() if path.name not in self._failed
-        )
+        for path in self._run.unevaluated():
+            if path.name not in self._failed:
+                self.submit(path)
 
     def saved(self, path: Path) -> None:
         """Record a new checkpoint, and submit it if its evaluation is due."""
@@ -84,7 +75,7 @@ class Evaluations:
     def finish(self) -> None:
         """Wait for all evaluations that are due; raise Diverged as `poll`, Interrupted, or RunFailed if some failed."""
         with progress(f"{self._run.name}: evaluating", total=1) as advance:
-            while self._is_busy:
+            while self._service.pending:
                 self._stop.check()
                 self._see(self._service.drain(timeout=LOOK))
             advance(1)
@@ -96,13 +87,9 @@ class Evaluations:
 
     def wait(self) -> None:
         """Wait for all evaluations that are due, with any outcome, or until the run must end."""
-        while self._is_busy and not self._stop.is_set():
+        while self._service.pending and not self._stop.is_set():
             with suppress(Diverged):
                 self._see(self._service.drain(timeout=LOOK))
-
-    @property
-    def _is_busy(self) -> bool:
-        return self._left_over or self._service.pending > 0
 
     @property
     def complaint(self) -> str | None:
@@ -131,8 +118,6 @@ class Evaluations:
         self._failed |= {evaluation.checkpoint for evaluation in failed}
         if failed and not _has_diverged(self._run):  # which `finish` reports
             self._run.mark("running", self.complaint)
-        if ended and self._left_over:
-            self.submit_unevaluated()
         diverged = next((evaluation for evaluation in ended if evaluation.outcome == "diverged"), None)
         if diverged:
             raise Diverged(f"the evaluation of {diverged.checkpoint} failed: {diverged.reason}")
@@ -142,7 +127,7 @@ class Evaluations:
 def supervised(
     run: Run,
     evaluation_gpus: float = 0.0,
-    service: EvaluationService | EvaluationInProcess | None = None,
+    service: EvaluationService | None = None,
     stop: Stop | None = None,
 ) -> Iterator[Evaluations]:
     """Train in the block, from the run's newest checkpoint, and evaluate each checkpoint that it submits.

@@ -5,7 +5,7 @@ A folder of such canaries has these files:
     canaries.json      the law: settings, seed, layout, known words, unit; and a digest of each other file
     words.txt          the words of phrases, one per line; or tokenizer/ and tokens.i64, which determine the words
     users.csv          user, records: the users, or clients, and the number of records of each
-    roster.parquet     a row per canary (`flsim.canaries.population`)
+    roster.parquet     a row per canary (`flsim.canaries.population.SCHEMA`)
     records.jsonl      the records to replace (or .csv, .parquet): user, record (from 0 among those of the user), id of
                        the canary, and its text, or for instruction tuning its prompt and completion
 

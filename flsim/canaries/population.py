@@ -2,7 +2,7 @@
 
 A population on disk is a small folder in addition to the corpus:
 
-    roster.parquet     a row per canary (see below)
+    roster.parquet     a row per canary (`SCHEMA`)
     overlay.i64/.u16   replaced records, counted in the population's own order, and their canaries
     twin.u32           IID only: the corpus' records in their new order (twin.i64 if there are 2^32 or more)
     twin_users.i64     IID only: start of each synthetic user in that order, and the end of the last one
@@ -39,32 +39,18 @@ from flsim.data.records import NOBODY, ExtraUsers, Layout, Records, Tokens, Voca
 
 # The roster of a population, roster.parquet: a row per canary, in the order in which an overlay numbers them.
 #
-#     canary                                 the canary's id, such as "c07"
-#     tokens, words                          its phrase, as ids, and as text that is split at spaces
-#     p_u, p_e                               probabilities by which it is planted; missing for a number of copies
-#     planned_sharers, sharers               users that were drawn to hold it, and users that hold it
-#     planned_insertions, insertions         records that were drawn for it, and records that it replaced
-#
-# The columns of `LATER` are only in rosters that need them. Without them all canaries are planted in every round:
-#
-#     is_planted                             false for a control, which is drawn and measured like the others
-#     coin                                   the coin that decided whether it is planted; missing without a coin
-#     first_round, last_round                the rounds in which it is planted, from 1; missing for no bound
-#     pseudo_users                           pseudo-users who inject it in its first round; missing if users hold it
-#     template                               the template that the phrase fills; missing for none
-#     is_natural                             true for text of a held-out user or of the settings, not for random words
-
+# The columns of `LATER` are only in rosters that need them. Without them all canaries are planted in every round.
 
 FILE = "roster.parquet"
-COUNTS = ("planned_sharers", "sharers", "planned_insertions", "insertions")
-LATER = ("is_planted", "coin", "first_round", "last_round", "pseudo_users", "template", "is_natural")
+COUNTS = ("planned_sharers", "sharers", "planned_insertions", "insertions")  # of `Planting`
+LATER = ("is_planted", "coin", "first_round", "last_round", "pseudo_users", "template", "is_natural")  # of `Canary`
 PANDAS = {pa.bool_(): "boolean", pa.int64(): "Int64", pa.string(): "string"}
 SCHEMA = pa.schema(
     [
         pa.field("canary", pa.string(), nullable=False),
         pa.field("tokens", pa.list_(pa.field("item", pa.int64(), nullable=False)), nullable=False),
-        pa.field("words", pa.list_(pa.field("item", pa.string(), nullable=False)), nullable=False),
-        ("p_u", pa.float64()),
+        pa.field("words", pa.list_(pa.field("item", pa.string(), nullable=False)), nullable=False),  # split at spaces
+        ("p_u", pa.float64()),  # missing for a number of copies
         ("p_e", pa.float64()),
         *(pa.field(name, pa.int64(), nullable=False) for name in COUNTS),
         pa.field("is_planted", pa.bool_(), nullable=False),
@@ -386,11 +372,8 @@ def write_population(
 
 def verify_population(folder: Path) -> None:
     """Compare the digest of every file with the stored one, if any; raise InputError for a difference."""
-    description = _about(folder)
-    try:
-        written = dict(description.get("files", {}))
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{folder / ABOUT}: damaged; restore it or start a new run") from error
+    with _reading(folder):
+        written = dict(_about(folder).get("files", {}))
     for name, stored in written.items():
         path = inside(folder, name)
         if not path.is_file() or file_digest(path) != stored:
@@ -452,7 +435,7 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
 
 # Corpora with planted canaries: code that rewrites such a corpus sees the canaries, and runs on the corpus use them.
 #
-# planted/roster.parquet     a row per canary (`flsim.canaries.population`)
+# planted/roster.parquet     a row per canary (`SCHEMA`)
 # planted/overlay.i64/.u16   positions of the records that are canaries, in the corpus' order, and their canaries
 # planted/planting.json      settings of the canaries, seed, number of these records
 

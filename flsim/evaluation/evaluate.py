@@ -345,20 +345,19 @@ def _number(name: str, quantity: Quantity | None, key: object, value: object, wh
 
 def _fit(measure: object, name: str) -> Measure:
     """Return a custom measure; raise InputError if it is not a measure, or its quantities are invalid."""
-    if not isinstance(measure, Measure):
-        raise InputError(f"{name}: found a {type(measure).__name__}, not a flsim.measures.Measure; use a Measure")
-    if not callable(measure.compute) or not isinstance(measure.quantities, tuple) or not measure.quantities:
-        raise InputError(f"{name}: a Measure needs a function `compute` and a tuple of at least one Quantity")
-    if measure.family is not None:
-        raise InputError(f"{name}: `family` is for built-in measures only; list the quantities")
-    for quantity in measure.quantities:
-        if not isinstance(quantity, Quantity):
-            raise InputError(f"{name}: quantities must be flsim.measures.Quantity, found a {type(quantity).__name__}")
+    if not isinstance(measure, Measure) or not callable(measure.compute) or measure.family is not None:
+        raise InputError(
+            f"{name}: found {measure!r:.60}; use a flsim.measures.Measure with a function `compute`, without `family`"
+        )
+    quantities = measure.quantities
+    if not isinstance(quantities, tuple) or not quantities or not all(isinstance(one, Quantity) for one in quantities):
+        raise InputError(f"{name}: found {quantities!r:.60}; use a tuple of at least one flsim.measures.Quantity")
+    for quantity in quantities:
         try:
             refuse_unfit(quantity)
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
-    if len({quantity.subject for quantity in measure.quantities}) > 1:
+    if len({quantity.subject for quantity in quantities}) > 1:
         raise InputError(f"{name}: quantities of canaries and of the model need two measures; split this measure")
     return measure
 

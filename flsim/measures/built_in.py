@@ -1,7 +1,7 @@
 """The built-in measures: what each computes, and how its numbers are described and shown.
 
 Results are shown without torch. Therefore functions import the mathematics, in `flsim.measures.memorization` and
-`flsim.measures.quantity`, when they are called.
+`flsim.measures.prediction`, when they are called.
 """
 
 import re

@@ -1,7 +1,7 @@
 """The computation of epsilon from the released sums, under a stated convention.
 
-Renyi DP of Gaussian noise is computed in `flsim.privacy.accounting`. The conversions to epsilon, the privacy loss
-distributions and the RDP of other events come from dp_accounting.
+Renyi DP of Gaussian noise is computed here. The conversions to epsilon, the privacy loss distributions and the RDP of
+other events come from dp_accounting.
 
 [WBK] Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and Analytical Moments Accountant" (2019).
 [M] Mironov, "Renyi Differential Privacy" (2017).

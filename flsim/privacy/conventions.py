@@ -35,10 +35,6 @@ class Convention:
     # user, who moves the sum by up to `records` S ([C], section 3)
     records: int | None = None
 
-    def __post_init__(self) -> None:
-        if (self.accountant == "rdp") != (self.conversion is not None):
-            raise InputError(f"{self.name}: RDP needs a conversion, and only RDP does; found {self.conversion}")
-
     def __str__(self) -> str:
         return f'convention "{self.name}"'
 

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from flsim.base.arrays import Flags, Floats, Ints
-from flsim.base.errors import InputError, as_list, at_least_one, first_line
+from flsim.base.errors import InputError, as_list, first_line
 from flsim.base.extensions import CustomName, configured, refuse_unknown, short_name, without_options
 from flsim.base.files import from_json
 from flsim.base.progress import say
 from flsim.base.rng import stream
-from flsim.base.settings import Finite, Level, Natural, Options, Positive, settings
+from flsim.base.settings import Count, Finite, Level, Natural, NotNegative, Options, Positive, bounds, settings
 from flsim.models.language_model import Params
 from flsim.privacy import conventions
 from flsim.privacy.noise import NOISES, is_correlated, noise_event, refuse_options
@@ -338,29 +338,25 @@ def cosines(change: Params, seed: int, canaries: range) -> Floats:
 Unit = Literal["user", "record"]  # difference of neighbouring data sets; a record is one sentence
 
 
-@dataclass(frozen=True)
+Int64 = Annotated[Count, bounds(lt=2**63)]
+
+
+@settings
 class Entry:
     """Rounds of one kind: a sampled cohort's clipped updates are summed, and noise is added to the sum."""
 
     sampler: str  # how the cohort is drawn, see `flsim.privacy.sampling`; a custom sampler is named by content
-    population: int
-    cohort: int  # number of users drawn; under Poisson sampling, their expected number
+    population: Int64
+    cohort: Int64  # number of users drawn; under Poisson sampling, their expected number
     # standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. If a round releases
     # more than the sum (adaptive clipping: a count), the equivalent for everything that is released
-    noise_multiplier: float
-    rounds: int
+    noise_multiplier: NotNegative
+    rounds: Int64
     noise: str = "independent"  # the process of the noise, see `flsim.privacy.noise`; custom noise is named by content
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.sampler, str) and isinstance(self.noise, str)):
-            raise InputError("sampler and noise must be names")
         refuse_unknown(self.noise, NOISES, "noise")
-        if not all(type(count) is int and count < 2**63 for count in (self.population, self.cohort, self.rounds)):
-            raise InputError("population, cohort and rounds must be integers")
-        at_least_one(population=self.population, rounds=self.rounds)
         check_cohort(self.population, self.cohort, self.sampler)
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise InputError(f"noise_multiplier must be finite and at least 0, found {self.noise_multiplier:g}")
 
     def event(self, sensitivity: conventions.Sensitivity) -> "DpEvent":
         """Return these rounds as dp_accounting's event, where one user changes the sum by S or by 2S."""
@@ -379,10 +375,6 @@ class Ledger:
     """The rounds that were released so far, in order; adjacent entries differ in more than their number of rounds."""
 
     entries: tuple[Entry, ...] = ()
-
-    @classmethod
-    def zero(cls) -> "Ledger":
-        return cls()
 
     @property
     def rounds(self) -> int:
@@ -456,17 +448,10 @@ def reported(sampler: str) -> tuple[conventions.Convention, ...]:
     )
 
 
-def spent(ledger: Ledger, sampler: str, delta: float) -> dict[str, float]:
-    """Return epsilon by the name of each reported convention; each needs a third of a second."""
-    return {convention.name: epsilon(ledger, delta, convention) for convention in reported(sampler)}
-
-
-def epsilons(ledger: Ledger, sampler: str, delta: float, names: Iterable[str] | None = None) -> dict[str, float]:
-    """Return epsilon by the name of each convention in `names`, or of each reported one if None."""
-    if names is None:
-        return spent(ledger, sampler, delta)
+def spent(ledger: Ledger, sampler: str, delta: float, names: Iterable[str] | None = None) -> dict[str, float]:
+    """Return epsilon by the name of each reported convention, or of each in `names`; each needs a third of a second."""
     known = {convention.name: convention for convention in conventions.conventions_of(sampler)}
-    chosen = as_list("conventions", names)
+    chosen = [one.name for one in reported(sampler)] if names is None else as_list("conventions", names)
     for name in chosen:
         if name not in known:
             raise InputError(f"conventions: {name!r} is not for {short_name(sampler)} sampling; use {', '.join(known)}")

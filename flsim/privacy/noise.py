@@ -1,9 +1,9 @@
 """Processes of noise on sums, whose state is stored in checkpoints.
 
 `Independent` noise has no memory. `Correlated` noise is C^-1 Z, for independent noise Z of all rounds and a lower
-triangular matrix C (`flsim.privacy.noise`): the noise of a round cancels a part of the noise of earlier
-rounds. The sensitivity of C depends on how often a user takes part, so a sampler must state a limit. Noise for secure
-aggregation (`Skellam`) is added to a sum of integers.
+triangular matrix C: the noise of a round cancels a part of the noise of earlier rounds. The sensitivity of C depends on
+how often a user takes part, so a sampler must state a limit. Noise for secure aggregation (`Skellam`) is added to a sum
+of integers.
 
 The noise is a function of (seed, round). Anyone who knows the seed can subtract it: a deployment must draw noise from a
 secret, cryptographic source. A custom process, ``path/to/file.py:NAME``, is a class like `Independent`.
@@ -16,6 +16,7 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
+import torch
 
 from flsim.base.arrays import Floats
 from flsim.base.errors import InputError, RunFailed, at_least_one
@@ -31,14 +32,11 @@ from flsim.base.extensions import (
     without_options,
 )
 from flsim.base.rng import stream
+from flsim.models.language_model import Params
 from flsim.privacy.sampling import Participation, Sampling, refuse_no_event
 
 if TYPE_CHECKING:
-    import torch
     from dp_accounting import DpEvent
-    from numpy.typing import NDArray
-
-    from flsim.models.language_model import Params
 
 # Factorizations of the matrix of prefix sums, whose factor C correlates noise between rounds: coefficients and costs.
 #
@@ -206,11 +204,11 @@ class Process:
     """
 
     seed: int
-    shapes: "Mapping[str, torch.Size]"
+    shapes: Mapping[str, torch.Size]
     label: ClassVar[str] = ""
     settings: ClassVar[tuple[str, ...]] = ()
 
-    def init(self) -> "dict[str, Params]":
+    def init(self) -> dict[str, Params]:
         """Return the state before the first round: slot -> parameter -> tensor of its shape; empty by default."""
         return {}
 
@@ -219,7 +217,7 @@ class Noise(Process, ABC):
     """A process that yields the noise of each round at unit scale; the mechanism multiplies it by z S."""
 
     @abstractmethod
-    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+    def next(self, state: dict[str, Params], round_: int) -> tuple[Params, dict[str, Params]]:
         """Return the noise of a round (from 0), float64 by parameter, and the state after it."""
 
     @staticmethod
@@ -239,10 +237,8 @@ class Noise(Process, ABC):
         """
         return None
 
-    def fresh(self, round_: int) -> "Params":
+    def fresh(self, round_: int) -> Params:
         """Return independent standard normal noise of a round, float64 by parameter."""
-        import torch
-
         return {
             name: torch.from_numpy(stream(self.seed, "noise", round_, name).normal(0.0, 1.0, shape))
             for name, shape in self.shapes.items()
@@ -252,7 +248,7 @@ class Noise(Process, ABC):
 class Independent(Noise):
     """Gaussian noise that is independent from round to round."""
 
-    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+    def next(self, state: dict[str, Params], round_: int) -> tuple[Params, dict[str, Params]]:
         return self.fresh(round_), state
 
     @staticmethod
@@ -276,7 +272,7 @@ class Correlated(Noise):
         at_least_one(**{name: getattr(self, name) for name in self.settings})
 
     @abstractmethod
-    def matrix(self, rounds: int) -> "NDArray[np.float64]":
+    def matrix(self, rounds: int) -> Floats:
         """Return C of the first rounds, float64 [rounds, rounds], which makes the noise independent again."""
 
     @abstractmethod
@@ -292,7 +288,7 @@ class Correlated(Noise):
 
         return GaussianDpEvent(noise_multiplier / self.sensitivity(rounds, _limited(sampling, rounds)))
 
-    def combined(self, parts: "Mapping[int, float]") -> "Params":
+    def combined(self, parts: Mapping[int, float]) -> Params:
         """Return a weighted sum of fresh noise of several rounds: round -> weight; the weight of the last is 1."""
         (*earlier, last) = sorted(parts)
         noise = self.fresh(last)
@@ -305,10 +301,10 @@ class Toeplitz(Correlated):
     """A Toeplitz C, whose sensitivity is exact."""
 
     @abstractmethod
-    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+    def first_coefficients(self, rounds: int) -> Floats:
         """Return the first coefficients of C, float64 [rounds], or all if there are fewer; the first is 1."""
 
-    def matrix(self, rounds: int) -> "NDArray[np.float64]":
+    def matrix(self, rounds: int) -> Floats:
         return toeplitz(self.first_coefficients(rounds), rounds)
 
     def sensitivity(self, rounds: int, participation: Participation) -> float:
@@ -317,10 +313,10 @@ class Toeplitz(Correlated):
 
 @dataclass(frozen=True)
 class BandedToeplitz(Toeplitz):
-    """A banded Toeplitz C of least error ([CKMRT] in `flsim.privacy.noise`).
+    """A banded Toeplitz C of least error ([CKMRT]).
 
-    The state is the noise of the last `bands` - 1 rounds. Poisson sampling amplifies privacy: because the
-    columns of a user's rounds do not overlap, each of its rounds is a separate mechanism ([CKMRT], Theorem 4).
+    The state is the noise of the last `bands` - 1 rounds. Poisson sampling amplifies privacy: because the columns of a
+    user's rounds do not overlap, each of its rounds is a separate mechanism ([CKMRT], Theorem 4).
     """
 
     bands: int = 0  # number of coefficients; at most the separation of a user's rounds. 1 is independent noise
@@ -332,17 +328,17 @@ class BandedToeplitz(Toeplitz):
     def coefficients(self) -> tuple[float, ...]:
         return optimal_bands(self.rounds, self.bands)
 
-    def init(self) -> "dict[str, Params]":
+    def init(self) -> dict[str, Params]:
         return {f"last{number}": _zeros(self.shapes) for number in range(self.bands - 1)}
 
-    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+    def next(self, state: dict[str, Params], round_: int) -> tuple[Params, dict[str, Params]]:
         """Return z_t - (c_1 x_(t-1) + c_2 x_(t-2) + ...); x_r of round r is in slot r modulo bands - 1."""
         noise = self.fresh(round_)
         for distance, coefficient in enumerate(self.coefficients[1 : round_ + 1], start=1):
             noise = _sum(noise, -coefficient, state[f"last{(round_ - distance) % (self.bands - 1)}"])
         return noise, state | ({f"last{round_ % (self.bands - 1)}": noise} if self.bands > 1 else {})
 
-    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+    def first_coefficients(self, rounds: int) -> Floats:
         return np.array(self.coefficients[:rounds])
 
     def sensitivity(self, rounds: int, participation: Participation) -> float:
@@ -363,7 +359,7 @@ class BandedToeplitz(Toeplitz):
 
 @dataclass(frozen=True)
 class BufferedToeplitz(Toeplitz):
-    """A buffered linear Toeplitz C (BLT) of least error ([MMHMT] in `flsim.privacy.noise`, Algorithm 3).
+    """A buffered linear Toeplitz C (BLT) of least error ([MMHMT], Algorithm 3).
 
     The state is `buffers` tensors per parameter, for any number of rounds.
     """
@@ -382,10 +378,10 @@ class BufferedToeplitz(Toeplitz):
     def scales_and_decays(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return optimal_blt(self.rounds, self.buffers, self.times, self.separation)
 
-    def init(self) -> "dict[str, Params]":
+    def init(self) -> dict[str, Params]:
         return {f"buffer{number}": _zeros(self.shapes) for number in range(self.buffers)}
 
-    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+    def next(self, state: dict[str, Params], round_: int) -> tuple[Params, dict[str, Params]]:
         """Return x = z - (s_1 buffer_1 + s_2 buffer_2 + ...), and buffers d_j buffer_j + x."""
         scales, decays = self.scales_and_decays
         noise = self.fresh(round_)
@@ -394,22 +390,22 @@ class BufferedToeplitz(Toeplitz):
         after = {f"buffer{number}": _sum(noise, decay, state[f"buffer{number}"]) for number, decay in enumerate(decays)}
         return noise, after
 
-    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+    def first_coefficients(self, rounds: int) -> Floats:
         scales, decays = (np.array(values) for values in self.scales_and_decays)
         return blt_coefficients(scales, decays, rounds)[0]
 
 
 @dataclass(frozen=True)
 class Tree(Correlated):
-    """Binary trees ([KMRST] in `flsim.privacy.noise`): a prefix sum has a node for each 1 in its length.
+    """Binary trees ([KMRST]): a prefix sum has a node for each 1 in its length.
 
-    Round t, from 1, completes the node of the largest power of 2 that divides t, and
-    replaces the smaller nodes before it. There is no state, because the noise of earlier nodes is drawn again.
+    Round t, from 1, completes the node of the largest power of 2 that divides t, and replaces the smaller nodes before
+    it. There is no state, because the noise of earlier nodes is drawn again.
     """
 
     label = "tree"
 
-    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+    def next(self, state: dict[str, Params], round_: int) -> tuple[Params, dict[str, Params]]:
         """Return the noise of the new node minus the noise of the nodes that it replaces."""
         parts, level = {round_: 1.0}, 0
         while round_ >> level & 1:  # the length so far ends in as many 1s as there are nodes to replace
@@ -417,7 +413,7 @@ class Tree(Correlated):
             level += 1
         return self.combined(parts), state
 
-    def matrix(self, rounds: int) -> "NDArray[np.float64]":
+    def matrix(self, rounds: int) -> Floats:
         """Return C, whose row t, from 1, sums as many rounds as the largest power of 2 that divides t."""
         last = np.arange(1, rounds + 1)[:, None]
         column = np.arange(1, rounds + 1)
@@ -438,12 +434,12 @@ class BandedInverse(Toeplitz):
     label = "banded inverse"
     settings = ("bands",)
 
-    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+    def next(self, state: dict[str, Params], round_: int) -> tuple[Params, dict[str, Params]]:
         """Return z_t - z_(t-1) / 2 - z_(t-2) / 8 - ..."""
         inverse = inverse_square_root_coefficients(self.bands)[: round_ + 1]
         return self.combined({round_ - distance: float(value) for distance, value in enumerate(inverse)}), state
 
-    def first_coefficients(self, rounds: int) -> "NDArray[np.float64]":
+    def first_coefficients(self, rounds: int) -> Floats:
         inverse = inverse_square_root_coefficients(self.bands)
         return series(np.ones(1), inverse, rounds)
 
@@ -478,10 +474,8 @@ class Skellam(Process):
         """Return the standard deviation of the noise on a value, in integer units."""
         return noise_multiplier * self.steps
 
-    def integers(self, noise_multiplier: float, round_: int) -> "Params":
+    def integers(self, noise_multiplier: float, round_: int) -> Params:
         """Return the noise of a round (from 0): integers, as float64 by parameter."""
-        import torch
-
         noise = {}
         for name, shape in self.shapes.items():
             rng = stream(self.seed, "skellam noise", round_, name)
@@ -518,13 +512,11 @@ def _limited(sampling: Sampling, rounds: int) -> Participation:
     return limit
 
 
-def _sum(values: "Params", weight: float, others: "Params") -> "Params":
+def _sum(values: Params, weight: float, others: Params) -> Params:
     return {name: value + weight * others[name] for name, value in values.items()}
 
 
-def _zeros(shapes: "Mapping[str, torch.Size]") -> "Params":
-    import torch
-
+def _zeros(shapes: Mapping[str, torch.Size]) -> Params:
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
@@ -542,7 +534,7 @@ def noise_class(name: str) -> type[Process]:
     return resolve_class(name, NOISES, "noise", Noise, Skellam)
 
 
-def refuse_options(name: str, options: "Mapping[str, object]") -> None:
+def refuse_options(name: str, options: Mapping[str, object]) -> None:
     """Raise InputError if the name of a process includes options, or a built-in process has other options."""
     if options_of(name):
         raise InputError(f"noise: write the options of {short_name(name)} in noise_options")
@@ -560,7 +552,7 @@ def is_correlated(name: str) -> bool:
     return not is_custom(name) and issubclass(noise_class(name), Correlated)
 
 
-def skellam_of(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> Skellam | None:
+def skellam_of(name: str, seed: int, like: Mapping[str, torch.Tensor]) -> Skellam | None:
     """Return the process of integer noise with this name; None for other noise. For the arguments, see `init`."""
     kind = noise_class(name)
     return made(name, kind, seed, _shapes(like)) if issubclass(kind, Skellam) else None
@@ -600,7 +592,7 @@ def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: i
     return event
 
 
-def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str, Params]":
+def init(name: str, seed: int, like: Mapping[str, torch.Tensor]) -> dict[str, Params]:
     """Return a process's state before the first round, by slot of a training state; InputError for other shapes."""
     shapes, kind = _shapes(like), noise_class(name)
     with custom_call_errors(name, "init()", InputError):
@@ -612,11 +604,11 @@ def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str,
 def step(
     name: str,
     seed: int,
-    like: "Mapping[str, torch.Tensor]",
-    moments: "Mapping[str, Params]",
+    like: Mapping[str, torch.Tensor],
+    moments: Mapping[str, Params],
     round_: int,
     failure: type[InputError] | type[RunFailed] = RunFailed,
-) -> "tuple[Params, dict[str, Params]]":
+) -> tuple[Params, dict[str, Params]]:
     """Return a round's (from 0) noise at unit scale, not `Skellam`, float64 by parameter, and the slots after it."""
     shapes, kind = _shapes(like), cast("type[Noise]", noise_class(name))
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}
@@ -630,11 +622,10 @@ def step(
     return noise, {SLOT + slot: values for slot, values in after.items()}
 
 
-def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> None:
+def refuse_unrepeatable(name: str, seed: int, like: Mapping[str, torch.Tensor]) -> None:
     """Raise InputError if a custom process fails, or its noise differs between calls; for the arguments, see `init`."""
-    import torch
 
-    def first() -> "dict[str, Params]":
+    def first() -> dict[str, Params]:
         if skellam := skellam_of(name, seed, like):
             with custom_call_errors(name, "integers(noise_multiplier, round_)", InputError):
                 return {"noise": skellam.integers(1.0, 0)}
@@ -649,15 +640,13 @@ def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]"
             )
 
 
-def _shapes(like: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Size]":
+def _shapes(like: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in like.items()}
 
 
 def _refuse_other_shapes(
-    name: str, slots: "Mapping[str, Params]", shapes: "dict[str, torch.Size]", failure: type[Exception]
+    name: str, slots: Mapping[str, Params], shapes: dict[str, torch.Size], failure: type[Exception]
 ) -> None:
-    import torch
-
     for slot, values in slots.items() if is_custom(name) else ():
         are_tensors = all(isinstance(value, torch.Tensor) for value in values.values())
         if not (slot.isidentifier() and are_tensors and _shapes(values) == shapes):

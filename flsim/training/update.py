@@ -322,7 +322,7 @@ class State:
     params: Params = field(repr=False)  # a notebook would print every value
     moments: Moments = field(default_factory=dict, repr=False)
     values: Mapping[str, float] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger.zero)
+    ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def clip(self) -> float | None:

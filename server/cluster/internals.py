@@ -7,17 +7,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
+from flwr.app import Message, Metadata
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import node, ray_constants, services, utils, worker
 
 from flsim.base.errors import RunFailed
-
-if TYPE_CHECKING:  # central training starts without Flower
-    from flwr.app import Message
-    from flwr.serverapp import Grid
 
 # The command `ray`. Its heads would open port 10001 for remote clients if grpcio is installed, and `ray start` has no
 # option against this: --ray-client-server-port only chooses another port.
@@ -135,15 +134,11 @@ def address_for_others(host: str) -> str:
 
 def send_as(run: int, node: int) -> None:
     """Set the run and node of this process's messages, a private global that only Flower's own processes set."""
-    from flwr.supercore.task_identity import TaskIdentity
-
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 1
 
 
-def numbered(message: "Message", number: int) -> "Message":
+def numbered(message: Message, number: int) -> Message:
     """Return the message with a number for its id, like Flower's grids; `Message` has no public way to set it."""
-    from flwr.app import Message, Metadata
-
     old = message.metadata
     new = Metadata(
         run_id=old.run_id,
@@ -160,8 +155,8 @@ def numbered(message: "Message", number: int) -> "Message":
     return Message(content=message.content, metadata=new)
 
 
-def is_simulated(grid: "Grid") -> bool:
+def is_simulated(grid: Grid) -> bool:
     """Return whether a grid is that of Flower's simulation, on Flower's Ray, which no public part of Flower reports."""
-    from flwr.superlink.grid import InMemoryGrid
+    from flwr.superlink.grid import InMemoryGrid  # which takes a second
 
     return isinstance(grid, InMemoryGrid)

@@ -183,7 +183,7 @@ def _outcomes(pending: Mapping[Any, Key]) -> Iterator[tuple[Key, Any]]:
         yield pending[reference], outcome
 
 
-# Evaluation during training: Ray actors that process a bounded queue of checkpoints of a run.
+# Evaluation during training: Ray actors that process a queue of checkpoints of a run.
 #
 # A checkpoint is on disk before it is submitted, and its rows are on disk, atomically, after its evaluation. Therefore
 # `Run.unevaluated` finds missing work after any failure, and a repeated evaluation has no effect.
@@ -204,7 +204,6 @@ Work = Callable[[Path, Path], object]
 class ServiceHParams:
     evaluators: Count = 1  # number of processes
     num_gpus: NotNegative = 0.0  # GPUs of each process, which clients must leave free; with 0, one CPU thread
-    queue: Count = 100  # largest number of checkpoints in the service, with outcomes that were not returned
     deadline: Seconds = 6 * 3600.0  # for an attempt; a process that takes longer is killed
     retries: Natural = 3  # further attempts at a checkpoint whose process died, was killed, or ran out of memory
 
@@ -259,8 +258,7 @@ class EvaluationService:
     A process that dies, hangs, or runs out of memory is replaced, and its checkpoint is tried again, after the others.
     After its retries, the failure is its outcome. Every attempt has a line in the run's evaluations.jsonl.
 
-    If the queue is full, `submit` returns False and drops the checkpoint, which must be submitted again later, so
-    training does not wait and memory does not grow. The queue advances in `submit`, `poll` and `drain`.
+    The queue advances in `submit`, `poll` and `drain`.
     """
 
     def __init__(self, run: Path, work: Work, hparams: ServiceHParams | None = None) -> None:
@@ -275,16 +273,12 @@ class EvaluationService:
         """Return the number of submissions whose outcomes were not returned by `poll` or `drain`."""
         return len(self._jobs()) + len(self._ended)
 
-    def submit(self, checkpoint: Path) -> bool:
-        """Queue a checkpoint, unless it is queued or running; return whether there is space. RunFailed without Ray."""
+    def submit(self, checkpoint: Path) -> None:
+        """Queue a checkpoint, unless it is queued or running; RunFailed without Ray."""
         self._advance()
-        if checkpoint in [job.checkpoint for job in self._jobs()]:
-            return True
-        if self.pending >= self._hparams.queue:
-            return False
-        self._waiting.append(_Job(checkpoint))
-        self._dispatch()
-        return True
+        if checkpoint not in [job.checkpoint for job in self._jobs()]:
+            self._waiting.append(_Job(checkpoint))
+            self._dispatch()
 
     def poll(self) -> list[Evaluation]:
         """Return the outcomes of evaluations that ended since the last call, in that order; does not wait."""
@@ -352,59 +346,44 @@ class EvaluationService:
 
     def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float] | RayError) -> None:
         if not isinstance(outcome, RayError):
-            self._end(actor, job, "stored", took=outcome)
+            self._end(job, "stored", *outcome)
         elif not isinstance(outcome, RayTaskError) or is_out_of_memory(outcome.cause or outcome):
             is_of_share = isinstance(outcome, RayTaskError) and 0 < self._hparams.num_gpus < 1
             what_to_do = "; raise system.gpus_for_evaluation" if is_of_share else ""
             self._lose(actor, job, reason_of(outcome) + what_to_do)
         else:
-            self._end(actor, job, "diverged" if isinstance(outcome.cause, Diverged) else "failed", reason_of(outcome))
+            diverged = isinstance(outcome.cause, Diverged)
+            self._end_now(actor, job, "diverged" if diverged else "failed", reason_of(outcome))
 
     def _lose(self, actor: Actor[_Job], job: _Job, reason: str) -> None:
         """Replace a dead or useless process; repeat its job, or record a failure."""
         self._pool.end(actor)
         if job.attempt > self._hparams.retries:
             tries = f" {job.attempt} times, last with" if job.attempt > 1 else ""
-            self._end(actor, job, "failed", f"it failed{tries}: {reason}")
+            self._end_now(actor, job, "failed", f"it failed{tries}: {reason}")
             return
-        self._end(actor, job, "retried", reason)
+        self._end_now(actor, job, "retried", reason)
         message = f"{self._run.name}: the evaluation of {job.checkpoint.name} is tried again: {reason}"
         say(message, file=job.checkpoint.name, attempt=job.attempt)
         self._waiting.append(replace(job, attempt=job.attempt + 1))
 
-    def _end(
-        self,
-        actor: Actor[_Job],
-        job: _Job,
-        outcome: Outcome,
-        reason: str | None = None,
-        took: tuple[float, float] | None = None,
-    ) -> None:
-        seconds, ended = took or (time.monotonic() - actor.since, time.time())
-        name, seconds, ended = job.checkpoint.name, round(seconds, 3), round(ended, 3)
-        evaluation = Evaluation(name, outcome, job.attempt, seconds, ended, reason)
+    def _end_now(self, actor: Actor[_Job], job: _Job, outcome: Outcome, reason: str) -> None:
+        self._end(job, outcome, time.monotonic() - actor.since, time.time(), reason)
+
+    def _end(self, job: _Job, outcome: Outcome, seconds: float, ended: float, reason: str | None = None) -> None:
+        name = job.checkpoint.name
+        evaluation = Evaluation(name, outcome, job.attempt, round(seconds, 3), round(ended, 3), reason)
         log_evaluation(self._run, evaluation)
         if outcome != "retried":
             self._ended.append(evaluation)
 
 
-class EvaluationInProcess:
-    """A service like `EvaluationService`, without Ray, which evaluates a checkpoint when it is submitted."""
+class EvaluationInProcess(EvaluationService):
+    """A service without Ray, which evaluates a checkpoint when it is submitted; a failure is an outcome."""
 
-    def __init__(self, run: Path, work: Work) -> None:
-        self._run, self._work = run, work
-        self._ended: list[Evaluation] = []
-
-    @property
-    def pending(self) -> int:
-        """Return the number of submissions whose outcomes were not returned by `poll` or `drain`."""
-        return len(self._ended)
-
-    def submit(self, checkpoint: Path) -> bool:
-        """Evaluate a checkpoint, and return True; a failure is an outcome."""
-        began = time.monotonic()
+    def submit(self, checkpoint: Path) -> None:
+        began, reason = time.monotonic(), None
         outcome: Outcome = "stored"
-        reason = None
         try:
             with threads(1):  # as in evaluators, which gives the same bits
                 self._work(self._run, checkpoint)
@@ -412,23 +391,7 @@ class EvaluationInProcess:
             outcome, reason = "diverged", str(error)
         except Exception as error:  # training continues after any error
             outcome, reason = "failed", str(error) or repr(error)
-        seconds = round(time.monotonic() - began, 3)
-        evaluation = Evaluation(checkpoint.name, outcome, 1, seconds, round(time.time(), 3), reason)
-        log_evaluation(self._run, evaluation)
-        self._ended.append(evaluation)
-        return True
-
-    def poll(self) -> list[Evaluation]:
-        """Return the outcomes since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def drain(self, timeout: float = math.inf) -> list[Evaluation]:  # noqa: ARG002 (nothing is waited for)
-        """Return outcomes like `poll`."""
-        return self.poll()
-
-    def close(self) -> None:
-        self._ended.clear()
+        self._end(_Job(checkpoint), outcome, time.monotonic() - began, time.time(), reason)
 
 
 RUN, SERVER = 1, 0  # the only run of a grid, and the node that sends requests

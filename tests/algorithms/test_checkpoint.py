@@ -35,7 +35,7 @@ def test_a_state_reads_back_bit_for_bit(tmp_path: Path, clip: float | None) -> N
     """With moments, clip and ledger, so that a resumed run neither spends twice nor skips."""
     moments = {of: {n: value / 3 for n, value in state_of().params.items()} for of in ("m", "v")}
     moments["step"] = {n: torch.tensor(3.0) for n in state_of().params}  # counts of torch's Adam have no shape
-    ledger = Ledger.zero().record(Entry("fixed-size", 392_000, 5_000, 1 / 3, 7)).record(Entry("poisson", 9, 1, 2.0, 1))
+    ledger = Ledger().record(Entry("fixed-size", 392_000, 5_000, 1 / 3, 7)).record(Entry("poisson", 9, 1, 2.0, 1))
     state = replace(state_of(8), moments=moments, values={} if clip is None else {"clip": clip}, ledger=ledger)
     read, provenance = load(save(tmp_path, state, PROVENANCE))
     assert (read.round, read.clip, read.ledger, provenance) == (8, clip, ledger, PROVENANCE)

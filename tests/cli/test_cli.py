@@ -380,11 +380,14 @@ def test_the_first_page_groups_all_commands_and_fits_a_terminal(flsim: Flsim) ->
     assert {path[0] for path in COMMANDS if path} == set(re.findall(r"^│ (\w+) ", out, re.MULTILINE))
 
 
-def test_version_names_the_main_packages_without_importing_them(flsim: Flsim) -> None:
+def test_version_and_results_load_neither_torch_nor_ray(flsim: Flsim) -> None:
     code, out, _ = flsim("--version")
     assert (code, out.splitlines()[0]) == (0, f"flsim {version('flsim-memorization')}")
     assert f"torch {version('torch')}" in out
-    loads = "import sys, flsim.cli as cli; cli._version('torch'); print({'flwr', 'ray', 'torch'} & sys.modules.keys())"
+    loads = (
+        "import sys, flsim.results.sweeps, flsim.show.table, flsim.cli as cli; cli._version('torch'); "
+        "print({'flwr', 'ray', 'torch'} & sys.modules.keys())"
+    )
     assert subprocess.check_output([sys.executable, "-c", loads], text=True, cwd=ROOT) == "set()\n"
 
 

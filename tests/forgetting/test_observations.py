@@ -88,10 +88,6 @@ def test_without_arm_out_its_columns_are_missing() -> None:
     assert table["bits_in"].notna().all()
 
 
-def test_a_run_without_evaluations_has_no_rows() -> None:
-    assert observations(replace(run("in"), rows=frame([])), None, USES).empty
-
-
 def test_runs_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two runs has text of held-out users, and no arm OUT: notes state both."""
     paths = [Path("a"), Path("b")]

@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import beta, binom, t
 
 from flsim.attacks.forgetting import advantage, success
+from flsim.attacks.forgetting.measure import by_k
 from flsim.attacks.forgetting.success import CanaryTime
 from flsim.base.statistics import AtLevel, median_interval, share_interval
 
@@ -96,19 +97,26 @@ def test_grids_end_at_three_quarters_and_at_the_end() -> None:
     assert success.grid(20) == [0, 1, 2, 5, 10, 20]  # 15 is three quarters
 
 
+def since(**canaries: list[float]) -> pd.DataFrame:
+    """Evaluations of one run by canary, each with its rounds since last use."""
+    rows = [(canary, number, value) for canary, values in canaries.items() for number, value in enumerate(values)]
+    return pd.DataFrame(rows, columns=["canary", "round", "since"]).assign(seed=0, run="r")
+
+
 def test_half_of_the_canaries_reach_a_round() -> None:
-    since, canaries = np.array([math.nan, 3.0, 1.0, 7.0, 4.0, math.nan]), np.array([0, 0, 0, 1, 2, 3])
-    assert success.reached(since, canaries) == 4  # 3, 4 and 7
-    assert success.reached(np.append(since, 9.0), np.append(canaries, 3)) == 4  # 3, 4, 7 and 9: two at or after 7
-    assert success.reached(np.array([0.0]), np.array([0])) == 0
-    assert success.reached(np.array([math.nan]), np.array([0])) is None
+    reached = {"a": [math.nan, 1.0, 3.0], "b": [7.0], "c": [4.0]}
+    assert by_k(since(**reached, d=[math.nan]))[1] == 4  # 3, 4 and 7
+    assert by_k(since(**reached, d=[9.0]))[1] == 4  # 3, 4, 7 and 9: two at or after 7
+    assert by_k(since(a=[0.0]))[1] == 0
+    assert by_k(since(a=[math.nan])) == ([], None)
 
 
 def test_an_evaluation_counts_once_at_the_next_k() -> None:
-    since = np.array([0.0, 1.0, 2.0, 4.0, 6.0, math.nan, 5.0, 3.0])
-    canaries = np.array([0, 0, 0, 0, 0, 0, 1, 1])
-    # 1 and 2 lie in (0, 2]: the later counts; 4 in (2, 5], 6 nowhere; of the other canary 5 counts and not 3.
-    assert success.evaluated_by(since, canaries, [0, 2, 5]).tolist() == [0, -1, 2, 5, -1, -1, 5, -1]
+    """With the grid 0, 1, 2, 5; 3 and 4 lie in (2, 5], where the later one counts, and 6 lies nowhere."""
+    at, longest = by_k(since(b=[math.nan, 0.0, 1.0, 3.0, 4.0, 6.0], a=[2.0, 5.0]))
+    assert longest == 5
+    counted = {k: dict(zip(of_k["canary"], of_k["since"], strict=True)) for k, of_k in at}
+    assert counted == {0: {"b": 0}, 1: {"b": 1}, 2: {"a": 2}, 5: {"a": 5, "b": 4}}
 
 
 def test_times_need_all_later_bounds() -> None:

@@ -165,7 +165,7 @@ def test_two_measures_of_one_name_are_not_put_side_by_side(measured: Experiment)
 
 WRONG_BEFORE = {
     "import nothing_such\n": r"bad.py:5: ModuleNotFoundError",
-    "measure = 3\n": "found a int, not a flsim.measures.Measure",
+    "measure = 3\n": "found 3; use a flsim.measures.Measure",
     "measure = one(Quantity(name='rs', description='D.'))": "flsim has rs already",
     "measure = one(Quantity(name='round', description='D.', subject='model'))": "a table of results has round already",
     "measure = one(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model'))": "split",

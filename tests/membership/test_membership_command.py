@@ -300,10 +300,10 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Model", "found a class; use a flsim.attacks.membership.Attack or a function of candidates"),
-        ("no_function", "its `score` is 3; make it a function"),
+        ("Model", "found <class "),
+        ("no_function", "found Attack(name='number', score=3, "),
         ("loss", "flsim has an attack loss, whose rows this attack would replace; rename it"),
-        ("fit_is_number", "its `fit` is 3; make it a function, or remove it"),
+        ("fit_is_number", "found Attack(name='fit', score="),
     ],
 )
 def test_what_is_no_attack_is_refused_by_its_name(file: Path, name: str, message: str) -> None:
@@ -318,9 +318,12 @@ def test_what_is_no_attack_is_refused_by_its_name(file: Path, name: str, message
         ("misspelled", ":11: AttributeError: 'Candidates' object has no attribute 'logprobs'"),
         ("lacking", ":lacking: lacking() takes 0 positional arguments but 1 was given; it needs score(candidates)"),
         ("zeroing", ":zeroing: the code changes the model's "),
-        ("fit_gives_nothing", ":fit_gives_nothing: fit returned a NoneType; it needs fit(statistics, is_member)"),
+        (
+            "fit_gives_nothing",
+            ":fit_gives_nothing: 'NoneType' object is not callable; it needs fit(statistics, is_member)",
+        ),
         ("learned_fails", ":39: IndexError: "),
-        ("one_column", ":one_column: score returned no row of numbers for each of 20 records"),
+        ("one_column", ":one_column: did not return a finite number for each of 20 records; return float64 [20, F]"),
     ],
 )
 def test_an_attack_that_fails_says_so_in_one_line_with_its_file(file: Path, name: str, message: str) -> None:

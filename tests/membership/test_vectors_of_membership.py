@@ -49,8 +49,9 @@ def deviation(is_in: bool, point: int, is_fixed: bool) -> float:
 
 
 @pytest.mark.parametrize("is_fixed", [True, False])
-def test_lira_is_the_ratio_of_two_normal_densities(is_fixed: bool) -> None:
-    online, offline = (attack(PHI, SHADOWS, IS_IN, is_fixed) for attack in (shadows.lira_online, shadows.lira_offline))
+def test_lira_is_the_ratio_of_two_normal_densities(is_fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadows, "FEW", 6 if is_fixed else 5)
+    online, offline = (attack(PHI, SHADOWS, IS_IN) for attack in (shadows.lira_online, shadows.lira_offline))
     for point in range(3):
         sides = [(moments(is_in, point)[0], deviation(is_in, point, is_fixed)) for is_in in (True, False)]
         one, other = (norm.logpdf(PHI[point], *side) for side in sides)
@@ -58,26 +59,27 @@ def test_lira_is_the_ratio_of_two_normal_densities(is_fixed: bool) -> None:
         assert offline[point] == pytest.approx(norm.cdf(PHI[point], *sides[1]), rel=1e-9)
 
 
-def test_lira_shares_variances_below_64_models() -> None:
+@pytest.mark.parametrize("models", [63, 64])
+def test_lira_shares_variances_below_64_models(models: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    for models in (63, 64):
-        phi, values = rng.normal(size=3), rng.normal(size=(models, 3))
-        is_in = rng.random((models, 3)) < 0.5
-        expected = shadows.lira_online(phi, values, is_in, models < 64)
-        assert shadows.lira_online(phi, values, is_in).tolist() == expected.tolist()
-        assert shadows.lira_online(phi, values, is_in, models >= 64).tolist() != expected.tolist()
+    points = rng.normal(size=3), rng.normal(size=(models, 3)), rng.random((models, 3)) < 0.5
+    found = shadows.lira_online(*points).tolist()
+    for few in (0, 100):
+        monkeypatch.setattr(shadows, "FEW", few)
+        assert (shadows.lira_online(*points).tolist() == found) == ((models < few) == (models < 64))
 
 
-def test_lira_of_equal_scores_and_of_no_models_of_a_side() -> None:
+def test_lira_of_equal_scores_and_of_no_models_of_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """A point in all models has no mean of the other side; equal scores have the least deviation."""
+    assert shadows.lira_offline(np.array([1.0]), np.array([[2.0]]), np.array([[True]])).shape == (1,)
+    monkeypatch.setattr(shadows, "FEW", 0)
     is_in = np.array([[True, True], [True, False], [True, True]])
     values = np.array([[1.0, 2.0], [2.0, 3.0], [3.0, 2.0]])
-    found = shadows.lira_online(np.array([1.0, 2.0]), values, is_in, False)
+    found = shadows.lira_online(np.array([1.0, 2.0]), values, is_in)
     assert math.isnan(found[0])
     assert found[1] == math.inf or found[1] > 1e30  # 2 is the only score of models with it, 3 of those without
-    found = shadows.lira_offline(np.array([1.0, 2.0, 4.0]), np.full((2, 3), 2.0), np.zeros((2, 3), bool), False)
+    found = shadows.lira_offline(np.array([1.0, 2.0, 4.0]), np.full((2, 3), 2.0), np.zeros((2, 3), bool))
     assert found.tolist() == [0.0, 0.5, 1.0]
-    assert shadows.lira_offline(np.array([1.0]), np.array([[2.0]]), np.array([[True]]), True).shape == (1,)
 
 
 def test_rmia_ratios_and_scores_by_loops() -> None:

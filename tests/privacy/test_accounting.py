@@ -97,7 +97,7 @@ def test_nothing_released_spends_nothing_and_no_noise_spends_everything(name: st
     convention = BY_NAME[name]
     sampler = with_valid_options(convention.sampler, 10)
     noisy, bare = Entry(sampler, 100, 10, 1.0, 1), Entry(sampler, 100, 10, 0.0, 1)
-    assert epsilon(Ledger.zero(), DELTA, convention) == 0
+    assert epsilon(Ledger(), DELTA, convention) == 0
     assert epsilon(Ledger((noisy, bare, noisy)), DELTA, convention) == math.inf
 
 
@@ -133,12 +133,6 @@ def test_a_table_that_would_not_fit_is_refused() -> None:
         spent(BY_NAME["poisson-pld"], 1_000, 0.1)
 
 
-@pytest.mark.parametrize(("accountant", "conversion"), [("rdp", None), ("pld", "tight")])
-def test_a_convention_has_a_conversion_where_it_needs_one(accountant: str, conversion: str | None) -> None:
-    with pytest.raises(InputError, match="odd: "):
-        Convention("poisson", "add-or-remove-one", "S", accountant, conversion, "odd")  # type: ignore[arg-type]
-
-
 entries = st.builds(
     lambda sampler, cohort, others, noise, rounds: Entry(
         with_valid_options(sampler, cohort), cohort + others, cohort, noise, rounds
@@ -154,7 +148,7 @@ ENTRY = Entry("fixed-size", 1_000, 100, 1.0, 1)
 
 @given(st.lists(entries, max_size=8))
 def test_json_reads_back_bit_for_bit(recorded: list[Entry]) -> None:
-    ledger = Ledger.zero()
+    ledger = Ledger()
     for entry in recorded:
         ledger = ledger.record(entry)
     assert Ledger.from_json(ledger.to_json()) == ledger
@@ -164,7 +158,7 @@ def test_json_reads_back_bit_for_bit(recorded: list[Entry]) -> None:
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0]), st.integers(1, 5)), max_size=12))
 def test_neighbours_merge_and_order_stays(parts: list[tuple[float, int]]) -> None:
     """Recorded in pieces or round by round, the ledger is the same, and tells the noise of every round."""
-    pieces, singles = Ledger.zero(), Ledger.zero()
+    pieces, singles = Ledger(), Ledger()
     for noise, rounds in parts:
         pieces = pieces.record(replace(ENTRY, noise_multiplier=noise, rounds=rounds))
         for _ in range(rounds):
@@ -181,7 +175,7 @@ def test_neighbours_merge_and_order_stays(parts: list[tuple[float, int]]) -> Non
 )
 def test_other_rounds_do_not_merge(changed: dict[str, object]) -> None:
     other = replace(ENTRY, **changed)  # type: ignore[arg-type]
-    assert Ledger.zero().record(ENTRY).record(other).entries == (ENTRY, other)
+    assert Ledger().record(ENTRY).record(other).entries == (ENTRY, other)
 
 
 @settings(max_examples=1)
@@ -221,13 +215,13 @@ def test_an_event_says_what_the_sampler_did_and_how_much_noise_a_user_meets() ->
     [
         ({"sampler": "by-turns"}, "sampler must be one of fixed-size, poisson, .*, fedbuff, found 'by-turns'"),
         ({"noise": "pink"}, "noise must be one of independent, .*, found 'pink'"),
-        ({"sampler": 3}, "sampler and noise must be names"),
+        ({"sampler": 3}, "sampler must be text, found 3"),
         ({"population": 0}, "population must be at least 1"),
-        ({"cohort": 0}, "cohort must be between 1 and the 1,000"),
+        ({"cohort": 0}, "cohort must be at least 1"),
         ({"cohort": 1_001}, "cohort must be between 1 and the 1,000"),
-        ({"noise_multiplier": -0.1}, r"noise_multiplier must be finite and at least 0, found -0\.1"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier must be finite"),
-        ({"noise_multiplier": math.inf}, "noise_multiplier must be finite"),
+        ({"noise_multiplier": -0.1}, r"noise_multiplier must be at least 0, found -0\.1"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier must be a finite number"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier must be a finite number"),
         ({"rounds": 0}, "rounds must be at least 1"),
     ],
 )

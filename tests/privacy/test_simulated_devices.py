@@ -13,7 +13,7 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import with_options
 from flsim.base.files import file_digest
 from flsim.privacy.devices import Days, Trace, cohorts_of_available
-from flsim.privacy.ledger import Entry, Ledger, epsilons
+from flsim.privacy.ledger import Entry, Ledger, spent
 from flsim.privacy.sampling import draw_cohort
 from flsim.runs.folder import Run
 from server.launch import verify
@@ -126,9 +126,9 @@ def test_availability_costs_what_the_separation_states_and_has_no_amplification(
     sampler = 'available{"separation": 10}'
     ledger = Ledger((Entry(sampler, 1_000, 20, 3.0, 100),))
     alone = Ledger((Entry('min-separation{"separation": 10}', 1_000, 20, 3.0, 100),))
-    assert [*epsilons(ledger, sampler, 1e-5).values()] == [*epsilons(alone, alone.entries[0].sampler, 1e-5).values()]
+    assert [*spent(ledger, sampler, 1e-5).values()] == [*spent(alone, alone.entries[0].sampler, 1e-5).values()]
     with pytest.raises(InputError, match=r"'poisson-pld' is not for available.* sampling"):
-        epsilons(ledger, sampler, 1e-5, ["poisson-pld"])
+        spent(ledger, sampler, 1e-5, ["poisson-pld"])
 
 
 def test_a_private_run_with_stragglers_and_availability_is_verified(experiment: Experiment) -> None:

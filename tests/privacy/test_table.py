@@ -70,7 +70,7 @@ def test_noise_is_shown_instead_of_epsilon() -> None:
 
 def test_an_empty_ledger_is_refused() -> None:
     with pytest.raises(InputError, match="no round is completed"):
-        report(Ledger.zero(), 1e-4)
+        report(Ledger(), 1e-4)
 
 
 def ledger_of(sampler: str) -> Ledger:

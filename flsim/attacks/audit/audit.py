@@ -17,6 +17,7 @@ from flsim.attacks.result import Result, text_of
 from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import is_custom, restrict_custom_code, short_name
+from flsim.canaries.planting import counts_of
 from flsim.canaries.population import Population
 from flsim.canaries.spec import ABOUT_INJECTIONS, Canary
 from flsim.models.architectures import ModelHParams, build
@@ -177,11 +178,9 @@ def _groups(
         held = users()
     except InputError:
         return copies.clip(1), False
-    holders = held.user_offsets.searchsorted(held.overlay.records, side="right") - 1
-    sharers = {
-        canary.id: len(np.unique(holders[held.overlay.canaries == index])) for index, canary in enumerate(canaries)
-    }
-    return np.array([sharers[canary] for canary in planted["canary"]], np.int64).clip(1), True
+    sharers, _ = counts_of(held.overlay, held.user_offsets, len(canaries))
+    by_canary = dict(zip((canary.id for canary in canaries), sharers.tolist(), strict=True))
+    return planted["canary"].map(by_canary).to_numpy("int64").clip(1), True
 
 
 def _coins(unit: Unit, results: RunResults, round_: int) -> Coins | None:

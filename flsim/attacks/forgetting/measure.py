@@ -11,19 +11,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from flsim.attacks.audit.bounds import p_values
 from flsim.attacks.forgetting import advantage, success
-from flsim.attacks.forgetting.success import (
-    canary_times,
-    evaluated_by,
-    forgetting_time,
-    grid,
-    median_time,
-    p_after_window,
-    reached,
-)
+from flsim.attacks.forgetting.success import canary_times, forgetting_time, grid, median_time, p_after_window
 from flsim.attacks.result import Result
 from flsim.base.errors import InputError
 from flsim.base.statistics import holm, log_rank_p, median_interval, t_interval
@@ -35,41 +25,28 @@ from flsim.runs.folder import Run, participation
 from flsim.show.table import json_rows
 
 # Observations of canaries: a row per planted canary and evaluated round, with both arms side by side.
-#
-# The columns are:
-#
-#     run, setting, series, seed           the run of arm IN; its series is that of all seeds
-#     canary                               the canary's id
-#     p_u, p_e, copies                     how it was planted; copies is a number that was set
-#     first_round, last_round              its window, from 1; missing for no bound
-#     round                                number of completed rounds of the evaluated model
-#     last_use, uses                       last round in which a sharer took part, and how often sharers did
-#     since                                rounds since last use; missing before it, and where there was none
-#     clean, clean_round                   log-perplexity in arm OUT at the window's end, and that evaluation's round
-#     nats_in, nats_out                    log-perplexities in both arms
-#     score_in, score_out                  calibrated scores: clean less log-perplexity, larger for a member
-#     bits_in, bits_out                    exposure in bits
-#     p_in, p_out                          exact p-values of the ranks; missing for text of held-out users
 
 CONFIGURATION = {
     "p_u": "Float64",
     "p_e": "Float64",
-    "copies": "Int64",
-    "first_round": "Int64",
+    "copies": "Int64",  # a number that was set
+    "first_round": "Int64",  # window, from 1; missing for no bound
     "last_round": "Int64",
 }
 GROUP = {"setting": "string", "series": "string", **CONFIGURATION}
 TYPES = {
-    "run": "string",
+    "run": "string",  # of arm IN
     **GROUP,
     "seed": "Int64",
     "canary": "string",
-    "round": "int64",
-    "last_use": "Int64",
-    "uses": "int64",
-    "since": "float64",
-    "clean": "float64",
+    "round": "int64",  # number of completed rounds of the evaluated model
+    "last_use": "Int64",  # last round in which a sharer took part
+    "uses": "int64",  # how often sharers took part
+    "since": "float64",  # rounds since last use; missing before it, and without any use
+    "clean": "float64",  # log-perplexity in arm OUT at the window's end, and the round of that evaluation
     "clean_round": "Int64",
+    # In each arm: log-perplexity; calibrated score, which is clean minus log-perplexity, larger for a member; exposure
+    # in bits; exact p-value of the rank, missing for text of held-out users.
     **{f"{name}_{arm}": "float64" for name in ("nats", "score", "bits", "p") for arm in ("in", "out")},
 }
 
@@ -80,10 +57,39 @@ def observations(results: RunResults, twin: RunResults | None, took_part: pd.Dat
     used = took_part.groupby("canary")["round"]
     planted["last_use"] = used.max().reindex(planted["canary"]).to_numpy(dtype="float64", na_value=np.nan)
     planted["uses"] = used.size().reindex(planted["canary"]).fillna(0).to_numpy("int64")
-    planted["clean"], planted["clean_round"] = _clean(planted, results, twin)
-    tables = [_at(planted, round_, results, twin) for round_ in results.evaluated]
-    table = pd.concat(tables, ignore_index=True) if tables else planted.assign(round=0).iloc[:0]
+    measured = {arm: _measured(run) for arm, run in (("in", results), ("out", twin)) if run is not None}
+    planted["clean"] = np.nan
+    if twin is not None and len(clean := measured["out"]["nats"].dropna()):  # any model of arm OUT is clean
+        rounds, ends = clean.index.unique("round"), planted["last_round"].fillna(results.rounds).astype("int64")
+        planted["clean_round"] = ends.map(lambda end: min(rounds, key=lambda round_: (abs(round_ - end), round_)))
+        planted["clean"] = clean.reindex(pd.MultiIndex.from_frame(planted[["clean_round", "canary"]])).to_numpy()
+    table = pd.DataFrame({"round": results.evaluated}).merge(planted, how="cross")
+    since = table["round"] - table["last_use"]
+    table["since"] = since.where(since >= 0)
+    for arm, of_arm in measured.items():
+        at = of_arm.reindex(pd.MultiIndex.from_frame(table[["round", "canary"]])).reset_index(drop=True)
+        p = at["rank"] / (at["references"] + 1)
+        table[f"p_{arm}"] = p.mask(table["is_natural"])  # natural text is more likely than random words
+        table[f"bits_{arm}"], table[f"nats_{arm}"] = -np.log2(p), at["nats"]
+        table[f"score_{arm}"] = table["clean"] - at["nats"]
     return table.reindex(columns=list(TYPES)).astype(TYPES)
+
+
+def _measured(run: RunResults) -> pd.DataFrame:
+    """Return ``rank``, ``references`` and ``nats`` by round and canary; NaN if they were not measured."""
+    tables = {
+        round_: pd.DataFrame(
+            {
+                "rank": run.of_canaries(RANK.name, round_),
+                "references": run.references(round_),
+                "nats": run.of_canaries(LOG_PERPLEXITY.name, round_),
+            },
+            index=run.roster["canary"],
+            dtype="float64",
+        )
+        for round_ in run.evaluated
+    }
+    return pd.concat(tables, names=["round"])
 
 
 def _configured(results: RunResults) -> pd.DataFrame:
@@ -94,43 +100,6 @@ def _configured(results: RunResults) -> pd.DataFrame:
     planted["copies"] = None if planned is None else planned.astype("Int64").where(planted["p_u"].isna())
     planted["is_natural"] = roster["is_natural"].astype(bool) if "is_natural" in roster else False
     return planted.assign(run=results.name, setting=results.setting, series=results.series, seed=results.seed)
-
-
-def _clean(
-    planted: pd.DataFrame, results: RunResults, twin: RunResults | None
-) -> "tuple[pd.Series[float] | float, pd.Series[int] | None]":
-    """Return each canary's log-perplexity in arm OUT, any of whose models is clean, close to its window's end."""
-    if twin is None:
-        return np.nan, None
-    by_round = {round_: twin.of_canaries(LOG_PERPLEXITY.name, round_) for round_ in twin.evaluated}
-    measured = {round_: values for round_, values in by_round.items() if values is not None}
-    if not measured:
-        return np.nan, None
-    ends = planted["last_round"].fillna(results.rounds).astype("int64")
-    nearest = ends.map(lambda end: min(measured, key=lambda round_: (abs(round_ - end), round_)))
-    values = [measured[round_][canary] for round_, canary in zip(nearest, planted["canary"], strict=True)]
-    return pd.Series(values, dtype="float64"), nearest
-
-
-def _at(planted: pd.DataFrame, round_: int, results: RunResults, twin: RunResults | None) -> pd.DataFrame:
-    since = round_ - planted["last_use"]
-    table = planted.assign(round=round_, since=since.where(since >= 0))
-    for arm, run in (("in", results), ("out", twin)):
-        ranks, nats = (_measured(run, quantity.name, round_, planted) for quantity in (RANK, LOG_PERPLEXITY))
-        references = None if run is None else run.references(round_)
-        p = p_values(ranks, int(references)) if references else np.full(len(planted), np.nan)
-        table[f"p_{arm}"] = np.where(planted["is_natural"], np.nan, p)  # natural text is more likely than random words
-        table[f"bits_{arm}"], table[f"nats_{arm}"] = -np.log2(p), nats
-        table[f"score_{arm}"] = table["clean"].to_numpy("float64") - nats
-    return table
-
-
-def _measured(run: RunResults | None, name: str, round_: int, planted: pd.DataFrame) -> NDArray[np.float64]:
-    """Return a measure of the planted canaries, float64 [n]; NaN if it was not measured."""
-    values = None if run is None else run.of_canaries(name, round_)
-    if values is None:
-        return np.full(len(planted), np.nan)
-    return np.asarray(values.loc[planted["canary"]], dtype=np.float64)
 
 
 # Pairs of runs: arm IN, which plants canaries, and arm OUT, its twin of the same seed, which plants no canaries.
@@ -216,8 +185,7 @@ class Forgetting(Result):
 
     Attributes:
         frame: the success of attacks, a row per group and k, with the columns of `SUCCESS`.
-        observations: a row per planted canary and evaluated round; see `flsim.attacks.forgetting.measure`, with
-        `group`.
+        observations: a row per planted canary and evaluated round, with the columns of `TYPES`, and `group`.
         times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` if it was
             not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and its remaining share ``left``
             are those of `flsim.attacks.forgetting.advantage`. ``median_time`` counts rounds since the window's end.
@@ -372,16 +340,20 @@ def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dic
 
 
 def by_k(table: pd.DataFrame) -> tuple[list[tuple[int, pd.DataFrame]], int | None]:
-    """Return the observations of a group at each evaluated k, a row per canary, and the last k; see `evaluated_by`."""
-    table = table.sort_values(["seed", "run", "canary", "round"])
-    canaries = np.asarray(table.groupby(["run", "canary"], sort=False).ngroup(), np.int64)
-    since = table["since"].to_numpy("float64")
-    longest = reached(since, canaries)
-    if longest is None:
+    """Return the observations of a group at each evaluated k, a row per canary, and the last k; None without any use.
+
+    The last k is the largest one at or after which at least half of the canaries were evaluated. An evaluation counts
+    at the first k that is not below its rounds since last use; of several of a canary, the last.
+    """
+    last = np.sort(table.groupby(["run", "canary"])["since"].max().dropna())
+    if not len(last):
         return [], None
-    ks = grid(longest)
-    at = evaluated_by(since, canaries, ks)
-    return [(k, table[at == k]) for k in ks if (at == k).any()], longest
+    longest = int(last[(len(last) - 1) // 2])
+    used = table[table["since"] <= longest].sort_values(["seed", "run", "canary", "round"])
+    ks = np.array(grid(longest))
+    at = used.assign(k=ks[np.searchsorted(ks, used["since"])])
+    at = at.drop_duplicates(["run", "canary", "k"], keep="last")
+    return [(int(str(k)), of_k) for k, of_k in at.groupby("k")], longest
 
 
 def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:

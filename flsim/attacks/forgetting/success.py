@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from flsim.base.arrays import Flags, Floats, Ints
+from flsim.base.arrays import Flags, Floats
 from flsim.base.statistics import AtLevel, roc, share_interval, upper_bound
 
 LEVEL = 0.1  # false-positive rate of the paper's precision
@@ -93,29 +93,6 @@ def grid(longest: int) -> list[int]:
     return sorted({0, longest, *(step for step in steps if step <= 0.75 * longest)})
 
 
-def reached(since: Floats, canaries: Ints) -> int | None:
-    """Return the largest k that at least half of the canaries were evaluated at or after, or None.
-
-    `since` has the rounds since last use of each evaluation [n], NaN before it, and `canaries` its canary [n].
-    """
-    last = np.sort(pd.Series(since).groupby(canaries).max().dropna())
-    return int(last[(len(last) - 1) // 2]) if len(last) else None
-
-
-def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
-    """Return the k of an ascending grid for each evaluation, int64 [n]; -1 for unused evaluations.
-
-    An evaluation counts at the first k that is not below its rounds since last use; of several of a canary, the last.
-    """
-    place = np.full(len(since), len(ks), np.int64)
-    known = np.isfinite(since)
-    place[known] = np.searchsorted(ks, since[known])
-    at = np.append(np.asarray(ks, np.int64), -1)[place]
-    rows = pd.DataFrame({"canary": canaries, "k": at, "since": since}).sort_values("since", kind="stable")
-    counts = np.isin(np.arange(len(since)), rows.drop_duplicates(["canary", "k"], keep="last").index)
-    return np.where(counts, at, -1)
-
-
 def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | None:
     """Return T(alpha): the smallest k from which on all bounds of the success are at most alpha; None if censored.
 
@@ -126,12 +103,8 @@ def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | N
     >>> forgetting_time([0, 1, 2, 5], [0.9, 0.58, 0.7, 0.55], 0.6)
     5
     """
-    time = None
-    for k, bound in zip(reversed(ks), reversed(bounds), strict=True):
-        if not bound <= alpha:  # nor is NaN
-            return time
-        time = k
-    return time
+    first = max((index + 1 for index, bound in enumerate(bounds) if not bound <= alpha), default=0)  # nor is NaN
+    return ks[first] if first < len(ks) else None
 
 
 class CanaryTime(NamedTuple):

@@ -1,7 +1,6 @@
 """Candidates of membership inference, the built-in attacks on them, and the models that the attacks ask."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +13,12 @@ from torch import Tensor
 
 from flsim.attacks.membership import scores
 from flsim.base.arrays import Flags, Floats, Ints
-from flsim.base.errors import Diverged, InputError, RunFailed
-from flsim.base.extensions import custom_call_errors, is_custom, resolve, short_name
+from flsim.base.errors import Diverged, InputError
+from flsim.base.extensions import is_custom, resolve, short_name
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, Split, in_whole
 from flsim.data.records import Layout, Records, Vocabulary, author_of, batch, batches_by_length, piece, windows
-from flsim.models.language_model import Params, TrainableModel, refusing_changes
+from flsim.models.language_model import Params, TrainableModel
 from flsim.runs.folder import Run
 from flsim.training.central.hparams import record_gradients
 
@@ -39,11 +38,13 @@ class Attack:
             It does not know which records are members. For an attack with `fit`, it returns statistics [N, F].
         fit: function of statistics [n, F] and membership bool [n] of one half of the records; it returns the function
             that scores the other half. The attack is then measured only on the other half.
+        source: for a custom attack, its name in options, for errors; set by flsim.
     """
 
     name: str
     score: Callable[["Candidates"], Any]
     fit: Callable[[Floats, Flags], Learned] | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,54 +238,6 @@ def _finite(values: Tensor) -> Floats:
 # The built-in attacks by name, and the control that reads no model.
 
 
-def own_attack(name: str, attack: object) -> Attack:
-    """Return a custom `Attack` or function of `Candidates` as an attack whose failures are RunFailed with its file."""
-    if not isinstance(attack, Attack):
-        if isinstance(attack, type) or not callable(attack):
-            kind = "class" if isinstance(attack, type) else type(attack).__name__
-            raise InputError(
-                f"{name}: found a {kind}; use a flsim.attacks.membership.Attack or a function of candidates"
-            )
-        attack = Attack(short_name(name), attack)
-    score, fit = attack.score, attack.fit
-    parts = [("score", score, "it a function")] + [("fit", fit, "it a function, or remove it")] * (fit is not None)
-    for part, function, remedy in parts:
-        if isinstance(function, type) or not callable(function):
-            raise InputError(f"{name}: its `{part}` is {function!r:.60}; make {remedy}")
-
-    def guarded(candidates: "Candidates") -> Any:
-        models, count = [candidates.model, candidates.reference], len(candidates)
-        with refusing_changes(name, models), custom_call_errors(name, "score(candidates)"):
-            values = score(candidates)
-        if fit is None:
-            return values
-        with suppress(TypeError, ValueError):
-            statistics = np.asarray(values, np.float64)
-            if statistics.ndim == 2 and len(statistics) == count:
-                return statistics
-        raise RunFailed(
-            f"{name}: score returned no row of numbers for each of {count} records; fit needs float64 [N, F]"
-        )
-
-    return replace(attack, score=guarded, fit=None if fit is None else _guarded_fit(name, fit))
-
-
-def _guarded_fit(name: str, fit: Callable[..., Learned]) -> Callable[..., Learned]:
-    def guarded(statistics: Floats, is_member: Any) -> Learned:
-        with custom_call_errors(name, "fit(statistics, is_member), which returns a function of statistics"):
-            learned = fit(statistics, is_member)
-            if not callable(learned):
-                raise TypeError(f"fit returned a {type(learned).__name__}")
-
-        def scores(values: Floats) -> Floats:
-            with custom_call_errors(name, "a function of statistics [n, F] as what fit returns"):
-                return learned(values)
-
-        return scores
-
-    return guarded
-
-
 NEIGHBOURS = 25  # number of neighbours of each record
 LEVEL = 0.9  # of the quantile regression: 1 minus a false-positive rate of 10%, fixed before scores are known
 
@@ -427,14 +380,22 @@ BUILT_IN: dict[str, Attack] = BY_DEFAULT | {attack.name: attack for attack in ON
 
 
 def attack_named(name: str) -> Attack:
-    """Return a built-in attack, or that at ``path/to/file.py:NAME``, which must not have the name of a built-in one."""
-    attack = resolve(name, BUILT_IN, "attack")
+    """Return a built-in attack, or the `Attack` or function of `Candidates` at ``path/to/file.py:NAME``.
+
+    Raises InputError if it is neither, or has the name of a built-in attack.
+    """
+    found = resolve(name, BUILT_IN, "attack")
     if not is_custom(name):
-        return attack
-    custom = own_attack(name, attack)
-    if custom.name in BUILT_IN:
-        raise InputError(f"{name}: flsim has an attack {custom.name}, whose rows this attack would replace; rename it")
-    return custom
+        return found
+    attack = found if isinstance(found, Attack) else Attack(short_name(name), found)
+    if isinstance(found, type) or not (callable(attack.score) and (attack.fit is None or callable(attack.fit))):
+        raise InputError(
+            f"{name}: found {found!r:.60}; use a flsim.attacks.membership.Attack of functions, or a function of "
+            "candidates"
+        )
+    if attack.name in BUILT_IN:
+        raise InputError(f"{name}: flsim has an attack {attack.name}, whose rows this attack would replace; rename it")
+    return replace(attack, source=name)
 
 
 # The records of an attack: members from training, and non-members by other authors, of equal lengths.

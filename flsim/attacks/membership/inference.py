@@ -36,7 +36,7 @@ from flsim.attacks.membership.candidates import (
 from flsim.attacks.result import Result
 from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError, RunFailed, as_list
-from flsim.base.extensions import restrict_custom_code
+from flsim.base.extensions import custom_call_errors, restrict_custom_code
 from flsim.base.files import held, new_file, refuse_unwritable
 from flsim.base.machine import refuse_missing_device
 from flsim.base.parquet import read_parquet
@@ -48,7 +48,7 @@ from flsim.canaries.elsewhere import CanarySet, read_records
 from flsim.data.corpus import Split
 from flsim.data.records import Layout, Records
 from flsim.data.tokenizer import TokenVocabulary
-from flsim.models.language_model import TrainableModel, quantized
+from flsim.models.language_model import TrainableModel, quantized, refusing_changes
 from flsim.results.rows import MEASUREMENTS, read_run_file
 from flsim.results.sweeps import over_runs
 from flsim.runs.config.custom_code import announce
@@ -56,9 +56,6 @@ from flsim.runs.elsewhere import MeasuredModel, model_in
 from flsim.runs.folder import BASE, Run, base_of, newest_checkpoint, restored_model
 from flsim.training.update import State
 from flsim.training.update import threads as threads_of_torch
-
-# A run under attack: the attacked model, further models, and stored rows of attacks in the run folder.
-
 
 # Rows of attacks on membership in a run folder: ``membership/round-000200.parquet``, a row per unit and attack.
 
@@ -130,6 +127,9 @@ def newest_rows(run_folder: Path, identity: str | None) -> pd.DataFrame:
     paths = [path for path in (run_folder / FOLDER).glob("*.parquet") if NAME.fullmatch(path.name)]
     newest = max(paths, key=lambda path: int(path.stem.removeprefix("round-")), default=None)
     return SCHEMA.empty_table().to_pandas() if newest is None or identity is None else read_rows(newest, identity)
+
+
+# A run under attack: the attacked model and further models.
 
 
 CONFOUNDED = 0.55  # area of the control above which members differ from non-members without a model
@@ -546,19 +546,26 @@ def success(
 
 
 def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple[Floats, Flags]:
-    """Return the scores of the measured records, which with `fit` are one half of the pairs, and their mask [2N]."""
-    computed = attack.score(candidates)
+    """Return the scores of the measured records, which with `fit` are one half of the pairs, and their mask [2N].
+
+    Raises RunFailed, with the file, if a custom attack fails, changes a model, or does not return finite numbers.
+    """
+    count, models = len(candidates), [candidates.model, candidates.reference] if attack.source else []
+    with refusing_changes(attack.source, models), custom_call_errors(attack.source, "score(candidates)"):
+        computed = attack.score(candidates)
     if attack.fit is None:
-        return _checked(attack, computed, len(candidates)), np.ones(len(candidates), bool)
-    pairs = len(candidates) // 2
+        return _checked(attack, computed, count), np.ones(count, bool)
+    statistics, pairs = _checked(attack, computed, count, columns=", F"), count // 2
     order = stream(candidates.seed, "membership halves").permutation(pairs)
     is_fit = order[targets.pairs] < pairs // 2
     if not is_fit.any():
         raise InputError(
             f'attack "{attack.name}" learns from half of the records, but there is only one pair; attack more records'
         )
-    learned = attack.fit(computed[is_fit], targets.is_member[is_fit])
-    return _checked(attack, learned(computed[~is_fit]), int((~is_fit).sum())), ~is_fit
+    needs = "fit(statistics, is_member), which returns a function of statistics [n, F]"
+    with custom_call_errors(attack.source, needs):
+        scores = attack.fit(statistics[is_fit], targets.is_member[is_fit])(statistics[~is_fit])
+    return _checked(attack, scores, int((~is_fit).sum())), ~is_fit
 
 
 def _area(attack: Attack, candidates: Candidates, targets: Targets) -> float:
@@ -567,13 +574,13 @@ def _area(attack: Attack, candidates: Candidates, targets: Targets) -> float:
     return auroc(scores[is_member], scores[~is_member])
 
 
-def _checked(attack: Attack, scores: Any, count: int) -> Floats:
-    """Return scores as float64 [count]; raise RunFailed if they have another form or are not finite."""
+def _checked(attack: Attack, values: Any, count: int, columns: str = "") -> Floats:
+    """Return values of records as float64 [count, with columns]; RunFailed if the form differs or one is not finite."""
     with suppress(TypeError, ValueError):
-        numbers = np.asarray(scores, np.float64)
-        if numbers.shape == (count,) and np.isfinite(numbers).all():
+        numbers = np.asarray(values, np.float64)
+        if numbers.ndim == 1 + bool(columns) and len(numbers) == count and np.isfinite(numbers).all():
             return numbers
     raise RunFailed(
-        f"attack {attack.name}: did not return a finite number for each of {count} records; return an array of "
-        "this length"
+        f"{attack.source or f'attack {attack.name}'}: did not return a finite number for each of {count} records; "
+        f"return float64 [{count}{columns}]"
     )

@@ -53,26 +53,25 @@ FEW = 64  # shadow models, below which the paper uses one variance for all point
 SMALLEST = 1e-30  # added to a standard deviation, which avoids a division by zero for equal scores
 
 
-def lira_online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
+def lira_online(phi: Floats, shadows: Floats, is_in: Flags) -> Floats:
     """Return the log of the ratio of the two likelihoods, float64 [N], for scores `phi` [N] by the target model.
 
-    `shadows` [S, N] are scores by the shadow models, which were trained on the points `is_in` [S, N]. All points share
-    their variances if `fixed_variance`; None to share them below 64 shadow models.
+    `shadows` [S, N] are scores by the shadow models, which were trained on the points `is_in` [S, N].
     """
-    (m_in, s_in), (m_out, s_out) = (_normal(shadows, side, fixed_variance) for side in (is_in, ~is_in))
+    (m_in, s_in), (m_out, s_out) = (_normal(shadows, side) for side in (is_in, ~is_in))
     return _log_density(phi, m_in, s_in) - _log_density(phi, m_out, s_out)
 
 
-def lira_offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
+def lira_offline(phi: Floats, shadows: Floats, is_in: Flags) -> Floats:
     """Return the probability that a model without the point scores below the target, float64 [N]; see `lira_online`."""
-    mean, deviation = _normal(shadows, ~is_in, fixed_variance)
+    mean, deviation = _normal(shadows, ~is_in)
     return np.asarray(scipy.special.ndtr((phi - mean) / deviation))
 
 
-def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
+def _normal(shadows: Floats, side: Flags) -> tuple[Floats, Floats]:
     """Return mean [N], NaN without a model, and deviation [N] of each point's scores by the models of a side."""
     counts, mean, squares = moments_of_side(shadows, side)
-    if len(shadows) < FEW if fixed_variance is None else fixed_variance:
+    if len(shadows) < FEW:
         variance = np.full(shadows.shape[1], squares.sum() / max(1, counts.sum()))
     else:
         variance = squares.sum(axis=0) / counts.clip(1)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -315,13 +316,8 @@ def _outside(users: Population, cohort: Ints, count: int, rng: np.random.Generat
     owners = users.user_offsets.searchsorted(positions, side="right") - 1
     positions = positions[~np.isin(owners, cohort) & ~np.isin(positions, users.overlay.records)]
     known = {record.tobytes() for user in np.unique(cohort).tolist() for record in users[user]}
-    chosen: list[int] = []
-    for position in positions.tolist():
-        if len(chosen) == count:
-            break
-        if users.records_at(np.array([position]))[0].tobytes() not in known:
-            chosen.append(position)
-    return np.array(chosen, np.int64)
+    texts = ((position, users.records_at(np.array([position]))[0].tobytes()) for position in positions.tolist())
+    return np.fromiter(islice((position for position, text in texts if text not in known), count), np.int64)
 
 
 SIZES = (1, 10, 100)  # users of a sum, and all users of the cohort

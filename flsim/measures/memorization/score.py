@@ -19,12 +19,6 @@ from flsim.base.rng import stream
 from flsim.data.records import Layout
 from flsim.models.language_model import LanguageModel, LogitModel, State, Stepper
 
-# The log-perplexity of continuations, the one score of every attack.
-#
-# P(s|p) = sum over i of -log Pr(s_i | p, s_1, ..., s_{i-1}), in nats: Thakkar et al. (2020), section 4.1, "Evaluation
-# Methods". Carlini et al. (2018), definition 1, take the logarithm to base 2.
-
-
 # The format of a secret that an attacker knows: the allowed tokens at each position.
 #
 # Carlini et al. (2018), "The Secret Sharer", section 5: a format s with holes, and sigma(s_k), the tokens that fit the
@@ -74,6 +68,12 @@ def cheapest(costs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     sizes = row.bincount(minlength=len(costs))
     chosen = order[(sizes.cumsum(0) - sizes)[:, None] + torch.arange(count, device=costs.device)]
     return costs[row[chosen], column[chosen]], column[chosen]
+
+
+# The log-perplexity of continuations, the one score of every attack.
+#
+# P(s|p) = sum over i of -log Pr(s_i | p, s_1, ..., s_{i-1}), in nats: Thakkar et al. (2020), section 4.1, "Evaluation
+# Methods". Carlini et al. (2018), definition 1, take the logarithm to base 2.
 
 
 CPU_FLOATS = 2**22  # log-probs in one piece; a step has up to three pieces: 50 MB in float32
