@@ -79,7 +79,7 @@ def test_it_holds_what_is_kept(make_corpus: MakeCorpus, tmp_path: Path) -> None:
         rest = iter(kept.tolist())
         expected = [[record for record in user if next(rest)] for user in users]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(corpus, "BLOCK", number + 1)
+            patch.setattr("flsim.data.corpus.BLOCK", number + 1)
             made = rewrite_corpus(corpus, tmp_path / f"{number}", {"step": "test"}, kept=kept, dropped={"records_x": 4})
         train = Corpus.open(made.path, verify=True).split("train")
         assert [[record.tolist() for record in train[user]] for user in range(len(train))] == expected

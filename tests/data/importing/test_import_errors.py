@@ -119,10 +119,10 @@ IMPORT = """
 import sys
 from pathlib import Path
 from flsim.data.formats import posts
-from flsim.data.importing import run, tasks
+from flsim.data.importing import gather, tasks
 posts.PART_BYTES = tasks.PIECE = tasks.BUCKET = 2**20
-hparams = run.ImportHParams(100, words_per_user=500)
-run.import_corpus([Path(sys.argv[1])], Path(sys.argv[2]), hparams, workers=2)
+hparams = gather.ImportHParams(100, words_per_user=500)
+tasks.import_corpus([Path(sys.argv[1])], Path(sys.argv[2]), hparams, workers=2)
 """
 
 

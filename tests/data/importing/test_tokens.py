@@ -20,7 +20,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
-from flsim.data.importing import tasks
+from flsim.data.importing import gather
 from flsim.data.importing.gather import ImportHParams, passages, split_of, write_users
 from flsim.data.importing.tasks import import_corpus
 from flsim.data.synthetic import SyntheticHParams
@@ -255,7 +255,7 @@ def test_a_tokenizer_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypat
         (folder / "tokenizer.json").write_text(text + "\n")
         return done
 
-    monkeypatch.setattr(tasks, "write_users", write_then_change)
+    monkeypatch.setattr(gather, "write_users", write_then_change)
     with pytest.raises(InputError, match="tokenizer: the file changed while flsim read it"):
         import_corpus([source], tmp_path / "out", HPARAMS, tokenizer=folder)
     assert not (tmp_path / "out").exists()
