@@ -14,7 +14,7 @@ import typer
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.progress import say
-from flsim.cli.options import Address, AtOnce, Overrides, of_machines, print_or_write
+from flsim.cli.options import Address, AtOnce, Overrides, of_machines
 
 if TYPE_CHECKING:
     from flsim.runs.config.files import Section
@@ -195,34 +195,25 @@ def demo(
     from dataclasses import replace
     from importlib import resources
 
+    import flsim
     from flsim.base.files import refuse_existing
-    from flsim.data.synthetic import SyntheticHParams, make_synthetic
-    from flsim.results.differences import compare_runs
-    from flsim.results.rows import read_run
-    from flsim.results.tables import memorization_table
+    from flsim.cli.results import plot, table
     from flsim.runs import config
-    from flsim.runs.folder import Run
     from flsim.show.differences import table_of_two_runs
-    from flsim.show.memorization import table_of_runs
-    from flsim.show.plots import plot
-    from server.launch import train
 
     out = out or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
     refuse_existing(out)
-    corpus = (out / "corpus").resolve()
+    corpus, runs = (out / "corpus").resolve(), [out / "iid", out / "non-iid"]
     with resources.as_file(resources.files("experiments") / "demo.toml") as file:
         settings = config.load(file, [f"seed={seed}", *(set_ or ())])
-    make_synthetic(corpus, SyntheticHParams(), seed)
-    for partition in ("iid", "non-iid"):
-        data = replace(settings.data, corpus=corpus, partition=partition)
-        train(Run.create(replace(settings, data=data), out / partition))
-    iid, non_iid = read_run(out / "iid"), read_run(out / "non-iid")
-    table = table_of_runs(memorization_table([iid, non_iid]))
-    for name, text in (("table.md", table.markdown()), ("table.csv", table.csv())):
-        print_or_write(text, out / name)
-    plot([iid, non_iid], out / "memorization.png")
-    typer.echo(table.markdown())
-    typer.echo(table_of_two_runs(compare_runs(iid, non_iid)).markdown())
+    flsim.make_corpus(corpus, seed)
+    for path in runs:
+        flsim.run(replace(settings, data=replace(settings.data, corpus=corpus, partition=path.name)), path)
+    for format in ("csv", "md"):
+        table(runs, format, out / f"table.{format}")
+    plot(runs, out / "memorization.png")
+    typer.echo((out / "table.md").read_text(encoding="utf-8"))
+    typer.echo(table_of_two_runs(flsim.compare(*runs)).markdown())
     say(f"Plot: {out / 'memorization.png'}. Everything else: {out}.")
 
 
