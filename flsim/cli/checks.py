@@ -308,13 +308,11 @@ def quantize(
         out: New run folder for the rounded checkpoints, e.g. runs/iid-8bit.
         bits: Bits of each weight; 8 bits allow 256 values in a tensor.
     """
-    from flsim.results.rows import read_run
-    from flsim.results.tables import memorization_table
+    from flsim.cli.results import table
     from flsim.runs.folder import quantize_run
-    from flsim.show.memorization import table_of_runs
 
     quantize_run(run, out, bits, device)
-    typer.echo(table_of_runs(memorization_table([read_run(run), read_run(out)])).markdown(), nl=False)
+    table([run, out])
 
 
 def export(

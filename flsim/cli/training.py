@@ -155,24 +155,18 @@ def tune(
         tier: Tier of the sweep to choose settings for, e.g. paper.
         out: Folder of the search, e.g. runs/tune-table1-smoke.
     """
-    from flsim.runs.sweeps.folder import (
-        TuningFolder,
-        corpus_or_its_settings,
-        load_search,
-        refuse_impossible_runs,
-        tuned_to_text,
-    )
+    from flsim.runs.sweeps import folder
     from server.sweep import Tuner
 
-    folder = TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
-    search = load_search(file, tier, folder.path)
+    tuning_folder = folder.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
+    search = folder.load_search(file, tier, tuning_folder.path)
     search.groups()  # raises an error if the file does not fit the sweep
-    known = corpus_or_its_settings(search.tier, search.corpus, folder.path)
-    refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
-    with folder.hold_lock():
-        corpus = search.open_corpus(folder.path)
-        tuned = Tuner(folder, search, corpus.split("train"), address, at_once).tune(corpus.digest)
-    typer.echo(tuned_to_text(tuned), nl=False)
+    known = folder.corpus_or_its_settings(search.tier, search.corpus, tuning_folder.path)
+    folder.refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
+    with tuning_folder.hold_lock():
+        corpus = search.open_corpus(tuning_folder.path)
+        tuned = Tuner(tuning_folder, search, corpus.split("train"), address, at_once).tune(corpus.digest)
+    typer.echo(folder.tuned_to_text(tuned), nl=False)
 
 
 def demo(
