@@ -196,15 +196,16 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         records = spans(first, last - first)
         is_balanced[records] |= split in SPLITS
         of_split = tokens[spans(starts[records], cut_lengths[records])]
-        by_split[split] = Users(names, of_split, cut_lengths[records], last - first)
+        record_words, user_records = cut_lengths[records].astype(np.uint32), (last - first).astype(np.uint32)
+        by_split[split] = Users(names, of_split, record_words, user_records)
     ids, different = _write_words(path.with_name(f"{path.name}.words"), by_split, words)
     arrays: dict[str, NDArray[np.generic]] = {}
     for split, users in by_split.items():
         arrays |= {
             f"{split}.names": np.frombuffer(json.dumps(users.names).encode(), np.uint8),
             f"{split}.tokens": ids[users.tokens],
-            f"{split}.record_words": users.record_words.astype(np.uint32),
-            f"{split}.user_records": users.user_records.astype(np.uint32),
+            f"{split}.record_words": users.record_words,
+            f"{split}.user_records": users.user_records,
         }
     with new_file(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
