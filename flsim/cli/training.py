@@ -197,17 +197,18 @@ def demo(
 
     out = out or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
     refuse_existing(out)
-    corpus, runs = (out / "corpus").resolve(), [out / "iid", out / "non-iid"]
+    corpus, iid, non_iid = (out / "corpus").resolve(), out / "iid", out / "non-iid"
     with resources.as_file(resources.files("experiments") / "demo.toml") as file:
         settings = config.load(file, [f"seed={seed}", *(set_ or ())])
     flsim.make_corpus(corpus, seed)
-    for path in runs:
-        flsim.run(replace(settings, data=replace(settings.data, corpus=corpus, partition=path.name)), path)
-    for format in ("csv", "md"):
-        table(runs, format, out / f"table.{format}")
-    plot(runs, out / "memorization.png")
+    for partition in ("iid", "non-iid"):
+        data = replace(settings.data, corpus=corpus, partition=partition)
+        flsim.run(replace(settings, data=data), out / partition)
+    table([iid, non_iid], "csv", out / "table.csv")
+    table([iid, non_iid], "md", out / "table.md")
+    plot([iid, non_iid], out / "memorization.png")
     typer.echo((out / "table.md").read_text(encoding="utf-8"))
-    typer.echo(table_of_two_runs(flsim.compare(*runs)).markdown())
+    typer.echo(table_of_two_runs(flsim.compare(iid, non_iid)).markdown())
     say(f"Plot: {out / 'memorization.png'}. Everything else: {out}.")
 
 
