@@ -181,7 +181,6 @@ def membership(
     from flsim.show.figure import write_figure
     from flsim.show.table import json_rows
 
-    options.check_device(device)
     if shadows:
         if out is not None:
             raise InputError(f"--out {out}: attacks with shadow models have no figure; remove --out or --shadows")
@@ -293,7 +292,6 @@ def extract(
     from flsim.results.sweeps import over_runs
     from flsim.show.figure import write_figure
 
-    options.check_device(device)
     elsewhere = ElsewhereHParams(model, members, non_members, text_column, user_column)
     if personal_data:
         if prefix or edits is not None or by_setting or out is not None or epoch is not None:
@@ -407,7 +405,6 @@ def reveal(
     from flsim.attacks.reveal.tables import draw, to_text
     from flsim.show.figure import write_figure
 
-    options.check_device(device)
     revealed = reveal_in(*runs, round=round, records=records, references=references, noise=noise or (), device=device)
     if out is not None:
         write_figure(lambda: draw(revealed), out)

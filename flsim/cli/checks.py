@@ -130,7 +130,6 @@ def evaluate(
 
     if (checkpoint is None) == (model is None):
         raise InputError("name either a checkpoint of a run or a --model")
-    check_device(device)
     how: dict[str, Any] = {
         "references": references,
         "prefix": prefix,
@@ -309,14 +308,11 @@ def quantize(
         out: New run folder for the rounded checkpoints, e.g. runs/iid-8bit.
         bits: Bits of each weight; 8 bits allow 256 values in a tensor.
     """
-    from flsim.results.rows import read_run
-    from flsim.results.tables import memorization_table
+    from flsim.cli.results import table
     from flsim.runs.folder import quantize_run
-    from flsim.show.memorization import table_of_runs
 
-    check_device(device)
     quantize_run(run, out, bits, device)
-    typer.echo(table_of_runs(memorization_table([read_run(run), read_run(out)])).markdown(), nl=False)
+    table([run, out])
 
 
 def export(
@@ -348,7 +344,9 @@ def export(
 def verify(
     run: Annotated[Path, typer.Argument()],
     round: Annotated[int | None, typer.Option(show_default="the last")] = None,
-    device: Annotated[str | None, typer.Option(metavar="DEVICE", show_default="cuda if torch finds a GPU")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", callback=check_device, show_default="cuda if torch finds a GPU")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Train a round again, and compare the result with the log.
@@ -373,7 +371,6 @@ def verify(
     from server.launch import verify as train_again
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
     opened = Run.open(run)
     custom_code.announce(opened.config, *custom_code.TRAINED)
     verified = train_again(opened, round, device)

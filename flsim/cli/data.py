@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flsim.base.errors import InputError, RunFailed, at_least_one
+from flsim.base.errors import InputError, RunFailed
 from flsim.base.progress import say
 from flsim.cli.options import Json, Overrides, of_machines
 
 if TYPE_CHECKING:
+    from flsim.data.corpus import Corpus
     from flsim.data.records import By
 
 data = typer.Typer(
@@ -103,7 +104,6 @@ def import_(
     """
     from flsim.data.importing.gather import ImportHParams
     from flsim.data.importing.tasks import import_corpus
-    from flsim.data.inspect import inspect
 
     sizes = [size for size in (train_tokenizer, vocabulary) if size is not None]
     cuts = {"--tokenizer": tokenizer, "--train-tokenizer": train_tokenizer, "--vocabulary": vocabulary}
@@ -124,14 +124,13 @@ def import_(
         ascii=ascii,
         drop_authors=tuple(filter(None, map(str.strip, (drop_authors or "").split(",")))),
     )
-    columns = (user_column, text_column)
     corpus = import_corpus(
         sources,
         out,
         hparams,
         format,
         vocabulary_from=vocabulary_from,
-        columns=columns,
+        columns=(user_column, text_column),
         workers=workers,
         fit_vocabulary=vocabulary is None,
         lines_per_author=lines_per_author,
@@ -139,7 +138,7 @@ def import_(
         tokenizer=tokenizer,
         prompt_column=prompt_column,
     )
-    show(inspect(corpus), as_json)
+    show(corpus, as_json)
 
 
 @data.command("inspect", rich_help_panel=LOOK)
@@ -155,9 +154,8 @@ def inspect_(
     Example: flsim data inspect corpora/stackexchange
     """
     from flsim.data.corpus import Corpus
-    from flsim.data.inspect import inspect
 
-    show(inspect(Corpus.open(corpus, verify=True)), as_json)
+    show(Corpus.open(corpus, verify=True), as_json)
 
 
 @data.command("push", rich_help_panel=LOOK)
@@ -183,10 +181,11 @@ def push_(
     push(Corpus.open(corpus, verify=True).path, uri)
 
 
-def show(values: dict[str, Any], as_json: bool) -> None:
-    """Print the summary of a corpus that `inspect` returned, as JSON or as text."""
-    from flsim.data.inspect import describe
+def show(corpus: "Corpus", as_json: bool) -> None:
+    """Print the summary of a corpus, as JSON or as text."""
+    from flsim.data.inspect import describe, inspect
 
+    values = inspect(corpus)
     if as_json:
         typer.echo(json.dumps(values, indent=2))
         return
@@ -227,7 +226,6 @@ def synthetic(
             words.
         seed: Seed of the text.
     """
-    from flsim.data.inspect import inspect
     from flsim.data.synthetic import SPELLED, SyntheticHParams, make_synthetic
 
     hparams = SyntheticHParams(
@@ -241,7 +239,7 @@ def synthetic(
         by=by,
         record_words=SPELLED if by == "characters" else SyntheticHParams.record_words,
     )
-    show(inspect(make_synthetic(out, hparams, seed)), as_json)
+    show(make_synthetic(out, hparams, seed), as_json)
 
 
 CHANGE = "Change a corpus"
@@ -268,12 +266,10 @@ def plant(
     """
     from flsim.canaries.population import plant_corpus
     from flsim.data.corpus import Corpus
-    from flsim.data.inspect import inspect
     from flsim.runs.config import load
 
     settings = load(config, set_ or ())
-    planted = plant_corpus(Corpus.open(corpus, verify=True), out, settings.canaries, settings.seed)
-    show(inspect(planted), as_json)
+    show(plant_corpus(Corpus.open(corpus, verify=True), out, settings.canaries, settings.seed), as_json)
 
 
 @data.command(rich_help_panel=CHANGE)
@@ -297,12 +293,11 @@ def deduplicate(
         within: Compare all records of the corpus, or the records of each user separately.
     """
     from flsim.data.corpus import Corpus
-    from flsim.data.inspect import inspect
     from flsim.defences import DeduplicationHParams
     from flsim.defences import deduplicate as drop_repeated
 
     hparams = DeduplicationHParams(near, within, ngram)
-    show(inspect(drop_repeated(Corpus.open(corpus, verify=True), out, hparams)), as_json)
+    show(drop_repeated(Corpus.open(corpus, verify=True), out, hparams), as_json)
 
 
 @data.command(rich_help_panel=CHANGE)
@@ -318,7 +313,7 @@ def sanitize(
     units: Annotated[int, of_models()] = 670,
     seed: Annotated[int, typer.Option()] = 0,
     device: Annotated[Literal["cpu", "cuda"], of_machines()] = "cpu",
-    threads: Annotated[int, of_machines()] = 1,
+    threads: Annotated[int, of_machines(min=1, metavar="N")] = 1,
     as_json: Json = False,
 ) -> None:
     """Drop train records that look like secrets.
@@ -345,17 +340,15 @@ def sanitize(
     import torch
 
     from flsim.data.corpus import Corpus
-    from flsim.data.inspect import inspect
     from flsim.defences import SanitizationHParams
     from flsim.defences import sanitize as drop_secrets
     from flsim.models.architectures import ModelHParams
     from flsim.training.central import CentralHParams
 
     training = CentralHParams(epochs=epochs, batch_size=batch_size, optimizer=optimizer, learning_rate=learning_rate)
-    at_least_one(threads=threads)
     torch.set_num_threads(threads)
     hparams = SanitizationHParams(share, ModelHParams(embedding, units), training)
-    show(inspect(drop_secrets(Corpus.open(corpus, verify=True), out, hparams, seed, device)), as_json)
+    show(drop_secrets(Corpus.open(corpus, verify=True), out, hparams, seed, device), as_json)
 
 
 # `flsim data canaries` and `flsim data preflight`: canaries for a training without flsim.

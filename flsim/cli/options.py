@@ -57,7 +57,18 @@ AtOnce = Annotated[
         show_default="as many as CPU cores and GPUs allow",
     ),
 ]
-TorchDevice = Annotated[str, of_machines(metavar="DEVICE", help="Device for torch: cpu or cuda.")]
+
+
+def check_device(device: str | None) -> str | None:
+    """Return a device that torch has, or raise InputError."""
+    if device not in (None, "cpu"):
+        refuse_missing_device(str(device), "--device")
+    return device
+
+
+TorchDevice = Annotated[
+    str, of_machines(metavar="DEVICE", callback=check_device, help="Device for torch: cpu or cuda.")
+]
 
 RUNS = "Run folders and sweep folders, e.g. runs/iid runs/non-iid."
 of_point = partial(typer.Option, rich_help_panel="Point in training")
@@ -159,11 +170,6 @@ def given(panel: str) -> list[str]:
     context = click.get_current_context()
     options = [option for option in context.command.params if getattr(option, "rich_help_panel", None) == panel]
     return [option.opts[0] for option in options if context.get_parameter_source(str(option.name)) is COMMAND_LINE]
-
-
-def check_device(device: str) -> None:
-    """Raise InputError if torch has no such device."""
-    refuse_missing_device(device, "--device")
 
 
 class InPanels(TyperGroup):

@@ -338,7 +338,6 @@ def canaries(
         from flsim.runs.config.custom_code import announce
         from flsim.runs.folder import Run, written_after
 
-        options.check_device(device)
         opened = Run.open(run)
         announce(opened.config, "architecture")
         tokens = written_after(opened, at, device)

@@ -14,7 +14,7 @@ import typer
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.progress import say
-from flsim.cli.options import Address, AtOnce, Overrides, of_machines, print_or_write
+from flsim.cli.options import Address, AtOnce, Overrides, of_machines
 
 if TYPE_CHECKING:
     from flsim.runs.config.files import Section
@@ -155,24 +155,18 @@ def tune(
         tier: Tier of the sweep to choose settings for, e.g. paper.
         out: Folder of the search, e.g. runs/tune-table1-smoke.
     """
-    from flsim.runs.sweeps.folder import (
-        TuningFolder,
-        corpus_or_its_settings,
-        load_search,
-        refuse_impossible_runs,
-        tuned_to_text,
-    )
+    from flsim.runs.sweeps import folder
     from server.sweep import Tuner
 
-    folder = TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
-    search = load_search(file, tier, folder.path)
+    tuning_folder = folder.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
+    search = folder.load_search(file, tier, tuning_folder.path)
     search.groups()  # raises an error if the file does not fit the sweep
-    known = corpus_or_its_settings(search.tier, search.corpus, folder.path)
-    refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
-    with folder.hold_lock():
-        corpus = search.open_corpus(folder.path)
-        tuned = Tuner(folder, search, corpus.split("train"), address, at_once).tune(corpus.digest)
-    typer.echo(tuned_to_text(tuned), nl=False)
+    known = folder.corpus_or_its_settings(search.tier, search.corpus, tuning_folder.path)
+    folder.refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
+    with tuning_folder.hold_lock():
+        corpus = search.open_corpus(tuning_folder.path)
+        tuned = Tuner(tuning_folder, search, corpus.split("train"), address, at_once).tune(corpus.digest)
+    typer.echo(folder.tuned_to_text(tuned), nl=False)
 
 
 def demo(
@@ -195,34 +189,26 @@ def demo(
     from dataclasses import replace
     from importlib import resources
 
+    import flsim
     from flsim.base.files import refuse_existing
-    from flsim.data.synthetic import SyntheticHParams, make_synthetic
-    from flsim.results.differences import compare_runs
-    from flsim.results.rows import read_run
-    from flsim.results.tables import memorization_table
+    from flsim.cli.results import plot, table
     from flsim.runs import config
-    from flsim.runs.folder import Run
     from flsim.show.differences import table_of_two_runs
-    from flsim.show.memorization import table_of_runs
-    from flsim.show.plots import plot
-    from server.launch import train
 
     out = out or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
     refuse_existing(out)
-    corpus = (out / "corpus").resolve()
+    corpus, iid, non_iid = (out / "corpus").resolve(), out / "iid", out / "non-iid"
     with resources.as_file(resources.files("experiments") / "demo.toml") as file:
         settings = config.load(file, [f"seed={seed}", *(set_ or ())])
-    make_synthetic(corpus, SyntheticHParams(), seed)
+    flsim.make_corpus(corpus, seed)
     for partition in ("iid", "non-iid"):
         data = replace(settings.data, corpus=corpus, partition=partition)
-        train(Run.create(replace(settings, data=data), out / partition))
-    iid, non_iid = read_run(out / "iid"), read_run(out / "non-iid")
-    table = table_of_runs(memorization_table([iid, non_iid]))
-    for name, text in (("table.md", table.markdown()), ("table.csv", table.csv())):
-        print_or_write(text, out / name)
+        flsim.run(replace(settings, data=data), out / partition)
+    table([iid, non_iid], "csv", out / "table.csv")
+    table([iid, non_iid], "md", out / "table.md")
     plot([iid, non_iid], out / "memorization.png")
-    typer.echo(table.markdown())
-    typer.echo(table_of_two_runs(compare_runs(iid, non_iid)).markdown())
+    typer.echo((out / "table.md").read_text(encoding="utf-8"))
+    typer.echo(table_of_two_runs(flsim.compare(iid, non_iid)).markdown())
     say(f"Plot: {out / 'memorization.png'}. Everything else: {out}.")
 
 

@@ -37,7 +37,7 @@ from flsim.data.manifest import (
     read_manifest,
     splits_in,
 )
-from flsim.data.records import Layout, Records, RecordSource, Tokens, Unchanging, Vocabulary, windows
+from flsim.data.records import Layout, Records, RecordSource, Tokens, Unchanging, Vocabulary, spans, windows
 from flsim.data.stores import fetched, is_uri
 from flsim.data.tokenizer import TokenMap, TokenVocabulary
 
@@ -99,12 +99,8 @@ class Split(Unchanging):
         starts = record_offsets.take(index)
         lengths = record_offsets.take(index + 1) - starts
         tokens.take(starts[lengths > 0])  # reads memory for all records at once, not one after another
-        offsets = np.zeros(len(index) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        position = np.repeat(starts - offsets[:-1], lengths)
-        position += np.arange(len(position))
         prompts = None if self.prompts is None else np.asarray(self.prompts).take(index)
-        return Records(tokens.take(position), offsets, prompts)
+        return Records(tokens.take(spans(starts, lengths)), np.append(0, np.cumsum(lengths)), prompts)
 
     def owners(self, positions: Ints) -> Ints:
         """Return the user of the record at each position, int64 [n]."""

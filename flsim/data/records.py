@@ -214,6 +214,13 @@ def piece(values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
     return values[start:stop]
 
 
+def spans(starts: Ints, lengths: Ints) -> Ints:
+    """Return the positions of the elements of pieces of an array, one piece after another: int64 [sum of lengths]."""
+    positions = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+    positions += np.arange(len(positions))
+    return positions
+
+
 # Extra users, who do not belong to the population: each takes part in one round, independent of the sampler.
 
 

@@ -23,7 +23,7 @@ from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.settings import Count, Natural, Positive, bounds, settings
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.records import SPECIAL_TOKENS, TOKENIZER, By, Layout, Tokens, Vocabulary
+from flsim.data.records import SPECIAL_TOKENS, TOKENIZER, By, Layout, Tokens, Vocabulary, spans
 
 # Spellings for the words of a synthetic corpus, so that corpora by characters are possible.
 #  Words are syllables of a consonant and a vowel, with letter frequencies as in a language; one word in ten is a
@@ -75,13 +75,10 @@ class Spellings:
         bounds, flat = self._flat
         first = bounds[tokens]
         lengths = bounds[tokens.astype(np.int64) + 1] - first
-        ends = np.cumsum(lengths)
-        within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-        symbols = flat[np.repeat(first, lengths) + within]
         # each after a space that does not belong to the record
-        record_ends = ends[np.cumsum(record_words, dtype=np.int64) - 1]
+        record_ends = np.cumsum(lengths)[np.cumsum(record_words, dtype=np.int64) - 1]
         counts = np.diff(record_ends, prepend=0) - 1
-        return np.delete(symbols, record_ends - 1), counts.astype(np.uint8)
+        return np.delete(flat[spans(first, lengths)], record_ends - 1), counts.astype(np.uint8)
 
 
 SUCCESSORS = 4  # successors of a word in a topic

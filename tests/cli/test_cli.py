@@ -31,7 +31,6 @@ from flsim.cli import app
 from flsim.cli.data import show
 from flsim.cli.options import PANELS
 from flsim.data.corpus import Corpus
-from flsim.data.inspect import inspect
 from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import LoraHParams
 from flsim.results.rows import read_run_file
@@ -237,7 +236,7 @@ def test_wrong_usage_is_one_line(refuse: Refuse, arguments: list[str], message: 
 
 def test_a_corpus_is_described_without_standard_output(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)
-    show(inspect(Corpus.open(experiment.folder / "corpus")), as_json=False)
+    show(Corpus.open(experiment.folder / "corpus"), as_json=False)
 
 
 DEEP = "x = " + "[" * 5_000 + "]" * 5_000

@@ -72,7 +72,6 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 SMALLEST_ROW = 8  # bytes of a page
 
 
-COLUMNS = ("split_name", "client_id", "serialized_example_proto")  # of the table `examples`
 SPLITS = {b"train": "train", b"heldout": "heldout", b"test": "test"}
 DAMAGES = {"records_not_tf_example", "records_without_tokens", "records_not_utf8"}
 TOO_LONG = 0  # replaces a record that is too long
@@ -102,22 +101,10 @@ def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def _require_columns(connection: sqlite3.Connection, source: Path) -> None:
-    """Raise InputError if the table of examples is missing, or with the name of its first missing column."""
-    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-    tables = {name.decode("utf-8", "replace") for (name,) in rows}
-    if "examples" not in tables:
-        raise InputError(f"{source}: no table 'examples'; its tables: {', '.join(sorted(tables)) or 'none'}")
-    names = [name.decode() for (name,) in connection.execute("SELECT name FROM pragma_table_info('examples')")]
-    for column in COLUMNS:
-        if column not in names:
-            raise InputError(f"{source}: table 'examples' has no column {column!r}; its columns: {', '.join(names)}")
-
-
 def tff_sqlite_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     """Return the parts of a file: ranges of rowids of equal length, with gaps, because finding gaps needs a scan."""
     with database(data, source) as connection:
-        _require_columns(connection, source)
+        connection.execute(f"{_ROWS} LIMIT 0", (0, 0))  # raises for a missing table or column
         # two queries, because one query for both would scan the table
         ((first,),) = connection.execute("SELECT min(rowid) FROM examples")
         ((last,),) = connection.execute("SELECT max(rowid) FROM examples")

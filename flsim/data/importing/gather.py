@@ -27,7 +27,7 @@ from flsim.base.settings import Count, Fraction, Natural, settings
 from flsim.data.corpus import CorpusWriter
 from flsim.data.importing.scratch import Pieces, Range, hash_of, lines_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS, WHOLE
-from flsim.data.records import LAYOUTS, TOKENIZER, By, Layout
+from flsim.data.records import LAYOUTS, TOKENIZER, By, Layout, spans
 from flsim.data.sentences import word_ends
 from flsim.data.tokenizer import Tokenizer, TokenMap, TokenVocabulary, train_tokenizer
 
@@ -160,6 +160,15 @@ def split_of(author: str, heldout: float, test: float, seed: int) -> str:
     return "test" if draw < test else "heldout" if draw < test + heldout else "train"
 
 
+class Users(NamedTuple):
+    """Users of one split of a bucket; token ids are places in the bucket's words."""
+
+    names: list[str]
+    tokens: NDArray[np.uint32]
+    record_words: NDArray[np.uint32]
+    user_records: NDArray[np.uint32]
+
+
 def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: ImportHParams) -> dict[str, Any]:
     """Balance the authors of a range of hashes, and write their users, see `users_of`, and the words to .words.
 
@@ -167,53 +176,55 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     split; ``longest``, words and name of the longest dropped author; and ``words``, the number of different words.
     """
     authors = _authors(ranges)
-    bounds = np.cumsum([0, *(sum(text.count(b"\t") + 1 for text in author.texts) for author in authors)])
-    tokens, lengths, words = _encode(authors, hparams.by)
+    tokens, lengths, bounds, words = _encode(authors, hparams.by)
     starts = np.cumsum(lengths) - lengths
     if hparams.by == "tokens":
-        written_words = np.array(list(map(words_in, words)), np.int64)[tokens]
+        sizes = written_words = np.array(list(map(words_in, words)), np.int64)[tokens]
     elif hparams.by == "characters":
-        written_words = lengths
+        sizes = written_words = lengths
     else:
-        written_words = np.add.reduceat(written(words)[tokens], starts, dtype=np.int64)
-    sizes = written_words if hparams.by == "tokens" else lengths
+        sizes, written_words = lengths, np.add.reduceat(written(words)[tokens], starts, dtype=np.int64)
     author_words = np.add.reduceat(written_words, bounds[:-1])
-    long = author_words >= (hparams.words_per_user or 1)
-    chosen = _choose(authors, bounds, long, written_words, hparams)
+    is_short = author_words < (hparams.words_per_user or 1)
 
-    short = np.repeat(~long, np.diff(bounds))
-    balanced = np.logical_or.reduce([chosen.records[split] for split in SPLITS])
-    remainder = ~(short | balanced)
-    record_words = np.minimum(lengths, hparams.record_words)  # of passages 1, which are cut into records later
-    dropped = {
-        "users_too_short": int(np.count_nonzero(~long)),
-        "records_of_short_users": int(np.count_nonzero(short)),
-        "words_of_short_users": int(sizes[short].sum()),
-        "remainder_records": int(np.count_nonzero(remainder)),
-        "remainder_words": int(sizes[remainder].sum()),
-        "words_truncated": int((lengths - record_words)[balanced].sum()),
-    }
-    is_in_corpus = np.logical_or.reduce([*chosen.records.values()])
-    tokens = tokens[np.repeat(is_in_corpus, lengths) & (_places(lengths) < hparams.record_words)]
-    record_words = record_words[is_in_corpus]
-    in_train = np.repeat(chosen.records["train"][is_in_corpus], record_words)
-    tokens, different = _write_words(path.with_name(f"{path.name}.words"), tokens, in_train, words)
+    cut_lengths = np.minimum(lengths, hparams.record_words)  # of passages 1, which are cut into records later
+    is_balanced = np.zeros(len(lengths), np.bool_)
+    by_split: dict[str, Users] = {}
+    drawn = list(_users(authors, bounds, written_words, hparams))
+    for split in hparams.splits:
+        names = [user.name for user in drawn if user.split == split]
+        first, last = np.array([user[2:] for user in drawn if user.split == split], np.int64).reshape(-1, 2).T
+        records = spans(first, last - first)
+        is_balanced[records] |= split in SPLITS
+        of_split = tokens[spans(starts[records], cut_lengths[records])]
+        record_words, user_records = cut_lengths[records].astype(np.uint32), (last - first).astype(np.uint32)
+        by_split[split] = Users(names, of_split, record_words, user_records)
+    ids, different = _write_words(path.with_name(f"{path.name}.words"), by_split, words)
     arrays: dict[str, NDArray[np.generic]] = {}
-    for split, records in chosen.records.items():
-        in_split = records[is_in_corpus]
+    for split, users in by_split.items():
         arrays |= {
-            f"{split}.tokens": tokens[np.repeat(in_split, record_words)],
-            f"{split}.record_words": record_words[in_split].astype(np.uint32),
-            f"{split}.user_records": np.array(chosen.user_records[split], np.uint32),
-            f"{split}.names": np.frombuffer(json.dumps(chosen.names[split]).encode(), np.uint8),
+            f"{split}.names": np.frombuffer(json.dumps(users.names).encode(), np.uint8),
+            f"{split}.tokens": ids[users.tokens],
+            f"{split}.record_words": users.record_words,
+            f"{split}.user_records": users.user_records,
         }
     with new_file(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
+    is_of_short = np.repeat(is_short, np.diff(bounds))
+    is_remainder = ~(is_of_short | is_balanced)
+    first_records = set(bounds.tolist())
     return {
         "read": {"users": len(authors)},
-        "dropped": dropped,
-        "authors": chosen.authors,
-        "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
+        "dropped": {
+            "users_too_short": int(np.count_nonzero(is_short)),
+            "records_of_short_users": int(np.count_nonzero(is_of_short)),
+            "words_of_short_users": int(sizes[is_of_short].sum()),
+            "remainder_records": int(np.count_nonzero(is_remainder)),
+            "remainder_words": int(sizes[is_remainder].sum()),
+            "words_truncated": int((lengths - cut_lengths)[is_balanced].sum()),
+        },
+        "authors": Counter(user.split for user in drawn if user.split in SPLITS and user.first in first_records),
+        "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(is_short)), default=(0, "")),
         "words": different,
     }
 
@@ -235,107 +246,65 @@ def _authors(ranges: list[Range]) -> list[_Author]:
     return sorted(authors, key=lambda author: (hash_of(author.name), author.name, author.split))
 
 
-def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], Ints, list[str]]:
-    """Return token ids by first occurrence [words], words of records, and the words; empty the authors' texts."""
+def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], Ints, Ints, list[str]]:
+    """Return token ids by first occurrence [words], words of records, bounds of authors among records, and the words.
+
+    The authors' texts are emptied.
+    """
     ids: defaultdict[str, int] = defaultdict()
     ids.default_factory = ids.__len__
     tokens: list[NDArray[np.uint32]] = []
-    lengths: list[Ints] = []
+    lengths: list[list[int]] = []
     for author in authors:
-        text = b"\t".join(author.texts).decode()
+        records = b"\t".join(author.texts).decode().split("\t")
         author.texts.clear()
-        records = text.split("\t")
         if by == "characters":
             words: Sequence[str] = "".join(records)
-            lengths.append(np.array([len(record) for record in records], np.int64))
+            lengths.append(list(map(len, records)))
         elif by == "tokens":
             words = records
-            lengths.append(np.ones(len(records), np.int64))
+            lengths.append([1] * len(records))
         else:
-            words = text.replace("\t", " ").split(" ")
-            lengths.append(np.array([record.count(" ") + 1 for record in records], np.int64))
+            words = " ".join(records).split(" ")
+            lengths.append([record.count(" ") + 1 for record in records])
         tokens.append(np.fromiter(map(ids.__getitem__, words), np.uint32, len(words)))
-    return np.concatenate(tokens), np.concatenate(lengths), list(ids)
+    return np.concatenate(tokens), np.concatenate(lengths), np.cumsum([0, *map(len, lengths)]), list(ids)
 
 
-@dataclass(frozen=True)
-class _UsersBySplit:
-    """The users by split: the mask of their records, bool [records], their names, and their numbers of records."""
-
-    records: dict[str, Flags]
-    names: dict[str, list[str]]
-    user_records: dict[str, list[int]]
-    authors: Counter[str]
-
-    def add(self, split: str, names: list[str], first: int, ends: Ints) -> None:
-        """Add users that begin with a record and end before the records ``first + ends``."""
-        self.records[split][first : first + ends[-1]] = True
-        self.names[split] += names
-        self.user_records[split] += np.diff(ends, prepend=0).tolist()
+class _User(NamedTuple):
+    split: str
+    name: str
+    first: int  # first record
+    last: int  # end of the records
 
 
-def _choose(
-    authors: list[_Author],
-    bounds: Ints,
-    long: Flags,
-    written_words: Ints,
-    hparams: ImportHParams,
-) -> _UsersBySplit:
-    """Cut the authors with enough words into users, and add the authors of the splits `WHOLE`."""
-    chosen = _UsersBySplit(
-        {split: np.zeros(len(written_words), np.bool_) for split in hparams.splits},
-        {split: [] for split in hparams.splits},
-        {split: [] for split in hparams.splits},
-        Counter(),
-    )
-    for author, first, last, is_long in zip(authors, bounds.tolist(), bounds[1:].tolist(), long.tolist(), strict=False):
+def _users(authors: list[_Author], bounds: Ints, written_words: Ints, hparams: ImportHParams) -> Iterator[_User]:
+    """Yield the users of authors with enough words, and the authors of the splits `WHOLE`."""
+    for author, (first, last) in zip(authors, pairwise(bounds.tolist()), strict=True):
         split = author.split or split_of(author.name, hparams.heldout, hparams.test, hparams.seed)
-        author_end = np.array([last - first])
-        if (whole := WHOLE.get(split)) in chosen.records:
-            chosen.add(str(whole), [author.name], first, author_end)
-        if not is_long:
-            continue
-        if hparams.words_per_user is None:
-            ends, names = author_end, [author.name]
-        else:
-            ends = cut(written_words[first:last], hparams.words_per_user)
-            names = [f"{author.name}#{number}" for number in range(len(ends))]
-        chosen.add(split, names, first, ends)
-        chosen.authors[split] += 1
-    return chosen
+        words, begin = written_words[first:last], first
+        if (whole := WHOLE.get(split)) in hparams.splits:
+            yield _User(str(whole), author.name, first, last)
+        if hparams.words_per_user is None and words.any():
+            yield _User(split, author.name, first, last)
+        for number, end in enumerate(cut(words, hparams.words_per_user) if hparams.words_per_user else ()):
+            yield _User(split, f"{author.name}#{number}", begin, first + int(end))
+            begin = first + int(end)
 
 
-def _places(lengths: Ints) -> NDArray[np.uint32]:
-    """Return each token's place in its record, counted from 0: uint32 [words]."""
-    places = np.arange(lengths.sum(), dtype=np.uint32)
-    places -= np.repeat((np.cumsum(lengths) - lengths).astype(np.uint32), lengths)
-    return places
-
-
-def _write_words(
-    path: Path, tokens: NDArray[np.uint32], in_train: Flags, words: list[str]
-) -> tuple[NDArray[np.uint32], int]:
-    """Write words with counts in train users, by hash; return the tokens with new ids, and the number of words."""
-    train, others = (np.bincount(tokens[mask], minlength=len(words)) for mask in (in_train, ~in_train))
-    occurring = np.flatnonzero(train + others)
+def _write_words(path: Path, by_split: dict[str, Users], words: list[str]) -> tuple[NDArray[np.uint32], int]:
+    """Write words with counts in train users, by hash; return the new id of each token, and the number of words."""
+    counts = {split: np.bincount(users.tokens, minlength=len(words)) for split, users in by_split.items()}
+    occurring = np.flatnonzero(sum(counts.values()))
     spelled = [words[index].encode() for index in occurring]
     hashes = np.array([zlib.crc32(word) for word in spelled], np.uint64) << np.uint64(32)
     order = np.argsort(hashes, kind="stable")
     ids = np.zeros(len(words), np.uint32)
     ids[occurring[order]] = np.arange(len(order))
-    counts = train[occurring[order]].tolist()
-    lines = (b"%b\t%d\n" % (spelled[index], count) for index, count in zip(order.tolist(), counts, strict=True))
+    in_train = counts["train"][occurring[order]].tolist()
+    lines = (b"%b\t%d\n" % (spelled[index], count) for index, count in zip(order.tolist(), in_train, strict=True))
     write_lines(path, hashes[order].tolist(), lines)
-    return ids[tokens], len(order)
-
-
-class Users(NamedTuple):
-    """Users of one split of a bucket; token ids are places in the bucket's words."""
-
-    names: list[str]
-    tokens: NDArray[np.uint32]
-    record_words: NDArray[np.uint32]
-    user_records: NDArray[np.uint32]
+    return ids, len(order)
 
 
 def users_of(path: Path) -> dict[str, Users]:
@@ -427,36 +396,10 @@ def encode_bucket(_report: Report, words: Path, tokenizer: Path, record_words: i
     return {}
 
 
-class Encoded:
-    """The records of a bucket's passages by `encode_bucket`; `counts` [rows] of the model's ids are in train users."""
-
-    def __init__(self, path: Path) -> None:
-        with np.load(path) as arrays:
-            self._tokens, self._records, self._lost = arrays["tokens"], arrays["records"], arrays["lost"]
-            self._lengths, self._prompts = arrays["record_words"], arrays["prompts"]
-            self.counts = arrays["counts"]
-
-    def users(self, users: Users) -> tuple[Integers, Integers, Integers, Integers, int, int]:
-        """Return the records of users whose tokens are passages.
-
-        These are the model's ids [tokens]; numbers of tokens and of tokens in the prompt of each record; number of
-        records of each user; number of passages without a record; and number of tokens that were cut off.
-        """
-        passages = users.tokens
-        records = _spread(self._records, passages)
-        ends = np.cumsum(np.concatenate([[0], self._records[passages]]), dtype=np.int64)
-        user_ends = np.cumsum(np.concatenate([[0], users.user_records]), dtype=np.int64)
-        tokens = self._tokens[_spread(self._lengths, records)]
-        empty, lost = int(np.count_nonzero(self._records[passages] == 0)), int(self._lost[passages].sum())
-        return tokens, self._lengths[records], self._prompts[records], np.diff(ends[user_ends]), empty, lost
-
-
-def _spread(lengths: Integers, chosen: Integers) -> Integers:
+def _chosen(lengths: Integers, chosen: Integers) -> Ints:
     """Return the positions of the elements of chosen pieces; all pieces are consecutive and have these lengths."""
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
-    chosen_lengths = lengths[chosen].astype(np.int64)
-    ends = np.cumsum(chosen_lengths)
-    return np.repeat(starts[chosen] - ends + chosen_lengths, chosen_lengths) + np.arange(chosen_lengths.sum())
+    return spans(starts[chosen], lengths[chosen].astype(np.int64))
 
 
 def vocabulary_of(tokenizer: Tokenizer, counts: NDArray[np.int64], record_words: int, prompts: bool) -> TokenVocabulary:
@@ -489,7 +432,7 @@ def encode(
         for bucket, path in zip(buckets, words, strict=True)
     }
     pieces.run(pool, "encoding", tasks)
-    counts = np.sum([Encoded(_encoded(bucket)).counts for bucket in buckets], axis=0)
+    counts = np.sum([_arrays(_encoded(bucket))["counts"] for bucket in buckets], axis=0)
     if not counts.any():
         raise InputError(
             f"no record of train users has a token to predict; a prompt must be shorter than --words-per-record "
@@ -504,16 +447,26 @@ def write_users(writer: CorpusWriter, tokens: TokenMap, buckets: list[Path], dro
     without = "records_with_long_prompts" if layout.prompts else "records_without_words"
     unknown = dict.fromkeys(writer.splits, 0)
     for bucket in tracked("writing users", buckets):
-        encoded = Encoded(_encoded(bucket))
+        encoded = _arrays(_encoded(bucket))
+        all_ids = tokens.from_model[encoded["tokens"]].astype(layout.token_type)
         for split, users in users_of(bucket).items():
-            of_model, record_words, prompts, user_records, empty, lost = encoded.users(users)
-            ids = tokens.from_model[of_model].astype(layout.token_type)
+            passages = users.tokens
+            records = _chosen(encoded["records"], passages)
+            record_words, prompts = encoded["record_words"][records], encoded["prompts"][records]
+            ids = all_ids[_chosen(encoded["record_words"], records)]
+            ends = np.cumsum(np.append(0, encoded["records"][passages]))[np.cumsum(np.append(0, users.user_records))]
+            writer.splits[split].extend(users.names, ids, record_words, np.diff(ends), prompts)
             unknown[split] += int(np.count_nonzero(ids == layout.oov))
-            writer.splits[split].extend(users.names, ids, record_words, user_records, prompts)
             if split in SPLITS:
-                dropped.update({without: empty, "tokens_truncated": lost})
+                dropped[without] += int(np.count_nonzero(encoded["records"][passages] == 0))
+                dropped["tokens_truncated"] += int(encoded["lost"][passages].sum())
     return unknown
 
 
 def _encoded(bucket: Path) -> Path:
     return bucket.with_name(f"{bucket.name}.tokens")
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    with np.load(path) as arrays:
+        return dict(arrays)

@@ -178,17 +178,6 @@ COUNTED = 2**20  # words of buckets in a range of step 3
 SILENCE = 300.0  # seconds without progress after which a fragile reader is killed
 
 
-@dataclass(frozen=True)
-class SuppliedVocabulary:
-    vocabulary: Vocabulary
-    path: Path
-    sha256: str
-
-    @property
-    def parameter(self) -> dict[str, str]:
-        return {"name": self.path.name, "sha256": self.sha256}
-
-
 def _silence(format: Format) -> float | None:
     return SILENCE if format.fragile else None
 
@@ -223,7 +212,8 @@ class Steps:
         sources: list[Source],
         format: Format | None,
         columns: tuple[str, str],
-        supplied: SuppliedVocabulary | None,
+        supplied: Vocabulary | None,
+        word_file: dict[str, str] | None,
     ) -> Path:
         with blaming_changes(sources):
             formats = [format or format_of(source.data, source.path) for source in sources]
@@ -239,7 +229,7 @@ class Steps:
         refuse_equal_names(sources, formats)
         sources, files = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
-        vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
+        vocabulary = supplied or self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
         with suppress(FileNotFoundError):  # an earlier call was killed while it wrote the corpus from these pieces
             shutil.rmtree(made)
@@ -262,7 +252,7 @@ class Steps:
                     **self.hparams.described,
                     "read": dict(self.read),
                     "oov_words": oov_words,
-                    "vocabulary_from": supplied and supplied.parameter,
+                    "vocabulary_from": word_file,
                     **(self.cutting.described if self.cutting else {}),
                 },
             )
@@ -509,13 +499,13 @@ def import_corpus(
     if isinstance(format, str):
         format = format_named(format)
     opened = open_sources(paths)
-    vocabulary = None
+    vocabulary, word_file = None, None
     if vocabulary_from is not None:
         read, sha256 = read_word_count(vocabulary_from, hparams.vocabulary_size, fit_vocabulary)
-        vocabulary = SuppliedVocabulary(replace(read, layout=hparams.layout), vocabulary_from, sha256)
-    if vocabulary and (size := len(vocabulary.vocabulary.words) + SPECIAL_TOKENS) < hparams.vocabulary_size:
-        say(words_short(len(vocabulary.vocabulary.words), hparams))
-        hparams = replace(hparams, vocabulary_size=size)
+        vocabulary, word_file = replace(read, layout=hparams.layout), {"name": vocabulary_from.name, "sha256": sha256}
+        if (words := len(read.words)) + SPECIAL_TOKENS < hparams.vocabulary_size:
+            say(words_short(words, hparams))
+            hparams = replace(hparams, vocabulary_size=words + SPECIAL_TOKENS)
     cutting = None
     if hparams.by == "tokens":
         cutting = gather.Cutting(Tokenizer(tokenizer) if tokenizer else None, prompt_column)
@@ -529,7 +519,7 @@ def import_corpus(
         "columns": columns,
         "delimiter": delimiter,
         "lines_per_author": lines_per_author,
-        "vocabulary_from": vocabulary and vocabulary.parameter,
+        "vocabulary_from": word_file,
         **cuts,
     }
     with scratch(out, plan) as pieces:
@@ -537,7 +527,7 @@ def import_corpus(
         default = min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1
         with Pool(workers or default) as pool:
             steps = Steps(pieces, pool, hparams, fit_vocabulary, text, delimiter, cutting)
-            made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
+            made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary, word_file)
         for source in opened:
             source.refuse_if_changed()
         if tokenizer is not None and cutting and cutting.described != cuts:

@@ -127,10 +127,10 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
 
 def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path) -> None:
     path = execute(database(tmp_path / "so.sqlite", []), "ALTER TABLE examples RENAME COLUMN split_name TO split")
-    with pytest.raises(InputError, match="table 'examples' has no column 'split_name'; its"):
+    with pytest.raises(InputError, match=r"SQLite cannot read it \(no such column: split_name"):
         FORMATS[TFF_SQLITE].parts(path, path, ("", ""))
     execute(path, "ALTER TABLE examples RENAME TO sentences")
-    with pytest.raises(InputError, match="no table 'examples'; its tables: client_metadata, sentences"):
+    with pytest.raises(InputError, match=r"SQLite cannot read it \(no such table: examples"):
         FORMATS[TFF_SQLITE].parts(path, path, ("", ""))
 
 

@@ -187,10 +187,9 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     """Also in other processes, where sets of strings have another order."""
     sources = write_two(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from flsim.data.importing.tasks import import_corpus; "
-        "from flsim.data.importing.gather import ImportHParams; "
+        "import sys; from pathlib import Path; from flsim.api import ImportSettings, import_corpus; "
         "import_corpus([Path(p) for p in sys.argv[2:]], Path(sys.argv[1]), "
-        "ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.2, test=0.2))"
+        "ImportSettings(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.2, test=0.2))"
     )
     expected = folder_bytes(import_small(tmp_path, sources, heldout=0.2, test=0.2).path)
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(tasks.__file__).parents[2])}
