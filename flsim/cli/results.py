@@ -69,7 +69,7 @@ def table(
     from flsim.show.memorization import TUNED, table_of_runs
     from flsim.show.table import note
 
-    options.refuse_two_prints(format, out)
+    options.refuse_wrong_output(format, out)
     runs = expanded(runs)
     rows = published_of(runs)
     if against and not rows:
@@ -169,7 +169,7 @@ def compare(
     from flsim.results.sweeps import expanded, is_sweep, tuned_notes
     from flsim.show.table import note
 
-    options.refuse_two_prints(format, out, as_json)
+    options.refuse_wrong_output(format, out, as_json)
     a, b = _two(expanded([a]), None if b is None else expanded([b]))
     paths = [path for path in (a, b) if path is not None]
     kinds = {is_sweep(path) for path in paths}
@@ -329,7 +329,7 @@ def canaries(
     from flsim.results.tables import canary_table
     from flsim.show.memorization import table_of_canaries
 
-    options.refuse_two_prints(format, out)
+    options.refuse_wrong_output(format, out)
     refuse_two_points(round, epoch)
     results = read_run(run)
     at = results.at(round, epoch)
