@@ -426,11 +426,12 @@ def epsilon(ledger: Ledger, delta: float, convention: conventions.Convention) ->
     """Return epsilon of a ledger for users, infinite if a round had no noise; InputError if it cannot be accounted."""
     from flsim.privacy.accounting import epsilon_of
 
-    others = {conventions.sampler_in_conventions(entry.sampler) for entry in ledger.entries} - {convention.sampler}
-    if others:
+    samplers = {conventions.sampler_in_conventions(entry.sampler) for entry in ledger.entries}
+    if samplers - {convention.sampler}:
+        mixed = "the ledger mixes samplers, and a convention is for one; continue a state with its own sampler"
         raise InputError(
-            f"{convention} is for {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "
-            "choose a convention for that sampler"
+            f"{convention} is for {convention.sampler} sampling, but the ledger has {' and '.join(sorted(samplers))} "
+            f"rounds; {'choose a convention for that sampler' if len(samplers) == 1 else mixed}"
         )
     try:
         return epsilon_of(ledger.event(convention.sensitivity), delta, convention)
