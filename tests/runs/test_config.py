@@ -98,6 +98,7 @@ def test_a_setting_names_what_is_not_plain_averaging(tmp_path: Path, overrides: 
     [
         ("cohort = 3\n" + MINIMAL, "unknown key cohort; did you mean training.cohort?"),
         (MINIMAL + "[local]\nlearning_rte = 1\n", "unknown key local.learning_rte; did you mean local.learning_rate?"),
+        (MINIMAL + "[local]\nfoo = 1\n", "unknown key local.foo; `flsim settings` lists all settings"),
         (MINIMAL + "[training]\nlearning_rate = 1\n", "remove these settings, or did you mean local.learning_rate?"),
         (MINIMAL + '[system]\ndevice = "meta"\n', "remove these settings, or did you mean system.gpus_per_client?"),
         (MINIMAL + "[training]\nbatch_size = 3\n", "training.batch_size: of central training, but training.kind is"),
