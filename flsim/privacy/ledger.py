@@ -17,7 +17,7 @@ from flsim.base.extensions import CustomName, configured, refuse_unknown, short_
 from flsim.base.files import from_json
 from flsim.base.progress import say
 from flsim.base.rng import stream
-from flsim.base.settings import Finite, Level, Natural, Options, Positive, settings
+from flsim.base.settings import Finite, Flag, Level, Natural, Options, Positive, settings
 from flsim.models.language_model import Params
 from flsim.privacy import conventions
 from flsim.privacy.noise import NOISES, is_correlated, noise_event, refuse_options
@@ -256,7 +256,7 @@ class AuditHParams:
     """
 
     update_canaries: Natural = 0
-    canary_coins: bool = False
+    canary_coins: Flag = False
 
     def __post_init__(self) -> None:
         if self.canary_coins and not self.update_canaries:
