@@ -219,7 +219,11 @@ def _compared_sweeps(a: Path, b: Path | None, round: int | None, epoch: float | 
         heading, metadata = f"{a} (a) minus {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
     frame = differences(pairs, round, epoch)
     if not (frame["quantity"] == "canaries").any():
-        why = frame["left_out"].dropna().iloc[0]
+        reasons = list(dict.fromkeys(frame["left_out"].dropna()))
+        more = f"; and {len(reasons) - 3} more rows" if len(reasons) > 3 else ""
+        statuses = {run.results and run.results.status for pair in pairs for run in (*pair.a, *pair.b)}
+        more += "" if statuses <= {"completed", "diverged"} else "; repeat `flsim sweep` to complete the runs"
+        why = "; ".join(reasons[:3]) + more
         raise InputError(f"{a}{'' if b is None else f' and {b}'}: there is no comparison: {why}")
     table = table_of_pairs(frame, pairs)
     return table, f"{note(heading)}\n{table.markdown()}", {**metadata, "rows": json_rows(frame)}

@@ -229,9 +229,22 @@ def test_what_is_not_there_is_left_out_and_said(make_sweep: MakeSweep, flsim: Fl
 def test_unfinished_runs_wait_unless_a_round_is_named(make_sweep: MakeSweep) -> None:
     pairs = twins(read_sweep(make_sweep(FEDAVG, status="running", reason="stopped")))
     assert "exposure_p" not in beside_of(pairs)
-    assert "fedavg-iid-seed0 (running at round 20 of 20: stopped)" in beside_of(pairs)["left_out"].iloc[0]
+    assert "fedavg-iid-seed0 (running or killed at round 20 of 20: stopped)" in beside_of(pairs)["left_out"].iloc[0]
     assert beside_of(pairs, round=10)["exposure_difference"].tolist() == [1]
     assert beside_of(pairs, epoch=10)["epochs_value_a"].tolist() == [10]
+
+
+def test_a_sweep_that_was_killed_says_what_is_missing(make_sweep: MakeSweep, flsim: Flsim) -> None:
+    levels: Levels = {("fedavg", "iid"): [2.0, None], ("fedavg", "non-iid"): [1.0, None]}
+    levels = {**levels, ("central", "iid"): [2.0, None], ("central", "non-iid"): [None, None]}
+    make_sweep(levels, status="running")
+    code, shown, printed = flsim("compare", "sweep")
+    assert (code, shown) == (2, "")
+    runs = "fedavg-iid-seed0 (running or killed at round 20 of 20)", "central-non-iid-seed1 (not started)"
+    assert all(reason in printed for reason in (*runs, "repeat `flsim sweep` to complete the runs"))
+    code, shown, printed = flsim("table", "sweep", "--round", "10")
+    assert (code, printed) == (0, "sweep: 5 of 8 runs have not started; repeat `flsim sweep` to train them\n")
+    assert "| 1 |" in shown.partition("IID (a) minus Non-IID (b)")[2]
 
 
 def test_two_sweeps_are_matched_by_name(make_sweep: MakeSweep, flsim: Flsim) -> None:
