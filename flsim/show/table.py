@@ -191,10 +191,12 @@ def latex(labels: Columns, units: Sequence[Columns], more: str = "") -> str:
 
 def _notes(tables: Sequence[Columns], units: Sequence[Columns], width: int) -> str:
     shown = [column for table in tables for column in table]
-    notes = dict.fromkeys(column.note for column in shown if column.note)
+    notes = list(dict.fromkeys(column.note for column in shown if column.note))
     omitted = dict.fromkeys(column.heading for unit in units for column in unit if column not in shown)
-    text = f"Omitted for lack of space: {', '.join(omitted)}; see `flsim table` or `flsim canaries` with --format csv."
-    return "".join(note(text, width) for text in [*notes, *[text] * bool(omitted)])
+    if omitted:
+        names = ", ".join(omitted)
+        notes.append(f"Omitted for lack of space: {names}; see `flsim table` or `flsim canaries` with --format csv.")
+    return "".join(note(text, width) for text in notes)
 
 
 def _fitting(
