@@ -282,7 +282,7 @@ def test_a_call_without_runs_is_refused(call: Callable[[], object]) -> None:
 def test_a_simulation_does_not_start_after_its_end(planted: flsim.Planted) -> None:
     *_, state = flsim.simulate(planted, MODEL, ALGORITHM, 2)
     for rounds in (1, 2):
-        message = message_of(lambda rounds=rounds: flsim.simulate(planted, MODEL, ALGORITHM, rounds, start=state))
+        message = message_of(partial(flsim.simulate, planted, MODEL, ALGORITHM, rounds, start=state))
         assert message == f"start has 2 rounds already, and rounds is {rounds}; set more rounds"
 
 
@@ -293,8 +293,8 @@ def test_a_run_is_measured_at_its_newest_checkpoint_and_a_round_is_a_number(
     newest = max((run / "checkpoints").glob("*.safetensors"))
     pd.testing.assert_frame_equal(flsim.evaluate(run, references=50), flsim.evaluate(str(newest), references=50))
     for call in (flsim.table, flsim.audit, partial(flsim.compare, run)):
-        assert message_of(partial(call, run, round="x")) == "round must be an integer, found 'x'"
-        assert message_of(partial(call, run, epoch="x")) == "epoch must be a number, found 'x'"
+        assert message_of(partial(call, run, round=anything("x"))) == "round must be an integer, found 'x'"
+        assert message_of(partial(call, run, epoch=anything("x"))) == "epoch must be a number, found 'x'"
 
 
 def test_a_threshold_is_a_rank_and_an_attack_is_made_once(trained_here: Trained, tmp_path: Path) -> None:
