@@ -37,7 +37,7 @@ from flsim.results.sweeps import expanded, read_shown
 from flsim.results.tables import memorization_table
 from flsim.runs import recovery
 from flsim.runs.config import Config, load
-from flsim.runs.folder import Run, evaluate_where_writable, load_model
+from flsim.runs.folder import Run, evaluate_where_writable, load_model, newest_checkpoint
 from flsim.runs.recovery import discard
 from flsim.simulation import Central, FedAvg, Planted, epsilon, plant, refuse_impossible, simulate
 from flsim.training.central import CentralHParams as CentralSGD
@@ -176,9 +176,10 @@ def evaluate(
     """Measure which planted canaries a model memorized, and the utility of the model on the corpus' test users.
 
     Args:
-        model: one of three kinds. A state of `simulate` needs its `architecture`. A checkpoint's file (.safetensors) is
-            measured with the settings of its run, and its rows are also stored in the run folder. Any other model is an
-            object that implements `flsim.models.language_model.LanguageModel`, or ``path/to/model.py:factory``.
+        model: one of three kinds. A state of `simulate` needs its `architecture`. A checkpoint's file (.safetensors),
+            or the newest checkpoint of a run folder, is measured with the settings of its run, and its rows are also
+            stored in the run folder. Any other model is an object that implements
+            `flsim.models.language_model.LanguageModel`, or ``path/to/model.py:factory``.
         planted: the users and canaries; omitted for a checkpoint, which uses those of its run.
         architecture: the model settings that a state was trained with.
         seed: seed of the references R and of the choice of test users; ignored for a checkpoint.
@@ -197,6 +198,8 @@ def evaluate(
         >>> rows = flsim.evaluate(state, users, flsim.Model(32, 64), references=20_000)            # doctest: +SKIP
     """
     refuse_impossible(seed, threads, device)
+    if isinstance(model, Path | str) and Path(model).is_dir():
+        model = newest_checkpoint(Run.open(Path(model)).path)
     if isinstance(model, Path | str) and str(model).endswith(".safetensors"):
         if planted is not None or architecture is not None:
             raise InputError(
@@ -206,7 +209,7 @@ def evaluate(
         with threads_of_torch(threads):
             return frame(evaluate_where_writable(path.resolve().parent.parent, path, device, **settings))
     if not isinstance(planted, Planted):
-        raise InputError("evaluate: pass the result of `flsim.plant`")
+        raise InputError("evaluate: pass the result of `flsim.plant`, or name a run or a checkpoint (.safetensors)")
     how, test = EvaluationHParams(**settings), planted.corpus.test_users
     if isinstance(model, State):
         if not isinstance(architecture, Model):

@@ -300,8 +300,8 @@ def simulate(
     refuse_unfit(model, planted.corpus.layout, seed, is_new=start is None)
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)
-        if start.round > rounds:
-            raise InputError(f"start has {start.round:,} rounds, more than rounds ({rounds:,}); set more rounds")
+        if start.round >= rounds:
+            raise InputError(f"start has {start.round:,} rounds already, and rounds is {rounds:,}; set more rounds")
         restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises if it belongs to another model
     config = algorithm.config(planted, model, rounds, seed)
     units = len(planted.users) if config.unit == "user" else planted.users.records

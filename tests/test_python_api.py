@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +233,10 @@ def test_what_is_neither_a_checkpoint_nor_a_factory_is_refused(tmp_path: Path) -
     file.write_bytes(b"nothing")
     with pytest.raises(flsim.InputError, match=r"round-000001.safetensors: not a checkpoint of flsim, or damaged"):
         flsim.load_model(file)
-    with pytest.raises(flsim.InputError, match=r"^model: name a factory, as package.module:factory"):
+    with pytest.raises(flsim.InputError, match=r"^model: name a checkpoint \(.safetensors\), or a factory, as package"):
         flsim.load_model("model")
+    with pytest.raises(flsim.InputError, match=r"or name a run or a checkpoint \(.safetensors\)"):
+        flsim.evaluate("model")
     (tmp_path / "model.py").write_text("def factory():\n    raise KeyError('x')\n")
     with pytest.raises(flsim.InputError, match=r"^.*model.py:factory: failed with KeyError"):
         flsim.load_model(f"{tmp_path}/model.py:factory")
@@ -261,6 +264,9 @@ def test_epsilon_without_noise_without_rounds_and_of_no_convention(planted: flsi
         flsim.epsilon(state, conventions=["poisson-pld"])
     with pytest.raises(flsim.InputError, match="conventions must be a list, such as"):
         flsim.epsilon(state, conventions="paper")
+    *_, other = flsim.simulate(planted, flsim.Model(3, 5), flsim.FedAvg(cohort=5, sampler="poisson"), 2, start=state)
+    with pytest.raises(flsim.InputError, match="has fixed-size and poisson rounds; the ledger mixes samplers"):
+        flsim.epsilon(other)
     with pytest.raises(flsim.InputError, match="the state has no completed round"):
         flsim.epsilon(flsim.State(0, {}))
 
@@ -275,8 +281,20 @@ def test_a_call_without_runs_is_refused(call: Callable[[], object]) -> None:
 
 def test_a_simulation_does_not_start_after_its_end(planted: flsim.Planted) -> None:
     *_, state = flsim.simulate(planted, MODEL, ALGORITHM, 2)
-    message = message_of(lambda: flsim.simulate(planted, MODEL, ALGORITHM, 1, start=state))
-    assert message == "start has 2 rounds, more than rounds (1); set more rounds"
+    for rounds in (1, 2):
+        message = message_of(partial(flsim.simulate, planted, MODEL, ALGORITHM, rounds, start=state))
+        assert message == f"start has 2 rounds already, and rounds is {rounds}; set more rounds"
+
+
+def test_a_run_is_measured_at_its_newest_checkpoint_and_a_round_is_a_number(
+    trained_here: Trained, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(trained_here(), tmp_path / "run"))
+    newest = max((run / "checkpoints").glob("*.safetensors"))
+    pd.testing.assert_frame_equal(flsim.evaluate(run, references=50), flsim.evaluate(str(newest), references=50))
+    for call in (flsim.table, flsim.audit, partial(flsim.compare, run)):
+        assert message_of(partial(call, run, round=anything("x"))) == "round must be an integer, found 'x'"
+        assert message_of(partial(call, run, epoch=anything("x"))) == "epoch must be a number, found 'x'"
 
 
 def test_a_threshold_is_a_rank_and_an_attack_is_made_once(trained_here: Trained, tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def last_line(error: BaseException) -> str:
 
 def in_one_line(error: BaseException) -> str:
     """Return the complete message of an error as one line, or the name of its type if there is none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    missing = " is missing" if isinstance(error, KeyError) else ""
+    return " ".join(str(error).split()) + missing or type(error).__name__
 
 
 def _lines(error: BaseException) -> list[str]:

@@ -54,6 +54,7 @@ def _options(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 NUMBER = pydantic and pydantic.BeforeValidator(_no_truth_value)
 DIFFERENT = check(_different)
+Flag = Annotated[bool, pydantic and pydantic.Strict()]  # true or false, and no number
 Whole = Annotated[int, NUMBER]
 Natural = Annotated[int, bounds(ge=0), NUMBER]
 Count = Annotated[int, bounds(ge=1), NUMBER]

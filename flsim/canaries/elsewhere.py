@@ -69,8 +69,8 @@ class WordList:
             words = [line.split("\t")[0].strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: not a readable file of words ({in_one_line(error)})") from error
-        if len(set(words)) < len(words) or "" in words or any(len(word.split()) > 1 for word in words):
-            raise InputError(f"{path}: must have one word per line, and each word once")
+        if not words or len(set(words)) < len(words) or any(len(word.split()) != 1 for word in words):
+            raise InputError(f"{path}: must have one word per line, at least one, and each word once")
         vocabulary = Vocabulary(tuple(words), (0,) * len(words), layout)
         return cls(path, vocabulary, Layout(len(words) + SPECIAL_TOKENS, name=layout))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.base.settings import DIFFERENT, Count, Natural, Probability, Whole, bounds, check, settings
+from flsim.base.settings import DIFFERENT, Count, Flag, Natural, Probability, Whole, bounds, check, settings
 from flsim.canaries.secrets import Secrets, fillings, parse, unknown_symbols
 from flsim.data.records import Layout
 
@@ -150,7 +150,7 @@ class CanaryHParams:
     length: Annotated[Whole, bounds(ge=2)] = 5  # a prefix and a word that follows
     insertions: Annotated[tuple[Count, ...], DIFFERENT] = ()
     controls: Natural = 0
-    coins: bool = False
+    coins: Flag = False
     windows: Annotated[tuple[Annotated[Window, check(_window)], ...], bounds(min_length=1), DIFFERENT] = (ALWAYS,)
     arm: Arm = "in"
     source: Source = "words"

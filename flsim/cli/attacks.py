@@ -58,7 +58,7 @@ def audit(
 
     if format == "latex":
         raise InputError("--format latex: audits have the formats md, csv and parquet; choose one of them")
-    options.refuse_two_prints(format, out, as_json)
+    options.refuse_wrong_output(format, out, as_json)
     refuse_two_points(round, epoch)
     subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values()
     if summary:

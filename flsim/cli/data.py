@@ -404,8 +404,8 @@ def canaries(
     settings: dict[str, Any] = {}
     for text in set_ or ():
         override_value(settings, text)
-    for name, close in unknown_keys(CanaryHParams, settings):
-        raise InputError(f"--set {name}: canaries have no such setting; did you mean {close}?")
+    for name, hint in unknown_keys(CanaryHParams, settings):
+        raise InputError(f"--set {name}: canaries have no such setting; {hint}")
     if users.isdecimal():
         if records is None:
             raise InputError("--records is missing; set the number of records of each user, or name the training data")

@@ -75,7 +75,7 @@ of_point = partial(typer.Option, rich_help_panel="Point in training")
 TableOut = Annotated[
     Path | None,
     typer.Option(
-        help="File to write, e.g. table.csv; required for parquet. Replaces an existing file.",
+        help="File to write, e.g. table.md; required for parquet. Replaces an existing file.",
         show_default="standard output",
     ),
 ]
@@ -120,17 +120,22 @@ OneSetting = Annotated[bool, typer.Option("--over-seeds", help="Means and interv
 
 
 Format = Literal["md", "csv", "latex", "parquet"]  # of a table
+SUFFIXES = {"md": (".md", ".txt"), "csv": (".csv",), "latex": (".tex",), "parquet": (".parquet",)}  # of its file
 FormatOption = Annotated[
     Format, typer.Option(metavar="FORMAT", help="Format of the output: md, csv, latex or parquet.")
 ]
 
 
-def refuse_two_prints(format: Format, out: Path | None, as_json: bool = False) -> None:
-    """Raise InputError if both --json and --format are set, or if Parquet would be printed."""
+def refuse_wrong_output(format: Format, out: Path | None, as_json: bool = False) -> None:
+    """Raise InputError for --json with --format, printed Parquet, and a file with the suffix of another format."""
     if as_json and format != "md":
         raise InputError(f"--json and --format {format}: choose one of them")
     if format == "parquet" and out is None:
         raise InputError("--format parquet: cannot be printed; name a file with --out")
+    suffixes = (".json",) if as_json else SUFFIXES[format]
+    if out is not None and out.suffix.lower() not in ("", *suffixes):  # a device such as /dev/stdout has no suffix
+        name = "--json" if as_json else f"--format {format}"
+        raise InputError(f"{out}: {name} writes {' or '.join(suffixes)}; use this suffix, or the --format of the file")
 
 
 def refuse_json_and_csv(as_json: bool, as_csv: bool) -> None:

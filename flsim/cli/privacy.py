@@ -255,7 +255,9 @@ def plan(
 
     for option, bits in (("--effect", effect), ("--sd-canaries", sd_canaries), ("--sd-seeds", sd_seeds)):
         if bits is not None and not math.isfinite(bits):
-            raise InputError(f"{option} {bits:g}: must be a positive number of bits")
+            raise InputError(f"{option} {bits:g}: must be a finite number of bits")
+    if not effect:
+        raise InputError("--effect 0: must be above 0")
     stated = {"canaries": sd_canaries, "seeds": sd_seeds}
     spread = Spread(**{over: bits for over, bits in stated.items() if bits is not None})
     machine = Machine(os.cpu_count() or 1, torch.cuda.device_count())

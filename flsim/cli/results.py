@@ -69,7 +69,7 @@ def table(
     from flsim.show.memorization import TUNED, table_of_runs
     from flsim.show.table import note
 
-    options.refuse_two_prints(format, out)
+    options.refuse_wrong_output(format, out)
     runs = expanded(runs)
     rows = published_of(runs)
     if against and not rows:
@@ -169,7 +169,7 @@ def compare(
     from flsim.results.sweeps import expanded, is_sweep, tuned_notes
     from flsim.show.table import note
 
-    options.refuse_two_prints(format, out, as_json)
+    options.refuse_wrong_output(format, out, as_json)
     a, b = _two(expanded([a]), None if b is None else expanded([b]))
     paths = [path for path in (a, b) if path is not None]
     kinds = {is_sweep(path) for path in paths}
@@ -219,7 +219,11 @@ def _compared_sweeps(a: Path, b: Path | None, round: int | None, epoch: float | 
         heading, metadata = f"{a} (a) minus {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
     frame = differences(pairs, round, epoch)
     if not (frame["quantity"] == "canaries").any():
-        why = frame["left_out"].dropna().iloc[0]
+        reasons = list(dict.fromkeys(frame["left_out"].dropna()))
+        more = f"; and {len(reasons) - 3} more rows" if len(reasons) > 3 else ""
+        statuses = {run.results and run.results.status for pair in pairs for run in (*pair.a, *pair.b)}
+        more += "" if statuses <= {"completed", "diverged"} else "; repeat `flsim sweep` to complete the runs"
+        why = "; ".join(reasons[:3]) + more
         raise InputError(f"{a}{'' if b is None else f' and {b}'}: there is no comparison: {why}")
     table = table_of_pairs(frame, pairs)
     return table, f"{note(heading)}\n{table.markdown()}", {**metadata, "rows": json_rows(frame)}
@@ -329,7 +333,7 @@ def canaries(
     from flsim.results.tables import canary_table
     from flsim.show.memorization import table_of_canaries
 
-    options.refuse_two_prints(format, out)
+    options.refuse_wrong_output(format, out)
     refuse_two_points(round, epoch)
     results = read_run(run)
     at = results.at(round, epoch)

@@ -1,6 +1,5 @@
 """`flsim demo`, `run`, `sweep`, `tune` and `settings`: the commands that train, and the list of settings."""
 
-import difflib
 import re
 import shlex
 import sys
@@ -294,21 +293,22 @@ def settings(section: Annotated[str | None, typer.Argument(show_default="all sec
 
 
 def _selected(listed: "list[Section]", name: str | None) -> "list[Section]":
-    """Return the sections, or the one setting, of a name; InputError if there is none."""
+    """Return the sections and settings of a name, with or without its section; InputError if there is none."""
     from dataclasses import replace
+
+    from flsim.runs.config.toml import close_to
 
     if name is None:
         return listed
     chosen = [section for section in listed if section.name == name]
     for section in listed:
-        named = tuple(setting for setting in section.settings if name == section.key(setting))
+        named = tuple(setting for setting in section.settings if name in (section.key(setting), setting.name))
         chosen += [replace(section, settings=named)] if named else []
     if chosen:
         return chosen
     keys = {section.key(setting) for section in listed for setting in section.settings}
-    names = sorted({section.name for section in listed if section.name} | keys)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
-    raise InputError(f"{name}: no such section or setting; did you mean {close}?")
+    names = {section.name for section in listed if section.name} | keys
+    raise InputError(f"{name}: no such section or setting; {close_to(name, names)}")
 
 
 def _text(listed: "list[Section]") -> list[str]:

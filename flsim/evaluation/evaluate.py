@@ -16,7 +16,7 @@ from flsim.base.extensions import CustomName, custom_code_errors, is_custom, res
 from flsim.base.machine import refuse_beyond_memory
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
-from flsim.base.settings import Count, Whole, bounds, settings
+from flsim.base.settings import Count, Flag, Whole, bounds, settings
 from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
@@ -62,12 +62,12 @@ class EvaluationHParams:
     beam_width: Count = 5
     prefix: Count = 1
     test_users: Count | None = None
-    decide: bool = False
+    decide: Flag = False
     also: tuple[Annotated[str, CustomName("measure", ALSO)], ...] = ()
     samples: Count = 5_000
     nodes: Count = 20_000
     weight_bits: Annotated[Whole, bounds(ge=language_model.FEWEST, le=language_model.MOST)] | None = None
-    utility_only: bool = False
+    utility_only: Flag = False
 
     def refuse_too_large(self, length: int, continuations: int) -> None:
         """Raise InputError if references or beams exceed the memory of this machine."""

@@ -169,7 +169,8 @@ def model_of_factory(spec: str, option: str = "", arguments: Mapping[str, Any] |
     """
     where, _, name = spec.rpartition(":")
     if not where or not name:
-        raise InputError(f"{option}{spec}: name a factory, as package.module:factory or path/to/model.py:factory")
+        what = "a factory" if option else "a checkpoint (.safetensors), or a factory"
+        raise InputError(f"{option}{spec}: name {what}, as package.module:factory or path/to/model.py:factory")
     with redirect_stdout(sys.stderr):
         module = _run(where, option, lambda: execute(Path(where)) if _is_path(where) else _import(where))
         factory = getattr(module, name, None)

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, embedding
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
-from flsim.base.settings import Count, Fraction, Options, Positive, settings
+from flsim.base.settings import Count, Flag, Fraction, Options, Positive, settings
 
 # LoRA: the settings of low-rank adapters, and the layers of many users that train on one base at once.
 #
@@ -45,7 +45,7 @@ class LoraHParams:
     rank: Count = 8
     alpha: Positive = 16.0
     targets: tuple[str, ...] = ("all-linear",)
-    freeze_a: bool = False
+    freeze_a: Flag = False
     dropout: Fraction = 0.0
 
 

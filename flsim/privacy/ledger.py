@@ -17,7 +17,7 @@ from flsim.base.extensions import CustomName, configured, refuse_unknown, short_
 from flsim.base.files import from_json
 from flsim.base.progress import say
 from flsim.base.rng import stream
-from flsim.base.settings import Count, Finite, Level, Natural, NotNegative, Options, Positive, bounds, settings
+from flsim.base.settings import Count, Finite, Flag, Level, Natural, NotNegative, Options, Positive, bounds, settings
 from flsim.models.language_model import Params
 from flsim.privacy import conventions
 from flsim.privacy.noise import NOISES, is_correlated, noise_event, refuse_options
@@ -256,7 +256,7 @@ class AuditHParams:
     """
 
     update_canaries: Natural = 0
-    canary_coins: bool = False
+    canary_coins: Flag = False
 
     def __post_init__(self) -> None:
         if self.canary_coins and not self.update_canaries:
@@ -418,11 +418,12 @@ def epsilon(ledger: Ledger, delta: float, convention: conventions.Convention) ->
     """Return epsilon of a ledger for users, infinite if a round had no noise; InputError if it cannot be accounted."""
     from flsim.privacy.accounting import epsilon_of
 
-    others = {conventions.sampler_in_conventions(entry.sampler) for entry in ledger.entries} - {convention.sampler}
-    if others:
+    samplers = {conventions.sampler_in_conventions(entry.sampler) for entry in ledger.entries}
+    if samplers - {convention.sampler}:
+        mixed = "the ledger mixes samplers, and a convention is for one; continue a state with its own sampler"
         raise InputError(
-            f"{convention} is for {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "
-            "choose a convention for that sampler"
+            f"{convention} is for {convention.sampler} sampling, but the ledger has {' and '.join(sorted(samplers))} "
+            f"rounds; {'choose a convention for that sampler' if len(samplers) == 1 else mixed}"
         )
     try:
         return epsilon_of(ledger.event(convention.sensitivity), delta, convention)

@@ -334,9 +334,11 @@ class Pair:
 
     @property
     def label(self) -> str:
-        """Return the common settings of both as in a table, or `row` if they are unknown."""
+        """Return the common settings of both as in a table; empty before both have started."""
         begun = [[run.results for run in runs if run.results] for runs in (self.a, self.b)]
         if not all(begun):
+            return ""
+        if not self.a[0].grid:  # not of a sweep, so `row` is such a name
             return self.row
         a, b = (runs[0] for runs in begun)
         return a.setting if a.setting == b.setting else a.label if a.label == b.label else self.row

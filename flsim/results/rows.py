@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -25,7 +26,7 @@ from flsim.base import files
 from flsim.base.errors import Diverged, InputError
 from flsim.base.files import from_json, naming, new_file
 from flsim.base.parquet import read_parquet
-from flsim.base.settings import flat, with_present_names
+from flsim.base.settings import flat, refuse_other, with_present_names
 from flsim.canaries.population import is_drawn, read_roster
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, select_for
@@ -586,7 +587,9 @@ class RunResults:
 
 
 def refuse_two_points(round: int | None, epoch: float | None) -> None:
-    """Raise InputError if both a round and an epoch are given."""
+    """Raise InputError if both a round and an epoch are given, or if one is of another type."""
+    refuse_other(Integral | None, "an integer", round=round)
+    refuse_other(Real | None, "a number", epoch=epoch)
     if round is not None and epoch is not None:
         raise InputError("--round and --epoch: both set a point in training; use only one of them")
 

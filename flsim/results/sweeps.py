@@ -88,7 +88,8 @@ def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | 
     for run in runs:
         why = " ".join(f": {run.reason}".split()) if run.reason else ""
         if run.status == "diverged" or (is_last and run.status != "completed"):
-            left_out[run.name] = f"{run.status} at round {run.round} of {run.rounds}{why}"
+            status = "running or killed" if run.status == "running" else run.status
+            left_out[run.name] = f"{status} at round {run.round} of {run.rounds}{why}"
             continue
         try:
             taken.append((run, run.at(round, epoch)))
@@ -142,11 +143,12 @@ LEFT_OUT = ("seed", "data.corpus", "system.")
 
 def distinctions(runs: Sequence[RunResults]) -> list[str]:
     """Return the suffixes of run names: the values of settings in which runs with equal names differ."""
-    words = []
+    named: dict[str, dict[str | None, list[Mapping[str, Any]]]] = {}
     for run in runs:
-        alike = [other.settings for other in runs if other.setting == run.setting]
-        words.append(words_of(run, differing(alike)))
-    return words
+        named.setdefault(run.label, {}).setdefault(run.partition, []).append(run.settings)
+    # names that differ in one partition also name the rows of the other, of which fewer runs may have started
+    names = {label: set[str]().union(*map(differing, named[label].values())) for label in named}
+    return [words_of(run, names[run.label]) for run in runs]
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -350,9 +352,12 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
         if not is_sweep(path):
             folders.append(path)
             continue
-        begun = [folder for name in _names(path) if is_run(folder := path / RUNS / name)]
+        planned = _names(path)
+        begun = [folder for name in planned if is_run(folder := path / RUNS / name)]
         if not begun:
             raise InputError(f"{path}: no run of this sweep has started; train it with `flsim sweep`")
+        if missing := len(planned) - len(begun):
+            say(f"{path}: {missing} of {len(planned)} runs have not started; repeat `flsim sweep` to train them")
         folders += begun
     names = [folder.resolve() for folder in folders]
     for folder, name in zip(folders, names, strict=True):

@@ -57,6 +57,7 @@ from flsim.results.rows import (
     identity_of,
     read_rows_of,
     read_run,
+    read_run_file,
     refuse_begun,
     refuse_foreign_rows,
     setting_of,
@@ -513,7 +514,9 @@ def newest_checkpoint(folder: Path) -> Path:
     """Return the newest undamaged checkpoint of a run folder; raise InputError if there is none."""
     path = checkpoint.latest(folder / "checkpoints")
     if path is None:
-        raise InputError(f"{folder}: the run has no checkpoint yet; wait for the first checkpoint, or name another run")
+        trained = read_run_file(folder)["round"]
+        what = "; restore checkpoints/" if trained else " yet; wait for the first checkpoint"
+        raise InputError(f"{folder}: the run has no checkpoint{what}, or name another run")
     return path
 
 

@@ -110,8 +110,8 @@ def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
 def table_of_pairs(frame: pd.DataFrame, pairs: Sequence[Pair]) -> Table:
     """Return differences, utility and published differences of pairs, with a legend."""
     wide, names = to_wide(frame), [pair.label for pair in pairs]
-    names = names if len(set(names)) == len(names) else [pair.row for pair in pairs]
-    seeds = text_of(column(wide, "seeds").astype("Int64"))
+    names = names if len({*names} - {""}) == len(names) else [pair.row for pair in pairs]
+    seeds = text_of(column(wide, "seeds").astype("Int64").fillna(0))
     labels = [Column("Setting", names, is_number=False), Column("n", seeds, note=N)]
     if any(cell != "0/0" for cell in _both(wide, "diverged", "{:.0f}")):
         labels.append(Column("Div.", _both(wide, "diverged", "{:.0f}"), note=DIVERGED))

@@ -176,21 +176,26 @@ def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: i
         text += note(_escaped(f"{row}. {words_of_row}" + "".join(f" ({other})" for other in others if other)), width)
     is_tight = any(_tight(table) <= width < _tight(table) + 2 * len(table) for table in tables)
     parts = [text] * bool(text) + [_markdown(table, "" if is_tight else " ") for table in tables]
-    return "\n".join([*parts, _notes(tables, width) + more])
+    return "\n".join([*parts, _notes(tables, units, width) + more])
 
 
 def latex(labels: Columns, units: Sequence[Columns], more: str = "") -> str:
     """Return LaTeX tabulars for booktabs, with notes as comments; long labels are in a table, and rows are numbered."""
     words, tables = _fitting(labels, units, _printed, PAGE)
-    comments = ["needs \\usepackage{booktabs}", *(_notes(tables, TERMINAL - 2) + more).splitlines()]
+    comments = ["needs \\usepackage{booktabs}", *(_notes(tables, units, TERMINAL - 2) + more).splitlines()]
     tables = [[tables[0][0], *words]] * bool(words) + tables
     return "".join(f"% {line}".rstrip() + "\n" for line in comments) + "\n\\bigskip\\noindent\n".join(
         map(_tabular, tables)
     )
 
 
-def _notes(tables: Sequence[Columns], width: int) -> str:
-    notes = dict.fromkeys(column.note for table in tables for column in table if column.note)
+def _notes(tables: Sequence[Columns], units: Sequence[Columns], width: int) -> str:
+    shown = [column for table in tables for column in table]
+    notes = list(dict.fromkeys(column.note for column in shown if column.note))
+    omitted = dict.fromkeys(column.heading for unit in units for column in unit if column not in shown)
+    if omitted:
+        names = ", ".join(omitted)
+        notes.append(f"Omitted for lack of space: {names}; see `flsim table` or `flsim canaries` with --format csv.")
     return "".join(note(text, width) for text in notes)
 
 

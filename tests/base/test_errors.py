@@ -10,6 +10,7 @@ def test_lines_are_those_with_text() -> None:
     error = RuntimeError("\n  the store is\n\n\tfull  \n ")
     assert (first_line(error), last_line(error)) == ("the store is", "full")
     assert in_one_line(error) == "the store is full"
+    assert in_one_line(KeyError("corpus")) == "'corpus' is missing"
 
 
 def test_memory_that_ran_out_while_cuda_recorded_is_known_by_the_error_before() -> None:

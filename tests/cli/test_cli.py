@@ -435,12 +435,14 @@ def test_the_list_fits_80_columns_and_can_be_of_one_section_or_setting(flsim: Fl
     _, setting, _ = flsim("settings", "training.cohort")
     assert "cohort" in setting
     assert "server_optimizer" not in setting
+    assert flsim("settings", "cohort")[1] == setting
 
 
 def test_an_unknown_name_is_refused_with_a_close_one(flsim: Flsim) -> None:
     code, out, err = flsim("settings", "training.round")
     assert (code, out) == (2, "")
     assert err == "flsim: training.round: no such section or setting; did you mean training.rounds?\n"
+    assert flsim("settings", "foo")[2].endswith("no such section or setting; `flsim settings` lists all settings\n")
 
 
 @pytest.mark.parametrize(("words", "completed"), [("flsim swe", "sweep"), ("flsim sweep --ti", "--tier")])

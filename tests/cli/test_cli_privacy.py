@@ -78,12 +78,15 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
     assert "has no checkpoint yet" in err
     params, ledger = run.latest_state().params, Ledger((Entry("fixed-size", 24, 6, 2.0, 4),))
     run.save(State(4, params, values={"clip": 0.2}, ledger=ledger))
+    run.mark("completed")
     code, out, err = flsim(run.path, "--json")
     assert code == 0
     assert "4 rounds, delta 0.001" in err
     plan = ("--users", "24", "--cohort", "6", "--rounds", "4", "--noise-multiplier", "2", "--sampler", "fixed-size")
     assert out == flsim(*plan, "--delta", "1e-3", "--json")[1]
     assert json.loads(flsim(run.path, "--delta", "1e-5", "--json")[1])[0]["epsilon"] > json.loads(out)[0]["epsilon"]
+    (run.path / "checkpoints").rename(run.path / "elsewhere")
+    assert "has no checkpoint; restore checkpoints/, or name another run" in flsim(run.path)[2]
 
 
 @pytest.mark.parametrize(

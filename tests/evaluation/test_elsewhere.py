@@ -360,6 +360,8 @@ def test_a_user_with_mostly_canaries_is_a_warning(tmp_path: Path, flsim: Flsim, 
     assert code == 0, err
     assert ("more than half of the records of 1 of 1 users" in err) == is_crowded
     assert bool(CanarySet.read(tmp_path / "p").warning) == is_crowded
+    (tmp_path / "words.txt").write_text("")
+    assert "words.txt: must have one word per line, at least one" in flsim("data", "canaries", *where)[2]
 
 
 def test_a_missing_column_names_those_of_the_file(tmp_path: Path) -> None:

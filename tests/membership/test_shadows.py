@@ -156,7 +156,7 @@ def test_runs_that_are_no_shadows_of_each_other_are_refused(
     shadow_runs: Callable[..., list[Path]], experiment: Experiment
 ) -> None:
     paths = shadow_runs("user")
-    with pytest.raises(InputError, match="at least 4"):
+    with pytest.raises(InputError, match="shadow models need at least 4 runs, found"):
         collect(paths[:3])
     with pytest.raises(InputError, match="name each seed once"):
         collect([*paths, paths[0]])

@@ -81,6 +81,7 @@ def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
     assert power["tests"] == rows > 1
     assert power["bits"] == pytest.approx(detectable_exposure(36, 3, Spread(seeds=0.5), 0.05 / rows))
     assert power["seeds_needed"] == seeds_for(2, 36, Spread(seeds=0.5), 0.05 / rows)
+    assert "--effect 0: must be above 0" in flsim(sweep_file, "--effect", "0")[2]
 
 
 def test_epsilon_is_that_of_flsim_privacy(flsim: Flsim, sweep_file: Path) -> None:

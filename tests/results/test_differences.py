@@ -273,8 +273,10 @@ def test_partitions_are_compared_at_each_value_of_a_setting_that_no_name_has(mak
         *of_settings(make_series, "Non-IID 0.3", [2, 2], local_learning_rate=0.3),
     ]
     assert of_partitions(runs) == {"S, learning_rate 0.3": 1.5, "S, learning_rate 0.9": 2.5}
-    for setting in by_series(runs)["setting"]:
+    begun = [*runs[:4], *runs[6:8]]  # Non-IID at one rate, as in a sweep that was killed
+    for setting in [*by_series(runs)["setting"], *by_series(begun)["setting"]]:
         assert setting.removeprefix("Non-").startswith("IID, S, learning_rate")
+    assert "S, learning_rate 0.9" in compare_partitions(begun)
 
 
 def test_rates_that_a_search_chose_for_each_row_leave_rows_twins(make_series: MakeSeries) -> None:

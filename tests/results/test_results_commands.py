@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def sweep(make_run: MakeRun, tmp_path: Path) -> str:
 def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, tmp_path: Path) -> None:
     marked = ["table", sweep, "--against", "paper"]
     code, shown, printed = flsim(*marked)
-    assert (code, printed) == (0, "")
+    assert (code, printed) == (0, "table1: 1 of 3 runs have not started; repeat `flsim sweep` to train them\n")
     assert max(map(len, shown.splitlines())) <= 80
     assert "RS, Table 1: 1 of 1 pairs of rows whose published difference exceeds chance" in " ".join(shown.split())
     unmarked = flsim("table", sweep)[1]
@@ -107,6 +108,11 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         (["table", *names, "--out", "missing/table.md"], "missing/table.md: the folder missing does not exist; create"),
         (["table", *names, "--out", "."], ".: this is a folder; name a file in it"),
         (["table", *names, "--format", "parquet"], "cannot be printed"),
+        (["table", *names, "--out", "x.png"], "x.png: --format md writes .md or .txt; use this suffix, or"),
+        (["compare", "iid-0", "iid-1", "--out", "x.csv"], "x.csv: --format md writes .md or .txt"),
+        (["compare", "iid-0", "iid-1", "--json", "--out", "x.csv"], "x.csv: --json writes .json"),
+        (["canaries", "iid-0", "--format", "csv", "--out", "x.tex"], "x.tex: --format csv writes .csv"),
+        (["audit", "iid-0", "--format", "parquet", "--out", "x.md"], "x.md: --format parquet writes .parquet"),
         (["table", *names, "--against", "paper"], "no run has a published row; name the folder of a sweep"),
         (["plot", *names, "--out", "figure.jpg"], ".png, .svg and .pdf"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),
@@ -224,9 +230,22 @@ def test_what_is_not_there_is_left_out_and_said(make_sweep: MakeSweep, flsim: Fl
 def test_unfinished_runs_wait_unless_a_round_is_named(make_sweep: MakeSweep) -> None:
     pairs = twins(read_sweep(make_sweep(FEDAVG, status="running", reason="stopped")))
     assert "exposure_p" not in beside_of(pairs)
-    assert "fedavg-iid-seed0 (running at round 20 of 20: stopped)" in beside_of(pairs)["left_out"].iloc[0]
+    assert "fedavg-iid-seed0 (running or killed at round 20 of 20: stopped)" in beside_of(pairs)["left_out"].iloc[0]
     assert beside_of(pairs, round=10)["exposure_difference"].tolist() == [1]
     assert beside_of(pairs, epoch=10)["epochs_value_a"].tolist() == [10]
+
+
+def test_a_sweep_that_was_killed_says_what_is_missing(make_sweep: MakeSweep, flsim: Flsim) -> None:
+    levels: Levels = {("fedavg", "iid"): [2.0, None], ("fedavg", "non-iid"): [1.0, None]}
+    levels = {**levels, ("central", "iid"): [2.0, None], ("central", "non-iid"): [None, None]}
+    make_sweep(levels, status="running")
+    code, shown, printed = flsim("compare", "sweep")
+    assert (code, shown) == (2, "")
+    runs = "fedavg-iid-seed0 (running or killed at round 20 of 20)", "central-non-iid-seed1 (not started)"
+    assert all(reason in printed for reason in (*runs, "repeat `flsim sweep` to complete the runs"))
+    code, shown, printed = flsim("table", "sweep", "--over-seeds")
+    assert (code, printed) == (0, "sweep: 5 of 8 runs have not started; repeat `flsim sweep` to train them\n")
+    assert re.search(r"\| *fedavg, b_u=40 *\| *0 *\|", shown.partition("paired by seed:")[2])
 
 
 def test_two_sweeps_are_matched_by_name(make_sweep: MakeSweep, flsim: Flsim) -> None:

@@ -98,6 +98,7 @@ def test_a_setting_names_what_is_not_plain_averaging(tmp_path: Path, overrides: 
     [
         ("cohort = 3\n" + MINIMAL, "unknown key cohort; did you mean training.cohort?"),
         (MINIMAL + "[local]\nlearning_rte = 1\n", "unknown key local.learning_rte; did you mean local.learning_rate?"),
+        (MINIMAL + "[local]\nfoo = 1\n", "unknown key local.foo; `flsim settings` lists all settings"),
         (MINIMAL + "[training]\nlearning_rate = 1\n", "remove these settings, or did you mean local.learning_rate?"),
         (MINIMAL + '[system]\ndevice = "meta"\n', "remove these settings, or did you mean system.gpus_per_client?"),
         (MINIMAL + "[training]\nbatch_size = 3\n", "training.batch_size: of central training, but training.kind is"),
@@ -105,7 +106,7 @@ def test_a_setting_names_what_is_not_plain_averaging(tmp_path: Path, overrides: 
         (MINIMAL + "[canaries]\np_e = [0.5, 0.5]\n", "canaries.p_e must list different values, found [0.5, 0.5]"),
         (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds must be an integer, found 'many'"),
         (MINIMAL + "[local]\nlearning_rate = nan\n", "local.learning_rate must be a finite number, found nan"),
-        (MINIMAL + "[evaluation]\ndecide = 3\n", "evaluation.decide must be true or false, found 3"),
+        (MINIMAL + "[evaluation]\ndecide = 1\n", "evaluation.decide must be true or false, found 1"),
         ("training = 3\n" + MINIMAL, "training must be a table, found 3"),
         (CENTRAL + 'order = "iid"\n', 'training.order "iid" contradicts data.partition "non-iid"'),
         (MINIMAL + '[local]\nprecision = "bf16"\n[system]\nengine = "local"\n', "precision 'bf16' needs"),

@@ -516,7 +516,7 @@ def _rate(level: float) -> Callable[[Floats, Floats], float]:
 
 def _refuse_unlike(runs: Sequence[Run]) -> Shadow:
     if len(runs) < FEWEST:
-        raise InputError(f"{len(runs)} runs: shadow models need at least {FEWEST}; name a complete sweep")
+        raise InputError(f"shadow models need at least {FEWEST} runs, found {len(runs)}; name a complete sweep")
     first = runs[0]
     unit = first.config.data.shadow
     if unit is None:

@@ -94,7 +94,8 @@ def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
     meant |= {key: [OTHERWISE[name, key]] for key in unknown if (name, key) in OTHERWISE}
     for key, close in unknown.items():
         if f"{key}.".startswith(unknown_there):
-            raise InputError(f"{source}: unknown key {key}; did you mean {' or '.join(meant[key]) or close}?")
+            hint = f"did you mean {' or '.join(meant[key])}?" if meant[key] else close
+            raise InputError(f"{source}: unknown key {key}; {hint}")
     if unknown:
         elsewhere = [place for places in meant.values() for place in places]
         hint = f", or did you mean {' or '.join(elsewhere)}?" if elsewhere else ""

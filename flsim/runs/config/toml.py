@@ -64,16 +64,21 @@ def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
         raise input_error(error, kind, source) from error
 
 
+def close_to(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return a question for the closest of some names, or, if no name is close, where all names are listed."""
+    close = difflib.get_close_matches(name, sorted(names), n=1)
+    return f"did you mean {prefix}{close[0]}?" if close else "`flsim settings` lists all settings"
+
+
 def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each key without a field in a dataclass, at any depth, with the closest known key."""
+    """Yield each key without a field in a dataclass, at any depth, with the text of `close_to`."""
     if not isinstance(values, Mapping):
         return  # the validator reports a wrong type
     known = {item.name for item in fields(kind)}
     hints = get_type_hints(kind)
     for key, value in values.items():
         if key not in known:
-            close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)[0]
-            yield f"{prefix}{key}", f"{prefix}{close}"
+            yield f"{prefix}{key}", close_to(key, known, prefix)
         elif is_dataclass(hints[key]):
             yield from unknown_keys(hints[key], value, f"{prefix}{key}.")
 
