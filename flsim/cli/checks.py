@@ -286,8 +286,9 @@ def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", name: str, own: 
     copies = roster["planned_insertions"].clip(lower=1).where(is_planted, 0)
     roster = roster.assign(is_planted=is_planted, planned_insertions=copies)
     results = _results(rows, roster, own)
-    tables = [memorization_table([results], at).assign(setting=name) for at in results.evaluated]
-    return table_of_runs(pd.concat(tables, ignore_index=True)).markdown()
+    tables = [memorization_table([results], at).assign(setting=f"{name}, round {at:,}") for at in results.evaluated]
+    # The names of rows have the rounds, so no column has them.
+    return table_of_runs(pd.concat(tables, ignore_index=True).assign(round=results.rounds)).markdown()
 
 
 def quantize(

@@ -91,7 +91,7 @@ def test_text_is_one_table_with_a_column_of_canaries(run: RunResults) -> None:
 
 def test_the_effective_step_is_shown_unless_every_step_is_the_mean_update() -> None:
     assert steps_to_text([1.0, 1.0 + 1e-7]) == steps_to_text([]) == ""
-    assert "median 0.5 over 3 rounds, from 0.2 to 1\n" in steps_to_text([1.0, 0.2, 0.5])
+    assert " 0.5 over 3 rounds, from 0.2 to 1 " in steps_to_text([1.0, 0.2, 0.5]).replace("\n", " ")
 
 
 def test_json_and_csv_hold_all(run: RunResults) -> None:
