@@ -1,7 +1,7 @@
 """A table of epsilon under all conventions."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from functools import cache
@@ -152,11 +152,15 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
     text = "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in table)
     starred = STAR if any(line.convention == PAPER for line in lines) else ""
     users = "".join(OF_USERS.format(one.distance, one.records) for line in lines if (one := line.convention).records)
-    relations = {line.convention.relation for line in lines}
-    sound = "; ".join(sentence for relation, sentence in SOUND.items() if relation in relations)
-    text += starred + users + fill(f"Sound: sensitivity {sound}.", 80) + "\n" + _to_cite(lines, calibration)
+    text += starred + users + soundness({line.convention.relation for line in lines}) + _to_cite(lines, calibration)
     notes = [f"{'-: ' * (_number(line, calibration) == '-')}{line.note}" for line in lines if line.note]
     return text + "".join(f"{fill(note, 80, subsequent_indent='  ')}\n" for note in dict.fromkeys(notes))
+
+
+def soundness(relations: Collection[Relation] = SOUND.keys()) -> str:
+    """Return a sentence on the sensitivity that covers each relation."""
+    sound = "; ".join(sentence for relation, sentence in SOUND.items() if relation in relations)
+    return fill(f"Sound: sensitivity {sound}.", 80) + "\n"
 
 
 def _to_cite(lines: list[Line], calibration: bool) -> str:
