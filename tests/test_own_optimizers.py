@@ -263,6 +263,7 @@ def test_the_document_s_optimizers_train(experiment: Experiment, monkeypatch: py
         for section, values in tomllib.loads(settings).items()
         for name, value in values.items()
     ]
+    overrides.append("local.optimizer_options=" + text.split("`optimizer_options = ")[1].split("`")[0])
     run = Run.create(load_config(experiment.config, overrides), experiment.folder / "run")
     training = run.training()
     *_, state = training.states(training.first_state(), 3)

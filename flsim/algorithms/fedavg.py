@@ -301,7 +301,8 @@ def step(
     vocabulary determines the largest plausible loss; `rounds`, by default of the settings, is for a schedule of eta.
     Diverged if updates, loss or parameters are not finite, or the loss is implausibly large.
     """
-    total.refuse_divergence(f"round {state.round + 1}", vocabulary_size)
+    culprit = "local.learning_rate" + " or privacy.noise_multiplier" * bool(privacy.noise_multiplier)
+    total.refuse_divergence(f"round {state.round + 1}", vocabulary_size, culprit)
     length = hparams.rounds if rounds is None else rounds
     algorithm, clip, counts = algorithm_named(configured(hparams, "algorithm")), state.clip, total.counts
     delta = {key: value for key, value in total.delta.items() if key in state.params}

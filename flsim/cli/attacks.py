@@ -157,7 +157,7 @@ def membership(
 
     Example: flsim membership runs/lora --attack ez --attack wbc --reference base
 
-    Example: flsim membership runs/demo/non-iid --attack my_attack.py:rarest
+    Example: flsim membership runs/demo/non-iid --attack my_attack.py:worst_word
 
     Example: flsim membership runs/theirs --model adapter.py:load
 
@@ -263,7 +263,7 @@ def extract(
 
     Example: flsim extract runs/demo/non-iid --prefix 1 --prefix 3 --suffix 4 --out extraction.png
 
-    Example: flsim extract runs/four-settings --over-seeds
+    Example: flsim extract runs/four-settings-demo --over-seeds
 
     Example: flsim extract runs/demo/non-iid --top-k 0 --top-p 0.9 --json
 

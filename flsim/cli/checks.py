@@ -96,9 +96,9 @@ def evaluate(
         run: Run folder of the checkpoint, e.g. runs/iid.
         calibrate: Checkpoint of a run without these canaries, whose scores are subtracted; repeatable. With base, the
             model before training of architecture "hf".
-        model: Function or class that returns the model, e.g. model.py:load or package.module:load. The file is
-            executed: use only code that you trust. Or a folder of a Hugging Face model or adapter, or of several named
-            by rounds.
+        model: Function or class that returns the model, e.g. model.py:load or package.module:load; it must load the
+            weights unless --state names them. The file is executed: use only code that you trust. Or a folder of a
+            Hugging Face model or adapter, or of several named by rounds.
         set_: Argument for the function of --model, e.g. width=48; repeatable.
         state: State dict to load into the model: .pt, .safetensors, or .npz of a Flower server; or a folder of them,
             whose names have the rounds, e.g. round-10.pt.
@@ -168,7 +168,7 @@ def evaluate(
         return
     own = own_quantities(hparams.also)
     is_one = len({row.round for row in rows}) == 1
-    text = to_text(rows, measured, own) if is_one else rounds_to_text(rows, known, own)
+    text = to_text(rows, measured, own) if is_one else rounds_to_text(rows, known, name or other.label, own)
     if out is not None:
         text += note(f"Stored in {out}. flsim trace shows all rounds, and flsim canaries the canaries of a round.")
     typer.echo(text, nl=False)
@@ -271,8 +271,8 @@ def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[
     return text + "".join(map(note, numbers))
 
 
-def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", own: "Sequence[Quantity]" = ()) -> str:
-    """Return the table of `flsim table` with a row for each evaluation."""
+def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", name: str, own: "Sequence[Quantity]" = ()) -> str:
+    """Return the table of `flsim table` with a row for each evaluation of the model of this name."""
     import pandas as pd
 
     from flsim.canaries.population import roster_of
@@ -285,8 +285,9 @@ def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", own: "Sequence[Q
     copies = roster["planned_insertions"].clip(lower=1).where(is_planted, 0)
     roster = roster.assign(is_planted=is_planted, planned_insertions=copies)
     results = _results(rows, roster, own)
-    tables = [memorization_table([results], at).assign(setting=f"Round {at:,}") for at in results.evaluated]
-    return table_of_runs(pd.concat(tables, ignore_index=True)).markdown()
+    tables = [memorization_table([results], at).assign(setting=f"{name}, round {at:,}") for at in results.evaluated]
+    # The names of rows have the rounds, so no column has them.
+    return table_of_runs(pd.concat(tables, ignore_index=True).assign(round=results.rounds)).markdown()
 
 
 def quantize(

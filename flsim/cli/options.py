@@ -114,7 +114,8 @@ CheckpointRound = Annotated[
     of_point(help="Round of the checkpoint, e.g. 100.", show_default="the newest of each run"),
 ]
 ClaimDelta = Annotated[
-    float | None, typer.Option(help="Delta of the claim, e.g. 1e-6.", show_default="that of each run")
+    float | None,
+    typer.Option(help="Delta of the epsilon in the run's ledger, e.g. 1e-6.", show_default="that of each run"),
 ]
 OneSetting = Annotated[bool, typer.Option("--over-seeds", help="Means and intervals over the seeds of each setting.")]
 

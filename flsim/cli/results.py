@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,14 +17,11 @@ if TYPE_CHECKING:
     Compared = tuple[Table, str, dict[str, Any]]  # the differences; the text with all explanations; an object of JSON
 
 
-OverSeeds = Annotated[
-    bool | None,
-    typer.Option(
-        "--over-seeds/--each-seed",
-        help="Average runs that differ only in the seed, with 95% intervals over seeds; or show each run.",
-        show_default="over seeds if a setting has two; csv and parquet: each run",
-    ),
-]
+of_seeds = partial(
+    typer.Option,
+    "--over-seeds/--each-seed",
+    help="Average runs that differ only in the seed, with 95% intervals over seeds; or show each run.",
+)
 
 
 Kind = Literal["rounds", "utility", "loss"]
@@ -36,7 +34,9 @@ def table(
     out: options.TableOut = None,
     round: options.Round = None,
     epoch: options.Epoch = None,
-    over_seeds: OverSeeds = None,
+    over_seeds: Annotated[
+        bool | None, of_seeds(show_default="over seeds if a setting has two; csv and parquet: each run")
+    ] = None,
     against: Annotated[Against | None, typer.Option(show_default="no comparison")] = None,
 ) -> None:
     """Print a table of what runs memorized.
@@ -97,7 +97,7 @@ def plot(
     runs: Annotated[list[Path], typer.Argument(help=options.RUNS)],
     out: Annotated[Path, typer.Option(callback=options.check_figure)],
     kind: Annotated[Kind, typer.Option(metavar="KIND")] = "rounds",
-    over_seeds: OverSeeds = None,
+    over_seeds: Annotated[bool | None, of_seeds(show_default="over seeds if a setting has two")] = None,
 ) -> None:
     """Plot what runs memorized: over epochs, or against perplexity.
 

@@ -209,9 +209,11 @@ def _splits(summary: dict[str, Any]) -> str:
     counts = pd.DataFrame(summary["splits"]).loc[["users", "records", "words"]].T
     members = summary["membership"]
     counts.insert(0, "authors", [members[f"{name}_authors"] for name in counts.index])
-    counts.insert(1, "in train", [len(members.get(f"{name}_also_train", ())) for name in counts.index])
     shares = [_percent(split["oov_share"]) for split in summary["splits"].values()]
-    return counts.map("{:,}".format).assign(OOV=shares).rename_axis(columns="split").to_string()
+    shown = counts.map("{:,}".format).assign(OOV=shares).rename_axis(columns="split")
+    both = [members.get(f"{name}_also_train") for name in counts.index]
+    shown.insert(1, "overlap", ["" if names is None else f"{len(names):,}" for names in both])
+    return shown.to_string()
 
 
 def _lengths(summary: dict[str, Any]) -> Iterator[str]:
@@ -230,6 +232,7 @@ def _words(summary: dict[str, Any]) -> Facts:
     whole = f" ({words - summary['pieces']:,} complete words)" if summary["pieces"] else ""
     tokens = f"{summary['vocabulary']:,} token ids in layout {summary['layout']}"
     facts = [
+        ("overlap", "authors of the split who are also in train"),
         ("OOV", "share of words out of vocabulary; punctuation counts as words"),
         ("tokens", f"{tokens}; records of at most {summary['record_words']} words"),
         ("vocabulary", f"{words:,} words{whole}, of which {train['words_occurring']:,} occur in train"),

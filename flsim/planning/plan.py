@@ -21,7 +21,7 @@ from flsim.planning import measure
 from flsim.privacy.conventions import sound_convention
 from flsim.privacy.ledger import Ledger
 from flsim.privacy.sampling import Relation
-from flsim.privacy.table import SOUND, STAR, report
+from flsim.privacy.table import STAR, report, soundness
 from flsim.results import power
 from flsim.runs.config import Config, load, toml
 from flsim.runs.foresight import settled_on
@@ -493,7 +493,7 @@ def _epsilons(rows: Sequence[Privacy]) -> str:
     names = dict.fromkeys(name for row in rows for name in row.epsilons)
     cells = [Column(name + "*" * (name == "paper"), [_epsilon(row, name) for row in rows]) for name in names]
     label, *others = measure.columns(rows)
-    sound = SOUND if any(row.unit == "user" for row in rows) else RECORDS
+    sound = soundness() if any(row.unit == "user" for row in rows) else RECORDS
     return markdown([label], [others, *([one] for one in cells)], (STAR if "paper" in names else "") + sound)
 
 

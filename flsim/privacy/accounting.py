@@ -407,7 +407,10 @@ def _compose(accountant: Any, event: DpEvent, convention: Convention) -> Any:
     except UnsupportedEventError as error:
         details = re.search(r"Error: \[(.*)\] caused by subevent (\w+)", str(error), re.DOTALL)
         what, why = (details[2], details[1]) if details else ("this", str(error))
-        raise InputError(f"{convention}: dp_accounting's {convention.accountant} refuses {what}: {why}") from error
+        why = "" if why.startswith("Unsupported event") else f" ({why})"
+        raise InputError(
+            f"{convention}: the {convention.accountant} of dp_accounting does not support {what}{why}"
+        ) from error
 
 
 def _relation(convention: Convention) -> NeighboringRelation:

@@ -1,7 +1,7 @@
 """A table of epsilon under all conventions."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from functools import cache
@@ -15,6 +15,7 @@ from flsim.base.progress import tracked
 from flsim.privacy.accounting import check_delta
 from flsim.privacy.conventions import PAPER, Convention, conventions_of, of_users
 from flsim.privacy.ledger import Entry, Ledger, epsilon
+from flsim.privacy.sampling import Relation
 
 # The search for the noise that keeps a planned run within an epsilon.
 
@@ -59,11 +60,11 @@ def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tu
     return min(at, at + step), max(at, at + step)
 
 
-SOUND = """\
-Sound: sensitivity 2S under replace-one, as exchanging a user can move the sum
-of clipped updates by 2S; S under add-or-remove-one, with Poisson sampling; and
-S under zero-out, which compares with a run in which a user's updates are zero.
-"""
+SOUND: dict[Relation, str] = {
+    "replace-one": "2S under replace-one, as exchanging a user can move the sum of clipped updates by 2S",
+    "add-or-remove-one": "S under add-or-remove-one, with Poisson sampling",
+    "zero-out": "S under zero-out, which compares with a run in which a user's updates are zero",
+}
 NO_NOISE = "without noise epsilon is infinite"
 TINY_NOISE = "epsilon is above 1e308 (shown as inf); raise the noise multiplier"
 OF_USERS = """\
@@ -151,10 +152,15 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
     text = "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in table)
     starred = STAR if any(line.convention == PAPER for line in lines) else ""
     users = "".join(OF_USERS.format(one.distance, one.records) for line in lines if (one := line.convention).records)
-    notes = dict.fromkeys(line.note for line in lines if line.note)
-    return f"{text}{starred}{users}{SOUND}{_to_cite(lines, calibration)}" + "".join(
-        f"{fill(note, 80, subsequent_indent='  ')}\n" for note in notes
-    )
+    text += starred + users + soundness({line.convention.relation for line in lines}) + _to_cite(lines, calibration)
+    notes = [f"{'-: ' * (_number(line, calibration) == '-')}{line.note}" for line in lines if line.note]
+    return text + "".join(f"{fill(note, 80, subsequent_indent='  ')}\n" for note in dict.fromkeys(notes))
+
+
+def soundness(relations: Collection[Relation] = SOUND.keys()) -> str:
+    """Return a sentence on the sensitivity that covers each relation."""
+    sound = "; ".join(sentence for relation, sentence in SOUND.items() if relation in relations)
+    return fill(f"Sound: sensitivity {sound}.", 80) + "\n"
 
 
 def _to_cite(lines: list[Line], calibration: bool) -> str:

@@ -157,7 +157,8 @@ def contrast_blocks(frame: pd.DataFrame) -> list[Block]:
 CONFIGURATION = (
     "A configuration is p_u, the probability that a user shares a canary, and p_e, the probability that a record of a "
     "sharer is replaced by it; or a number of copies. Canaries, sharers and copies are those of all runs; counts are "
-    "means. There are fewer actual copies if two canaries claim one record."
+    "means. There are fewer actual copies if coins leave canaries out (canaries.coins), or if two canaries claim one "
+    "record."
 )
 
 
@@ -196,7 +197,7 @@ def extracted(gathered: Gathered) -> list[Block]:
                     words = "; ".join([*(f"“{phrase}”" for phrase in phrases[:MOST]), *more])
                     cells = {"run": run.results.name, "setting": setting.label, "count": len(phrases)}
                     rows.append(cells | {"words": words})
-        note = "Complete phrases, by the ids of their canaries; `flsim canaries RUN` lists all canaries of a run."
+        note = "Complete phrases, in the order of canary ids; `flsim canaries RUN` lists all canaries of a run."
         blocks += listed(f"Canaries {flag.outcome} by {flag.title}, in words", rows, PHRASES, note)
     return blocks
 

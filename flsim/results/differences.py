@@ -224,6 +224,18 @@ def at_equal_perplexity(seeds: Mapping[int, Sequence[tuple[RunResults, RunResult
     return row | two_means(PRIMARY.name, float(a.mean()), float(b.mean())) | of_mean(changes) | {"test": "t"}
 
 
+def two_at_equal_perplexity(a: RunResults, b: RunResults) -> list[Row]:
+    """Return the rows of two runs over canaries: the perplexity, the rounds that reached it, and tests of exposure."""
+    at: Row = {"at": LIKE}
+    try:
+        pair = pair_at_like_utility(a, b)
+    except InputError as error:
+        return [at | {"quantity": PRIMARY.name, "left_out": str(error)}]
+    means = two_means(PRIMARY.name, pair.value_a, pair.value_b)
+    rows = [two_means(PERPLEXITY.name, pair.perplexity, pair.perplexity), two_means("round", *pair.rounds)]
+    return [at | row for row in (*rows, *(means | row for row in of_differences(pair.differences)))]
+
+
 @dataclass(frozen=True, eq=False)
 class PairAtLikeUtility:
     """A number of canaries in run a minus that in run b, at the lowest perplexity that both reached."""
@@ -461,7 +473,10 @@ def _of_runs(
         if all(quantity in one.quantities for one in paired):
             rows = [_over_seeds(paired, quantity)] if len(paired) > 1 else of_canaries(paired[0].canaries, quantity)
             yield from (unit | row for row in rows)
-    yield at_equal_perplexity({seed: [(run_a, run_b)] for seed, run_a, run_b in pairs})
+    if len(pairs) > 1:
+        yield at_equal_perplexity({seed: [(run_a, run_b)] for seed, run_a, run_b in pairs})
+    else:
+        yield from (row for row in two_at_equal_perplexity(*pairs[0][1:]) if row["quantity"] == PRIMARY.name)
 
 
 def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:
@@ -557,17 +572,7 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
         configuration = {name: group[name].iloc[0] for name in keys}
         named = side | configuration | {"row": name_of_configuration(configuration)}
         rows += [named | row for row in _of_configuration(group, pair)]
-    at_like: Row = side | {"at": LIKE}
-    try:
-        like = pair_at_like_utility(a, b)
-        rows += [
-            at_like | two_means(PERPLEXITY.name, like.perplexity, like.perplexity),
-            at_like | two_means("round", *like.rounds),
-        ]
-        means: Row = {"quantity": PRIMARY.name, "value_a": like.value_a, "value_b": like.value_b}
-        rows += [at_like | means | row for row in of_differences(like.differences)]
-    except InputError as error:
-        rows.append(at_like | {"quantity": PRIMARY.name, "left_out": str(error)})
+    rows += [side | row for row in two_at_equal_perplexity(a, b)]
     of_canary = [quantity for quantity in quantities if quantity.of_canaries]
     models = memorization_table([a, b], round, epoch)
     return Comparison(frame_of(rows, types, of_canary), models, quantities, pair.excluded)

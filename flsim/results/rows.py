@@ -348,6 +348,7 @@ def refuse_begun(path: Path) -> None:
             f"{path}: this folder has a run that {state} after round {described['round']:,} of "
             f"{described['rounds']:,}; add --resume to continue it, or name another folder"
         )
+    raise InputError(f"{path}: already exists, with a run that is {described['status']}; name another folder")
 
 
 # The log of a run's evaluations, a line for each attempt that ended. Rows take precedence: an evaluation with rows has

@@ -55,9 +55,8 @@ CEILING = (
 UTILITY = "{}: {} on test text, a/b."
 PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
 LIKE_PERPLEXITY = (
-    f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, for each seed at the lowest perplexity "
-    "that both runs reached in any evaluation. CI and p are over seeds (t), or for two runs over canaries; they are "
-    "missing with one seed of a sweep."
+    f"Eq. perp.: mean {PRIMARY.title.lower()} in a minus that in b at equal perplexity, for each seed at the lowest "
+    "perplexity that both runs reached in any evaluation. CI and p are over seeds (t), or with one seed over canaries."
 )
 EPOCHS = "All after {} epochs; in an epoch, training reads as many records as the corpus has."
 NO_CANARIES = "Neither run has canaries, so only utility is compared.\n"
@@ -161,7 +160,7 @@ def _at_ceiling(wide: pd.DataFrame, template: str) -> list[Column]:
 def _like_perplexity(wide: pd.DataFrame) -> list[Column]:
     """Return the columns of the difference at equal perplexity; empty if no row has it."""
     name = f"like_{PRIMARY.name}"
-    cells = _difference(wide, name, "Like perp.", signed(PRIMARY), LIKE_PERPLEXITY)
+    cells = _difference(wide, name, "Eq. perp.", signed(PRIMARY), LIKE_PERPLEXITY)
     return [unit for unit in cells if any(unit.cells)]
 
 

@@ -148,7 +148,7 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
     ]
     interval = Column("CI %", bounds, is_extra=True, note=SHARE_INTERVAL)
     counts = [text_of_count(count) for count in sorted(set(table["canaries"]))]
-    note = "" if flag.is_standard else f"{name}: {flag.outcome} canaries; {flag.sentence}"
+    note = "" if flag.is_standard else f"{name}: {flag.description}"
     if not published.has_shares(table):
         out_of = [f"/{text_of_count(count)}" if len(counts) > 1 else "" for count in table["canaries"]]
         cells = [cell and cell + rest for cell, rest in zip(formatted(table[flag.name], template), out_of, strict=True)]

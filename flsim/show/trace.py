@@ -31,7 +31,10 @@ PARTICIPATION = (
     Field("sharers", "sharers", "{:,}", note=SHARERS),
     Field("so far", "participations", "{:,}", note="so far: how often a sharer took part since the start of training."),
     Field("since", "rounds_since_use", "{:,.0f}", note="since: rounds since a sharer last took part."),
-    Field("in rounds", "in_rounds", note="in rounds: rounds in which a sharer took part since the last evaluation."),
+    Field(
+        *("in rounds", "in_rounds"),
+        note="in rounds: rounds in which a sharer took part since the last evaluation; --csv prints all of a cut list.",
+    ),
 )
 
 
@@ -68,8 +71,8 @@ def _planted(table: pd.DataFrame, run: RunResults) -> list[dict[Any, Any]]:
 
 
 def steps_to_text(steps: Sequence[float]) -> str:
-    """Return a line about the effective steps of the server; empty if none is known."""
-    if not steps:
+    """Return a line about the effective steps of the server; empty if none is known, or if all are 1, as of FedAvg."""
+    if np.allclose(steps, 1, atol=1e-3):
         return ""
     low, middle, high = (f"{value:.3g}" for value in (min(steps), float(np.median(steps)), max(steps)))
     text = f"median {middle} over {len(steps):,} rounds, from {low} to {high}"

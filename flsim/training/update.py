@@ -485,16 +485,16 @@ class UpdateSum:
         delta = {name: add(value, other.delta[name]) for name, value in self.delta.items()}
         return UpdateSum(delta, self.counts + other.counts)
 
-    def refuse_divergence(self, when: str, vocabulary_size: int) -> None:
-        """Raise Diverged, with `when`, if a value is not finite or the loss is implausibly large."""
+    def refuse_divergence(self, when: str, vocabulary_size: int, culprit: str = "local.learning_rate") -> None:
+        """Raise Diverged, with `when` and `culprit`, if a value is not finite or the loss is implausibly large."""
         counts = self.counts
         if not self.is_finite:
             of_users = f" with {counts.non_finite:,} of {counts.users:,} users" if counts.non_finite else ""
             raise Diverged(
                 f"{when}: local training produced values that are not finite{of_users}; most likely "
-                "local.learning_rate is too high"
+                f"{culprit} is too high"
             )
-        refuse_absurd_loss(when, counts.loss, counts.tokens, vocabulary_size, "local.learning_rate")
+        refuse_absurd_loss(when, counts.loss, counts.tokens, vocabulary_size, culprit)
 
     @property
     def is_finite(self) -> bool:

@@ -133,7 +133,8 @@ def test_an_unfinished_run_is_to_be_resumed(experiment: Experiment, trained: Pat
         (row,) = csv.DictReader(experiment.call("table", "run", "--format", "csv").stdout.splitlines())
         assert row["status"] == status
     Run.open(trained).mark("completed")
-    assert "--resume" not in refuse("run", experiment.config, "--out", trained)
+    printed = refuse("run", experiment.config, "--out", trained)
+    assert f"{trained}: already exists, with a run that is completed; name another folder" in printed
 
 
 def test_a_run_that_was_killed_before_it_began_is_to_be_resumed(

@@ -151,11 +151,12 @@ def test_the_splits_and_the_lengths(make_corpus: MakeCorpus) -> None:
         make_corpus(train=[[[1, 2], [9]], [[3] * 20]], test=[[[9, 9, 1, 1]], [[1]], [[2], [3]]], vocabulary_size=12)
     )
     rows = [line.split() for line in describe(found).splitlines()]
-    assert rows[0] == ["split", "authors", "in", "train", "users", "records", "words", "OOV"]
-    assert rows[1] == ["train", "2", "0", "2", "3", "23", "4.3%"]
+    assert rows[0] == ["split", "authors", "overlap", "users", "records", "words", "OOV"]
+    assert rows[1] == ["train", "2", "2", "3", "23", "4.3%"]
     assert rows[2] == ["heldout", "0", "0", "0", "0", "0"]
     assert rows[3] == ["test", "3", "0", "3", "4", "7", "28.6%"]
     assert ["words", "per", "record", "1", "1", "2", "20", "20"] in rows
+    assert "overlap      authors of the split who are also in train\n" in describe(found)
     assert "coverage     of train's words: all 95.7%" in describe(found)
     assert "frequent     w2 w0 w1\n" in describe(found)
 

@@ -53,6 +53,7 @@ def test_own_measures_are_in_everything_that_shows_results(
     text = measured.call("table", *PARTITIONS).stdout
     assert f"Surpr.: mean over canaries, nats per word, higher is better. {SENTENCE}" in " ".join(text.split())
     assert all(heading in text for heading in ("Surpr.", f"US /{len(flag)}", "size"))
+    assert "\nUS: Whether the surprise is below 3 nats per word.\n" in text
 
     rows = json.loads(measured.call("compare", *PARTITIONS, "--json").stdout)["rows"]
     first = {row["quantity"]: row for row in reversed(rows) if row["row"] == "all" and row["test"] in {"t", "McNemar"}}

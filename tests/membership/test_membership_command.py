@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -295,6 +296,16 @@ one_column = Attack("fit", worst, fit=of_first)
 def file(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(f"{SOURCE}# {tmp_path}")  # a content is executed once, and named as it then lay
     return tmp_path / "mine.py"
+
+
+def test_the_attacks_of_the_page_score_records(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "membership.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page.partition("## Write an attack")[2], re.DOTALL)
+    (tmp_path / "my_attack.py").write_text("\n".join(code))
+    records, targets = in_pairs(10)
+    for name, scored in (("worst_word", len(records)), ("fitted", len(records) // 2)):
+        scores, _ = scores_of(attack_named(f"{tmp_path}/my_attack.py:{name}"), before(untrained(), records), targets)
+        assert len(scores) == scored
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,10 @@ def test_nothing_released_spends_nothing_and_no_noise_spends_everything(name: st
 @pytest.mark.parametrize(
     ("convention", "message"),
     [
-        (BY_NAME["replace-one-pld"], "dp_accounting's pld refuses SampledWithoutReplacementDpEvent"),
+        (BY_NAME["replace-one-pld"], "the pld of dp_accounting does not support SampledWithoutReplacementDpEvent"),
         (
             Convention("poisson", "replace-one", "S", "rdp", "tight", "odd"),
-            "refuses PoissonSampledDpEvent: neighboring_relation must be `ADD_OR_REMOVE_ONE`",
+            r"does not support PoissonSampledDpEvent \(neighboring_relation must be `ADD_OR_REMOVE_ONE`",
         ),
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(map(str, (value.sampler, value.relation))),

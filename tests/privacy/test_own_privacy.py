@@ -198,7 +198,7 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         ('stream(seed, "turns")', UNSEEDED, "Turns: the cohort differs between two calls for round 1"),
         ("fresh = self.fresh(round_)", RANDOM, "TakenBack: the noise differs between two calls"),
         ("return {name: fresh[name] -", "return {name: math.nan * fresh[name] -", "'noise' has values that"),
-        (STATED, "return Unknown()", "dp_accounting's rdp refuses"),
+        (STATED, "return Unknown()", "the rdp of dp_accounting does not support"),
         ('{"before": fresh}', "{}", r"a round changes the slots \['before'\] into \[\]; keep the same slots"),
         ('{"before": fresh}', '{"before": {}}', "'before' must hold tensors with the names and shapes"),
     ],

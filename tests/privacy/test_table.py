@@ -30,9 +30,13 @@ def test_what_cannot_be_computed_is_a_dash_with_a_reason() -> None:
     (missing,) = (line for line in lines if line.epsilon is None)
     assert missing.convention.accountant == "pld"
     assert missing.to_json()["epsilon"] is None
-    assert "refuses SampledWithoutReplacementDpEvent" in missing.to_json()["note"]
+    assert "does not support SampledWithoutReplacementDpEvent" in missing.to_json()["note"]
     (row,) = (row for row in to_text(lines).splitlines() if " pld  " in row)
     assert row.split() == ["fixed-size", "replace-one", "2S", "pld", "-", "-"]
+    text = " ".join(to_text(lines).split())
+    assert '-: convention "replace-one-pld": the pld of dp_accounting does not support Sampled' in text
+    assert "Sound: sensitivity 2S under replace-one, as" in text
+    assert "add-or-remove-one" not in text
 
 
 def test_without_noise_epsilon_is_infinite_and_json_says_null() -> None:

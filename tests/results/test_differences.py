@@ -162,6 +162,21 @@ def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: 
     assert "Not compared at equal perplexity: run a: its first evaluation is already below" in " ".join(text.split())
 
 
+def test_a_pair_with_one_seed_has_the_interval_of_two_runs_at_equal_perplexity(make_run: MakeRun) -> None:
+    """The perplexity is equal at the end, so the difference there is the difference at equal perplexity."""
+    a, b = (
+        read_run(make_run({10: MODEL | {"exposure": bits}}, name=name, seed=0))
+        for name, bits in (("a", BITS_A), ("b", BITS_B))
+    )
+    expected = stats.ttest_1samp(np.subtract(BITS_A, BITS_B), 0)
+    pairs = [Pair("row", planned([a]), planned([b]))]
+    for row in (to_wide(differences(pairs)).iloc[0], over_all(a, b)):
+        assert row["like_exposure_p"] == pytest.approx(expected.pvalue)
+        interval = (row["like_exposure_low"], row["like_exposure_high"])
+        assert interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert "Eq. perp.: mean exposure" in table_of_pairs(differences(pairs), pairs).markdown()
+
+
 def test_two_runs_without_canaries_are_compared_in_utility_alone(flsim: Flsim, make_run: MakeRun) -> None:
     for name, perplexity in (("a", 60.0), ("b", 66.0)):
         folder = make_run({10: {"accuracy": 0.2, "perplexity": perplexity}}, name=name)
@@ -191,7 +206,7 @@ def test_runs_are_paired_by_seed_not_by_position(make_series: MakeSeries) -> Non
 def test_one_seed_is_compared_over_its_canaries_and_equal_settings_differ_by_nothing(make_series: MakeSeries) -> None:
     row = over_seeds(make_series([2]), make_series([1], name="b"))
     assert (row["over"], row["exposure_difference"], row["like_exposure_difference"]) == ("canaries", 1, 1)
-    assert "like_exposure_p" not in row
+    assert row["like_exposure_p"] == row["exposure_p"]
     row = over_seeds(make_series([2, 3], name="c"), make_series([2, 3], name="d"))
     assert row[[f"exposure_{name}" for name in ("difference", "low", "high", "p")]].tolist() == [0, 0, 0, 1]
 

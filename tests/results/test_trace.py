@@ -17,7 +17,7 @@ from flsim.base.errors import InputError
 from flsim.results.rows import RunResults, read_run
 from flsim.results.tables import canary_table, trace
 from flsim.show.table import json_rows
-from flsim.show.trace import draw_trace, to_csv, to_text
+from flsim.show.trace import draw_trace, steps_to_text, to_csv, to_text
 
 MakeRun = Callable[..., Path]
 EVENTS = [  # round, canary, user
@@ -87,6 +87,11 @@ def test_text_is_one_table_with_a_column_of_canaries(run: RunResults) -> None:
     assert rows[2][2:] == ["0.0", "no", "no", "2", "4", "0", "1 3 10"]
     assert rows[6][2:] == ["6.0", "yes", "yes", "0", "0", "", ""]
     assert next(line for line in lines if line.startswith("c0")).startswith("c00: 1/5K, 1%; ")
+
+
+def test_the_effective_step_is_shown_unless_every_step_is_the_mean_update() -> None:
+    assert steps_to_text([1.0, 1.0 + 1e-7]) == steps_to_text([]) == ""
+    assert " 0.5 over 3 rounds, from 0.2 to 1 " in steps_to_text([1.0, 0.2, 0.5]).replace("\n", " ")
 
 
 def test_json_and_csv_hold_all(run: RunResults) -> None:

@@ -133,6 +133,21 @@ def test_malformed_overrides_are_refused(tmp_path: Path, override: str) -> None:
         read(tmp_path, "seed = 1\n" + MINIMAL, override)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.round=10", "training.round=10: unknown key training.round; did you mean training.rounds?"),
+        ("training.rounds=0", "training.rounds=0: training.rounds must be at least 1, found 0"),
+        ("training.batch_size=3", "training.batch_size=3: training.batch_size: of central training"),
+    ],
+)
+def test_an_override_is_named_in_place_of_the_file(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        read(tmp_path, MINIMAL, "seed=3", override)
+    with pytest.raises(InputError, match=r"run\.toml: training\.rounds must be"):
+        read(tmp_path, MINIMAL + "[training]\nrounds = 0\n", "seed=3")
+
+
 CHANGES = ("seed=1", "data.partition=iid", "model.units=9", "canaries.count=3")
 CHANGES_NOTHING = ("evaluation.every=1", "data.corpus='x'", "training.epochs=9")
 

@@ -36,10 +36,9 @@ from flsim.training.update import Counts, LocalHParams, State, UpdateSum, clip_f
 SIZES = ModelHParams(embedding=3, units=5)
 
 
-def step(state: State, total: UpdateSum) -> State:
-    """Plain averaging."""
-    size = LAYOUT.vocabulary_size
-    privacy = PrivacyHParams()
+def step(state: State, total: UpdateSum, privacy: PrivacyHParams | None = None) -> State:
+    """Plain averaging, unless a mechanism is named."""
+    size, privacy = LAYOUT.vocabulary_size, privacy or PrivacyHParams()
     return fedavg.step(state, total, FedAvgHParams(), privacy, seed=0, population=1_000, vocabulary_size=size)[0]
 
 
@@ -142,6 +141,17 @@ def test_values_that_are_not_finite_or_absurd_stop_the_run(entry: float, loss: f
     delta["gate_bias"][3] = entry
     with pytest.raises(Diverged, match=f"round 1: .*{message}"):
         step(state, UpdateSum(delta, Counts(1.0, 1, loss, 7)))
+
+
+def test_noise_is_a_possible_cause_of_divergence() -> None:
+    state = init(LAYOUT.vocabulary_size, SIZES, 0)
+    total = UpdateSum(UpdateSum.zero(state.params).delta, Counts(1.0, 1, math.nan, 7))
+    for privacy, culprit in (
+        (None, "local.learning_rate"),
+        (PrivacyHParams("dp", clip=1.0, noise_multiplier=1.0), "local.learning_rate or privacy.noise_multiplier"),
+    ):
+        with pytest.raises(Diverged, match=f"most likely {culprit} is too high"):
+            step(state, total, privacy)
 
 
 @pytest.mark.parametrize("kind", [LocalHParams, CentralHParams])

@@ -56,6 +56,7 @@ ADVANTAGE = (
     Field("Nats", "advantage", "{:.2f}", ends=("advantage_low", "advantage_high"), is_late=True),
     Field("Left %", "left", "{:.0f}", 100, ends=("left_low", "left_high")),
 )
+UNTESTED = "no two groups have ranks at equal numbers of rounds after a window."
 TESTS = (
     Field("p", "p", "{:.2g}"),
     Field("Holm", "p_holm", "{:.2g}"),
@@ -157,7 +158,7 @@ def _labels(named: pd.DataFrame) -> Sequence[Field]:
 
 
 def _tests(measured: Forgetting) -> str:
-    """Return the pairs of groups with significant differences, and the number of tests."""
+    """Return the pairs of groups with significant differences, and the number of tests; a sentence without a test."""
     tests, rows = measured.tests, measured.times.set_index("group").to_dict("index")
     for side in "ab":
         names = [f"{row['setting']}: {group_text(row)}" for row in (rows[group] for group in tests[f"group_{side}"])]
@@ -166,6 +167,8 @@ def _tests(measured: Forgetting) -> str:
         (tests["p_holm"] <= LEVEL) | ((tests["differs"] == "setting") & tests["left_difference_low"].notna())
     ]
     tested, differing = int(tests["p"].notna().sum()), int((tests["p_holm"] <= LEVEL).sum())
+    if not tested and printed.empty:
+        return text_of(f"Differences between groups are not tested: {UNTESTED}", [])
     note = (
         "p: log-rank tests of the rounds from the end of the window until a canary's rank does not reveal it, "
         f"between groups that differ in one thing; {differing} of {tested} pairs differ after the correction "

@@ -31,12 +31,20 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 
     Values are as in TOML, and a bare word is a string. Paths in the file are relative to its folder. Raises InputError
     if the file is missing, not TOML, or a sweep; a key is unknown (the message names the closest key); or a value is
-    not allowed.
+    not allowed. A message about a key that an override sets names this override, not the file.
     """
+    overrides = tuple(overrides)
     values = toml.read(path, overrides, from_working_directory)
     if "grids" in values:
         raise InputError(f"{path}: this file is a sweep, not the configuration of a run; train it with `flsim sweep`")
-    config = parse(values, str(path), path.parent)
+    try:
+        config = parse(values, str(path), path.parent)
+    except InputError as error:
+        about = str(error).removeprefix(f"{path}: ")
+        for override in overrides:
+            if re.match(rf"(unknown key )?{re.escape(override.partition('=')[0].strip())}(?![\w.])", about):
+                raise InputError(f"{override}: {about}") from error
+        raise
     return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)))
 
 
