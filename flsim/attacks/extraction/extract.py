@@ -1,4 +1,4 @@
-"""`flsim extract`: strings, their extraction from models of runs, and rates beside those of text outside training."""
+"""`flsim extract`: strings, their extraction from models of runs, and their rates next to text outside training."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -422,12 +422,12 @@ def _results_in_short(run: Path) -> str:
 # the geometric mean of their perplexities on test users. docs/tuning.md has an example of a file. The folder of a
 # search:
 #
-# tune.json       the search, so that no other one continues in the folder
-# tuned.toml      the outcome, once the search has ended
-# configs/        the settings of each trial's runs, at the length that was trained last
-# corpus/         the corpus, if the tier makes one
-# runs/           run folders
-# logs/           the output of each run
+#     tune.json       the search, so that no other one continues in the folder
+#     tuned.toml      the outcome, once the search has ended
+#     configs/        the settings of each trial's runs, at the length that was trained last
+#     corpus/         the corpus, if the tier makes one
+#     runs/           run folders
+#     logs/           the output of each run
 
 
 OBJECTIVE = "perplexity on test users"
