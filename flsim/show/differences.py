@@ -49,8 +49,8 @@ OVER_CANARIES = (
     "models and do not cover other seeds. They treat canaries as independent."
 )
 CEILING = (
-    "Ceil.: canaries at the ceiling of exposure, a/b. They are ranked before all references, so differences "
-    f"between them are invisible; {WHAT_TO_DO}"
+    "Many canaries have the largest possible exposure: they are ranked before all references, so differences between "
+    f"them are invisible; {WHAT_TO_DO}"
 )
 UTILITY = "{}: {} on test text, a/b."
 PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
@@ -125,8 +125,8 @@ def _units(wide: pd.DataFrame) -> list[list[Column]]:
         if quantity.is_flag:
             units.append([Column(quantity.heading, _both(wide, quantity.name, template)), _p(wide, quantity.name)])
         elif quantity.of_canaries:
-            cells = _difference(wide, quantity.name, f"{quantity.heading}, a-b", signed(quantity))
-            units.append([*cells, *(_at_ceiling(wide, template) if quantity.is_primary else [])])
+            note = CEILING if quantity.is_primary and _are_many_at_ceiling(wide) else ""
+            units.append(_difference(wide, quantity.name, f"{quantity.heading}, a-b", signed(quantity), note))
     units.append([_utility(wide, quantity) for quantity in of_model(quantities)])
     units += [_like_perplexity(wide), _published(wide, quantities)]
     return [unit for unit in units if any(cell for of_unit in unit for cell in of_unit.cells)]
@@ -149,12 +149,9 @@ def _published(wide: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Colum
     return columns
 
 
-def _at_ceiling(wide: pd.DataFrame, template: str) -> list[Column]:
-    """Return the column of canaries at the ceiling of exposure; empty if they are few in every row."""
+def _are_many_at_ceiling(wide: pd.DataFrame) -> bool:
     shares = [column(wide, f"at_ceiling_value_{side}") / column(wide, "canaries_value_a") for side in "ab"]
-    if not any((share >= MANY).fillna(value=False).any() for share in shares):
-        return []
-    return [Column("Ceil.", _both(wide, "at_ceiling", template), note=CEILING)]
+    return any((share >= MANY).fillna(value=False).any() for share in shares)
 
 
 def _like_perplexity(wide: pd.DataFrame) -> list[Column]:

@@ -94,7 +94,7 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
     [
         ((), "--users, --cohort, --rounds, --delta missing"),
         (SMALL, "--noise-multiplier and --epsilon: one value determines the other; set only one"),
-        ((*SMALL, "--noise-multiplier", "1", "--cohort", "0"), "cohort must be between 1 and the 1,000"),
+        ((*SMALL, "--noise-multiplier", "1", "--cohort", "0"), "cohort must be at least 1, found 0"),
         ((*SMALL, "--noise-multiplier", "1", "--delta", "1"), "delta must be above 0 and below 1, found 1"),
         ((*SMALL, "--noise-multiplier", "1", "--sampler-option", "dropout=0.2"), "dropout=0.2: set --sampler"),
         ((*SMALL, "--noise-multiplier", "1", "--sampler", "shuffle"), "available, fedbuff, found 'shuffle'"),

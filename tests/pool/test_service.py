@@ -91,7 +91,7 @@ def test_a_failure_says_why_and_the_next_one_is_evaluated(service: EvaluationSer
     for name in ("bad", "nan", "a"):
         service.submit(run / name)
     bad, nan, good = service.drain(TIMEOUT)
-    assert (bad.outcome, bad.reason) == ("failed", r"KeyError: 'no such\ncorpus'")
+    assert (bad.outcome, bad.reason) == ("failed", r"KeyError: 'no such\ncorpus' is missing")
     assert nan.outcome == "diverged"
     assert nan.reason == "round 3: 1 of 8 values of parameter embedding are not finite"
     assert outcomes_of([good]) == [("a", "stored", 1)]

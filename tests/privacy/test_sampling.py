@@ -231,7 +231,7 @@ def test_sampling_with_replacement_is_refused_by_every_accountant() -> None:
     ledger = Ledger((Entry("with-replacement", 1_000, 10, 1.0, 5),))
     for line in report(ledger, 1e-5):
         assert line.epsilon is None
-        assert "refuses SampledWithReplacementDpEvent" in str(line.note)
+        assert "does not support SampledWithReplacementDpEvent" in str(line.note)
     assert [line.convention.accountant for line in report(ledger, 1e-5)] == ["rdp", "pld"]
 
 
