@@ -301,7 +301,7 @@ def simulate(
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)
         if start.round >= rounds:
-            raise InputError(f"start has {start.round:,} rounds already, and rounds is {rounds:,}; set more rounds")
+            raise InputError(f"start has completed {start.round:,} rounds; set rounds above it, found {rounds:,}")
         restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises if it belongs to another model
     config = algorithm.config(planted, model, rounds, seed)
     units = len(planted.users) if config.unit == "user" else planted.users.records

@@ -331,7 +331,7 @@ def algorithm_named(name: str) -> Algorithm:
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         algorithm = extensions.made(name, algorithm)
     elif extensions.options_of(name):
-        raise InputError(f"{extensions.name_in_settings(name)}: takes no options; name a class")
+        raise InputError(f"{extensions.name_in_settings(name)}: is an object, which takes no options; name a class")
     if not isinstance(algorithm, Algorithm):
         raise InputError(
             f"{extensions.name_in_settings(name)}: not a subclass of flsim.algorithms.algorithm.Algorithm; derive the "

@@ -108,7 +108,7 @@ def evaluate(
             added.
         name: With --out: name of the model in tables.
         canaries: Folder that flsim data canaries wrote; or file of canaries, .csv or .json, with id, words or tokens,
-            and if known copies, p_u and p_e.
+            copies (required with --out), and if known p_u and p_e.
         corpus: Folder or URI of a corpus with the model's vocabulary; its test users measure utility.
         vocabulary: In place of --corpus: file with one word per line in the order of ids, or the number of token ids,
             e.g. 10004.

@@ -75,7 +75,8 @@ of_point = partial(typer.Option, rich_help_panel="Point in training")
 TableOut = Annotated[
     Path | None,
     typer.Option(
-        help="File to write, e.g. table.md; required for parquet. Replaces an existing file.",
+        help="File to write, e.g. table.md, with a suffix that fits --format; required for parquet. Replaces an "
+        "existing file.",
         show_default="standard output",
     ),
 ]

@@ -420,7 +420,7 @@ def epsilon(ledger: Ledger, delta: float, convention: conventions.Convention) ->
 
     samplers = {conventions.sampler_in_conventions(entry.sampler) for entry in ledger.entries}
     if samplers - {convention.sampler}:
-        mixed = "the ledger mixes samplers, and a convention is for one; continue a state with its own sampler"
+        mixed = "a convention covers only one sampler; continue a state with the sampler that it began with"
         raise InputError(
             f"{convention} is for {convention.sampler} sampling, but the ledger has {' and '.join(sorted(samplers))} "
             f"rounds; {'choose a convention for that sampler' if len(samplers) == 1 else mixed}"

@@ -61,7 +61,7 @@ def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tu
 
 
 SOUND: dict[Relation, str] = {
-    "replace-one": "2S under replace-one, as exchanging a user can move the sum of clipped updates by 2S",
+    "replace-one": "2S (S: the clip norm) under replace-one, because exchanging a user moves the sum by up to 2S",
     "add-or-remove-one": "S under add-or-remove-one, with Poisson sampling",
     "zero-out": "S under zero-out, which compares with a run in which a user's updates are zero",
 }

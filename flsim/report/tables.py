@@ -215,8 +215,9 @@ PROVEN = (
 )
 MEMBERS = (
     "Members are records of training users that took part; non-members are records of authors who are held out, of "
-    "equal lengths. For a model trained elsewhere, both are canaries or records of files. Blind: AUROC of an attack "
-    "that reads no model; yes: it is above 0.55, so the comparison is confounded. `flsim membership` has more."
+    "equal lengths. For a model trained elsewhere, members and non-members are canaries, or records of files. Blind: "
+    "AUROC of an attack that reads no model; yes: it is above 0.55, so the comparison is confounded. "
+    "`flsim membership` has more."
 )
 NAMED = (
     "Share of members that each attack finds (TPR), by the share of false alarms among non-members (FPR), on "

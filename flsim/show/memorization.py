@@ -26,7 +26,7 @@ from flsim.show.table import Column, Field, Table, columns_of, formatted, note, 
 
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
-LOWEST = "Lowest: (p_u, p_e), or copies, with a memorized canary and fewest insertions."
+LOWEST = "Lowest: of the configurations with a memorized canary, the one with the fewest copies."
 CONTROLS = "Controls: canaries that were never planted; number of them that {} marks as memorized."
 FALSE_POSITIVE = " {} marks each with a probability of 1 / (|R| + 1), here {}."
 SHARE = "{}: shares of {} planted canaries."

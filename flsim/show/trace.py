@@ -27,13 +27,17 @@ SHARERS = (
     "sharers: number of different sharers that took part since the last evaluation; in central training, a sharer "
     "takes part when a copy is read, and rounds are steps."
 )
+IN_ROUNDS = (
+    "in rounds: rounds in which a sharer took part since the last evaluation; a long list is cut, and --csv prints all "
+    "rounds."
+)
 PARTICIPATION = (
     Field("sharers", "sharers", "{:,}", note=SHARERS),
     Field("so far", "participations", "{:,}", note="so far: how often a sharer took part since the start of training."),
     Field("since", "rounds_since_use", "{:,.0f}", note="since: rounds since a sharer last took part."),
     Field(
         *("in rounds", "in_rounds"),
-        note="in rounds: rounds in which a sharer took part since the last evaluation; --csv prints all of a cut list.",
+        note=IN_ROUNDS,
     ),
 )
 
@@ -50,7 +54,7 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
     quantities = [quantity for quantity in traced(quantities_in(table)) if quantity.name in table]
     lines = [f"{run.setting} [{run.name}]", ""]
     for row in _planted(table, run):
-        planted = f"; planted: {row['insertions']}" if "insertions" in row else ""
+        planted = f"; copies: {row['insertions']}" if "insertions" in row else ""
         lines.append(f"{row['canary']}: {name_of_configuration(row)}{planted}")
     flags = {one.name: table[one.name].map({0.0: "no", 1.0: "yes"}) for one in quantities if one.is_flag}
     shown = table.assign(**flags)

@@ -122,7 +122,7 @@ def _follows(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
         yield "Memorization is not proven: no phrase is detected."
     if len(extracted):
         least = copies(int(extracted["copies"].min()))
-        phrases = "1 phrase" if len(extracted) == 1 else f"{len(extracted)} phrases, such as one"
+        phrases = "1 phrase" if len(extracted) == 1 else f"{len(extracted)} phrases, the rarest"
         yield f"Extraction is possible: the model writes {phrases} of {least}."
     for row in audit_subject(subject).frame.to_dict("records"):
         if row["kind"] == "bound" and pd.notna(row["low"]) and row["low"] > 0:

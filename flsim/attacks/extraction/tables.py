@@ -29,15 +29,15 @@ MEANS = (
 ATTACKS = {  # by the beginning of their names
     GREEDY: "Greedy: always the most likely token.",
     SAMPLING: "n, p: with probability p or more, one of n samples is the suffix.",
-    ONE_WORD: "One-word prompt: greedy decoding after any word of the vocabulary generates the suffix. A prefix of one "
-    "word is such a word; a longer prefix is not, so most suffixes after it are not generated.",
+    ONE_WORD: "One-word prompt: greedy decoding after any single word of the vocabulary, in place of the prefix, "
+    "generates the suffix. It seldom generates suffixes of longer prefixes.",
     NEAR: "Near-verbatim: a greedy or beam search continuation differs in at most one word.",
     "edit": "Edit distance k: at most k words of such a continuation are inserted, deleted or replaced.",
     "BLEU": "BLEU: the BLEU score of such a continuation is above 0.75.",
 }
 HELD = (
-    "k users: number of extracted strings that at most k training users hold. In brackets: % extracted of the controls "
-    "that at most k - 1 training users hold, because the author of a control is no training user."
+    "k users: number of extracted strings in the text of at most k training users. In brackets: percentage of controls "
+    "that are extracted, for controls in the text of at most k - 1 training users, because their author is none."
 )
 EXCESS = Field("Excess", "excess", "{:+.1f}", 100, ends=("excess_low", "excess_high"))
 CONTROL = Field("Control", "control_rate", "{:.1f}", 100)

@@ -242,11 +242,12 @@ def _controls(row: "pd.Series[Any]") -> Iterator[str]:
         # the normal approximation of the Mann-Whitney statistic of equal distributions
         chance = 1.96 * math.sqrt((row["n_in"] + row["n_out"] + 1) / (12 * row["n_in"] * row["n_out"]))
         if row["control_auroc"] > max(CONFOUNDED, 0.5 + chance):
-            verdict = f"Above {CONFOUNDED:g}, no AUROC of this table shows memorization"
+            verdict = f"Above {CONFOUNDED:g}: the texts differ, so no AUROC of this table shows memorization"
         elif 0.5 + chance > CONFOUNDED:
-            verdict = f"Undecided: chance gives {0.5 - chance:.3f} to {0.5 + chance:.3f} (95%); attack more records"
+            by_chance = f"{0.5 - chance:.3f} to {0.5 + chance:.3f}"
+            verdict = f"Undecided: with so few records, {by_chance} is chance (95%); attack more"
         else:
-            verdict = f"At most {CONFOUNDED:g}, so these two properties do not distinguish members"
+            verdict = f"At most {CONFOUNDED:g}, so length and word frequency do not distinguish members"
         yield f"Blind control: {row['control_auroc']:.3f} by length and word frequency only. {verdict}."
     if pd.notna(row["epsilon"]):
         yield (
