@@ -65,13 +65,6 @@ def drop_records(
     )
 
 
-# Deduplication of train records: the first record of each text in the order of the corpus remains.
-#
-# Lee et al., "Deduplicating Training Data Makes Language Models Better" (2022): exact repetitions, and near repetitions
-# with MinHash (Broder, 1997). Records are sentences, so near repetitions are compared by n-grams of two words instead
-# of five.
-
-
 # Near duplicates: records whose sets of word n-grams are similar.
 #  MinHash with locality-sensitive hashing (datasketch) finds candidates among the kept records. Their Jaccard
 # similarity is then computed exactly. Therefore no record is dropped wrongly, and one in `MISSES` near duplicates can
@@ -144,6 +137,13 @@ def _hashed(words: Tokens, ngram: int) -> NDArray[np.uint64]:
         hashes = (hashes + words[place : place + len(hashes)] + np.uint64(1)) * _GRAM
         hashes ^= hashes >> np.uint64(29)
     return hashes >> np.uint64(32)
+
+
+# Deduplication of train records: the first record of each text in the order of the corpus remains.
+#
+# Lee et al., "Deduplicating Training Data Makes Language Models Better" (2022): exact repetitions, and near repetitions
+# with MinHash (Broder, 1997). Records are sentences, so near repetitions are compared by n-grams of two words instead
+# of five.
 
 
 Within = Literal["corpus", "user"]

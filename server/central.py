@@ -236,6 +236,9 @@ class RoundMetrics:
             metric.inc(value, tags)
 
 
+# The training process of a central run, and its driver.
+
+
 NEWS_EVERY = 0.5  # seconds between two progress reports
 
 

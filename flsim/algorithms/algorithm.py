@@ -1,4 +1,9 @@
-"""The interface of federated algorithms, and the built-in algorithms."""
+"""The interface of federated algorithms, the built-in algorithms, and the settings of the server.
+
+A round of any algorithm: the server sends the model, and the tensors of the algorithm, to the cohort. Each user trains
+and answers with named tensors; only sums over many users leave a client process. The server averages the sums, steps,
+and updates its tensors. `Algorithm` itself is Federated Averaging; subclasses override what differs.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -185,7 +190,7 @@ def zero_of(algorithm: Algorithm, like: Params) -> UpdateSum:
     return UpdateSum.zero(like | flat(algorithm.answers_like(like)))
 
 
-# The built-in federated algorithms, and the settings of a federated algorithm on the server.
+# The built-in federated algorithms.
 
 
 class Scaffold(Algorithm):

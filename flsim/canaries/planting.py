@@ -202,6 +202,9 @@ def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]
     return list(phrases)
 
 
+# The planting: the records that canaries replace, in a fixed number or by Poisson sampling.
+
+
 REDRAWS = 100
 AT_ONCE = 2**20  # words that are searched at once
 

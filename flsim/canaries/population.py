@@ -213,6 +213,9 @@ def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
     return Overlay(at, overlay.canaries[np.searchsorted(overlay.records, order[at])])
 
 
+# The population, in memory and on disk.
+
+
 Partition = Literal["iid", "non-iid"]
 ABOUT = "population.json"
 NEVER = np.iinfo(np.int64).max  # last round of a window that does not end

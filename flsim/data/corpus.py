@@ -1,4 +1,20 @@
-"""A corpus: its files and users' token ids, and the parts that training does not read."""
+"""A corpus: its files and users' token ids, and the parts that training does not read.
+
+A corpus on disk is flat files that are memory-mapped, which opens instantly and is shared by all processes:
+
+    manifest.json            schema, token layout, counts, drops by reason, digests of sources and of the files below
+    vocabulary.tsv           word, count; most frequent first
+    train/  heldout/  test/  split.json    token layout and counts, so that a split can be read without the rest
+                             tokens.u16    word ids of all records, one after another; tokens.u32 if the
+                                           vocabulary has more than 65,536 ids
+                             records.i64   start of each record among the tokens, and the end of the last one
+                             users.i64     start of each user in records.i64, and the end of the last one
+                             names.json    the users' names
+                             prompts.u32   number of first tokens of each record in its prompt; if records have prompts
+    heldout-whole/  test-whole/  the same authors, neither cut into users nor dropped; only if an import cut them
+
+Held-out and test users are never trained on. All numbers are little-endian.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -316,17 +332,6 @@ class CorpusWriter:
         )
 
 
-# The records of a split that a run trains on, without user holdouts, records beyond a cap, or records of coins.
-#
-# user_holdout     a share of each user's records, which no run trains on: fresh text of known users, for user inference
-#                  (Kandpal et al., "User Inference Attacks on Large Language Models", 2023, section 3)
-# max_records      at most this number of each user's other records: contributions are bounded before training (Charles
-#                  et al., "Fine-Tuning Large Language Models with User-Level Differential Privacy", 2024, section 3)
-# shadow           each user, or each record, is trained on only if a fair coin of the run's seed is heads: runs of many
-#                  seeds are the shadow models of Carlini et al., "Membership Inference Attacks From First Principles"
-#                  (2022), section 4
-
-
 # Corpora that are derived from another corpus: the same users with a part of their records, or with other records.
 
 
@@ -401,6 +406,17 @@ def _copy(source: RecordSource, split: Split, kept: Flags | None, writer: Corpus
             lengths = np.diff(records.offsets)
             into.extend(split.names[first:last], records.tokens, lengths, np.diff(owners), records.prompts)
             advance(end)
+
+
+# The records of a split that a run trains on, without user holdouts, records beyond a cap, or records of coins.
+#
+# user_holdout     a share of each user's records, which no run trains on: fresh text of known users, for user inference
+#                  (Kandpal et al., "User Inference Attacks on Large Language Models", 2023, section 3)
+# max_records      at most this number of each user's other records: contributions are bounded before training (Charles
+#                  et al., "Fine-Tuning Large Language Models with User-Level Differential Privacy", 2024, section 3)
+# shadow           each user, or each record, is trained on only if a fair coin of the run's seed is heads: runs of many
+#                  seeds are the shadow models of Carlini et al., "Membership Inference Attacks From First Principles"
+#                  (2022), section 4
 
 
 Shadow = Literal["user", "record"]

@@ -257,6 +257,9 @@ class ExtraUsers:
 NOBODY = ExtraUsers()
 
 
+# Records of users, and their batches for next-word models.
+
+
 Tokens = NDArray[np.unsignedinteger[Any]]  # dtype: `token_type` of the layout
 
 

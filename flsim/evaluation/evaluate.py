@@ -1,4 +1,4 @@
-"""The evaluation of one model, ours or of another system: the attacks on every canary, and the utility of the model."""
+"""The evaluation of a model that flsim or another system trained: attacks on every canary, and the model's utility."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,9 @@
-"""The interface of a measure, and the description of its numbers: unit, direction, a sentence, and their places."""
+"""The interface of a measure, and the description of its numbers: unit, direction, a sentence, and their places.
+
+Tables, plots, reports, comparisons, traces and trackers read these descriptions, and contain no names of measures. A
+description is plain data: that of a custom measure is stored with the rows, so that showing results does not execute
+code.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -113,6 +113,9 @@ class CIFGLanguageModel(language_model.NextWordModel):
         return step
 
 
+# The other built-in architectures, and the construction of networks by their names.
+
+
 class TransformerLanguageModel(language_model.NextWordModel):
     """One or more layers of causal self-attention with GELU, norms before each part, and tied embeddings.
 

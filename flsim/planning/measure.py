@@ -1,4 +1,4 @@
-"""Time and memory of runs: a short run of each configuration is trained and measured, and its times are multiplied.
+"""Time and memory of runs, predicted from short runs of each configuration, and the scale of an experiment.
 
     time of a run = start + rounds x measured round + evaluations x measured evaluation
 
@@ -374,6 +374,9 @@ def _facts(scale: Scale) -> list[str]:
     users = scale.users
     counts = [number(users.users), number(users.records), three_digits(users.records / users.users)]
     return [*counts, number(users.vocabulary), number(scale.number), percent(scale.share)]
+
+
+# Short runs, and the times that they predict.
 
 
 STEPS = 20  # steps of central training in a part of a short run: a single step is too short to be measured

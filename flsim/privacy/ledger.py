@@ -236,8 +236,8 @@ def released(total: Params, noise: Params, clip: float, steps: int, bits: int) -
 # After training, the cosine of u_j and the change of the model shows how visible one user's updates are.
 #
 # The sampler draws from a virtual copy of the population, and canary user j takes part if user j of the copy is drawn.
-# So no draw for a real user changes, and every guarantee of the ledger for a user also holds for each canary user.
-# Vectors are recomputed from the seed, and never stored.
+# Therefore no draw for a real user changes, and every guarantee of the ledger for a user also holds for each canary
+# user. Vectors are recomputed from the seed, and never stored.
 
 
 LENGTH = 10.0  # norm of a canary user's update before the clip, in clip norms; above 1, so that it tests the clip
@@ -333,6 +333,9 @@ def cosines(change: Params, seed: int, canaries: range) -> Floats:
         products = (torch.vdot(change[name].flatten(), block.double().flatten()) for name, block in vector.items())
         result[index] = sum(map(float, products)) / (length * norm)
     return result
+
+
+# The ledger of a run: how users were sampled, and the noise on their sum; a convention turns it into an epsilon.
 
 
 Unit = Literal["user", "record"]  # difference of neighbouring data sets; a record is one sentence

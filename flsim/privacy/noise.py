@@ -187,6 +187,9 @@ def blt_coefficients(scales: Floats, decays: Floats, rounds: int) -> tuple[Float
     return series(numerator, denominator, rounds), series(denominator, numerator, rounds)
 
 
+# The processes of noise, by name, and the noise of a round.
+
+
 MOST_BUFFERS = 16  # of BLT noise, whose optimization takes minutes with hundreds; 2 to 4 are nearly as good
 SLOT = "noise/"  # prefix of a process's slots in a state; slots of optimizers have no slash
 

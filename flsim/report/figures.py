@@ -133,6 +133,9 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+# The figures, and the blocks that they are in.
+
+
 TOGETHER = 4  # largest number of settings in a panel
 MOST = 12  # rows of a panel with dots
 STEP = 36  # pixels from a row to the next

@@ -48,9 +48,7 @@ PUBLISHED = {
     "published_setting": "string",
     **dict(RESULTS.values()),
 }
-# A canary that ranks first among 20,000 references does not necessarily rank first among 2,000,000, and a shorter
-# continuation ranks first more often. Therefore shares are compared in size only if they answer the same question.
-# columns in addition to those of every table
+# Columns of the question, which only some tables have.
 ASKED = {name: "Int64" for name in ROW_OF_QUESTION if name != "references"}
 WORDS = {
     "references": "|R| is {} here and {} in the paper",
@@ -136,6 +134,10 @@ def asked(run: RunResults, published: Mapping[str, Any] | None) -> dict[str, Any
     if not published or not {*ROW_OF_QUESTION} & {*published}:
         return {}
     return {"prefix": run.prefix, "length": run.length}
+
+
+# A canary that ranks first among 20,000 references does not necessarily rank first among 2,000,000, and a shorter
+# continuation ranks first more often. Therefore shares are compared in size only if they answer the same question.
 
 
 def is_alike(table: pd.DataFrame) -> "pd.Series[bool]":

@@ -231,12 +231,6 @@ def round_in_short(run_folder: Path, round: int) -> str | None:
     return f"{in_short(measured, ', ')} of {of_canaries['canary'].nunique()} canaries" if measured else None
 
 
-# Results of a run on disk: one atomic Parquet file per evaluated round.
-#
-# Storing an equal evaluation again replaces its file with an equal file, so a repeated or interrupted evaluation adds
-# nothing.
-
-
 # The file run.json of a run, with the setting, progress and status, and the log of evaluations.
 
 
@@ -404,6 +398,12 @@ def failures(run_folder: Path) -> dict[str, str]:
         for name, attempt in sorted(last.items())
         if attempt.outcome == "failed" and not (run_folder / "rows" / f"{Path(name).stem}.parquet").exists()
     }
+
+
+# Results of a run on disk: one atomic Parquet file per evaluated round.
+#
+# Storing an equal evaluation again replaces its file with an equal file, so a repeated or interrupted evaluation adds
+# nothing.
 
 
 @dataclass(frozen=True, eq=False)

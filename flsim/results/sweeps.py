@@ -1,4 +1,4 @@
-"""The runs of a sweep, and rows over its seeds."""
+"""Reading of a sweep's folder, and series of runs that differ only in the seed."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -196,6 +196,12 @@ def _refuse_different(run: RunResults, copy: RunResults) -> None:
             f"runs {run.name} and {copy.name}: copies of one run, whose {first['metric']} of round "
             f"{first['round']} differ; exclude one of them"
         )
+
+
+# The folder of a sweep: its planned runs, the published row of each, and their results so far.
+#
+#     sweep.json      the runs' names, axes and published values; sessions: times of work and their outcomes
+#     runs/NAME/      run folders
 
 
 RUNS = "runs"

@@ -49,8 +49,8 @@ If some run diverged, failed, was interrupted, or has checkpoints that could not
     reason                   why
 
 If runs reproduce published rows, published_table, _data and _setting name the row. Its values are published_rs and so
-on (`flsim.results.tables`); the agreement is rs_size and so on (`flsim.results.published`). The paper's
-measurement is described by published_references, _prefix and _length, and that of flsim by these columns:
+on, and the agreement is rs_size and so on (`flsim.results.published`). The paper's measurement is described by
+published_references, _prefix and _length, and that of flsim by these columns:
 
     prefix                   number of a canary's first words that the attacker knows
     length                   number of words of a planted canary; blank if they differ
@@ -370,6 +370,9 @@ def traced(quantities: Iterable[Quantity]) -> list[Quantity]:
     """Return the quantities of canaries that a trace shows: the primary number, then flags, then other numbers."""
     traced = [quantity for quantity in select_for(quantities, "trace") if quantity.of_canaries]
     return sorted(traced, key=lambda quantity: not quantity.is_primary)
+
+
+# The table of memorization: its columns, and a row for each run or series.
 
 
 STANDARD = [quantity for quantity in select_for(QUANTITIES.values(), "table") if quantity.is_standard]

@@ -7,7 +7,7 @@ code/            copies of custom files that the settings name (flsim.runs.confi
 tokens.i64       the base model's id of each token id of the corpus, if a tokenizer made the corpus
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
-users/           what users keep between rounds, if the algorithm needs it (flsim.algorithms.algorithm)
+users/           what users keep between rounds, if the algorithm needs it (flsim.algorithms.user_states)
 rows/            round-000010.parquet, ...: results of evaluations
 membership/      round-000010.parquet, ...: results of attacks on membership (flsim.attacks.membership.inference)
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason

@@ -1,4 +1,4 @@
-"""The checkpoint from which a run starts: its own last one, or one of the other arm before the first window."""
+"""Recovery of a run folder after a fault, locks on run folders, and the start from a checkpoint of the other arm."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Other networks before training: the check of a custom network, and the memory of a Hugging Face model."""
+"""The check of a custom network before training, and the memory that a Hugging Face model needs."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,6 +129,9 @@ def bytes_of_user(
 
 def _width(model: TrainableModel) -> int:
     return 2 if model.hparams.dtype == "bfloat16" else 4
+
+
+# The check of a custom network: the requirements of training, attacks and resuming.
 
 
 TOLERANCE = 1e-4  # absolute and relative tolerance of log-probabilities in float32

@@ -23,9 +23,6 @@ from flsim.models.language_model import Params, TrainableModel
 from flsim.privacy.ledger import Ledger, update_of
 from flsim.training.optimizers import OPTIMIZERS, optimizer_named
 
-# The settings of local training, for all engines.
-
-
 # Learning rate schedules: each is a function (step or round, total) -> factor of the learning rate.
 #  Central steps, local training and the server's step share them. A custom schedule, ``path/to/file.py:NAME``, is such
 # a function, which can have options as further arguments. Steps and rounds count from 0, so the last one is total - 1.
@@ -103,6 +100,9 @@ def total_rate(rate: Callable[[int], float], steps: int) -> float:
     """Return the sum of the learning rates of steps 0 to `steps` - 1; for many, an estimate from evenly spaced ones."""
     sampled = range(steps) if steps <= SAMPLES else np.linspace(0, steps - 1, SAMPLES).astype(int).tolist()
     return steps * float(np.mean([rate(step) for step in sampled]))
+
+
+# The settings of local training, for all engines.
 
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -187,9 +187,6 @@ class LocalHParams:
     def examples(self, records: int) -> int:
         """Return the number of records that a user with this number of records trains on in a round."""
         return records if self.max_records is None else min(records, self.max_records)
-
-
-# The common parts of all training engines: training mode, order of records, clip of gradients, and threads.
 
 
 # The random numbers of a network during training, such as those of dropout.

@@ -1,4 +1,4 @@
-"""The pool of processes that train and evaluate: its processes, their client application, and Flower's grid on it."""
+"""Processes of Ray that train and evaluate: the client process, the pool, evaluations, and Flower's grid."""
 
 import importlib
 import math
@@ -392,6 +392,13 @@ class EvaluationInProcess(EvaluationService):
         except Exception as error:  # training continues after any error
             outcome, reason = "failed", str(error) or repr(error)
         self._end(_Job(checkpoint), outcome, time.monotonic() - began, time.time(), reason)
+
+
+# Flower's message layer on Ray: a grid whose nodes are shards, served by client processes on all Ray nodes.
+#
+# Flower's simulation engine never uses a machine that joins, handles few messages at a time, polls every 0.1 s, and
+# loses the message of a process that hangs. ClientApp, messages, ServerApp and results, bit for bit, are those of
+# Flower's runtimes (test_flower_runtimes.py).
 
 
 RUN, SERVER = 1, 0  # the only run of a grid, and the node that sends requests

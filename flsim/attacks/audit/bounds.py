@@ -14,7 +14,7 @@ from flsim.base.statistics import at_least, lower_bound, share_interval, upper_b
 # Lower bounds on epsilon from guesses of canaries: each canary is a random phrase among many phrases.
 #
 # For each of m canaries, an attacker with the model names a set of phrases. Before training a set has the share f of
-# all phrases. Given the model, and all other canaries, the canary is in it with probability at most
+# all phrases. Given the model, and all other canaries, the canary is in its set with probability at most
 #
 #     q(epsilon, f) = f e^epsilon / (f e^epsilon + 1 - f)
 #
@@ -222,6 +222,15 @@ def delta_of_gaussian(mu: float, epsilon: float) -> float:
         return 0.0
     normal = scipy.special  # the second term with its logarithm, because e^epsilon overflows
     return float(normal.ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + normal.log_ndtr(-epsilon / mu - mu / 2)))
+
+
+# Lower bounds on epsilon from one run whose canaries are planted by independent fair coins.
+#
+# [S] Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (2023), Theorem 5.2 and Algorithm 1.
+# [M] Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run" (2024), Theorem 3.2, Algorithm 3.
+#
+# The attacker guesses the coins of r of m canaries, with the highest and the lowest scores, and v guesses are right.
+# The number of guesses is fixed before scores are known.
 
 
 LARGEST_MU = 30.0

@@ -399,6 +399,9 @@ def _is_planted(canary: Canary, rounds: int) -> bool:
     return canary.is_planted and (canary.first_round or 1) <= last
 
 
+# `flsim extract`: settings, and extraction from a run.
+
+
 PREFIXES = (1, 3, 5, 10)
 
 

@@ -43,8 +43,8 @@ TYPES = {
     "last_use": "Int64",  # last round in which a sharer took part
     "uses": "int64",  # how often sharers took part
     "since": "float64",  # rounds since last use; missing before it, and without any use
-    "clean": "float64",  # log-perplexity in arm OUT at the window's end, and the round of that evaluation
-    "clean_round": "Int64",
+    "clean": "float64",  # log-perplexity in arm OUT at the window's end
+    "clean_round": "Int64",  # round of that evaluation
     # In each arm: log-perplexity; calibrated score, which is clean minus log-perplexity, larger for a member; exposure
     # in bits; exact p-value of the rank, missing for text of held-out users.
     **{f"{name}_{arm}": "float64" for name in ("nats", "score", "bits", "p") for arm in ("in", "out")},
@@ -340,10 +340,10 @@ def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dic
 
 
 def by_k(table: pd.DataFrame) -> tuple[list[tuple[int, pd.DataFrame]], int | None]:
-    """Return the observations of a group at each evaluated k, a row per canary, and the last k; None without any use.
+    """Return each evaluated k with its observations, a row per canary, and the last k; ([], None) without any use.
 
     The last k is the largest one at or after which at least half of the canaries were evaluated. An evaluation counts
-    at the first k that is not below its rounds since last use; of several of a canary, the last.
+    at the first k that is not below its rounds since last use; if a canary has several at one k, only the last counts.
     """
     last = np.sort(table.groupby(["run", "canary"])["since"].max().dropna())
     if not len(last):

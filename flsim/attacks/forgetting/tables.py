@@ -158,7 +158,7 @@ def _labels(named: pd.DataFrame) -> Sequence[Field]:
 
 
 def _tests(measured: Forgetting) -> str:
-    """Return the pairs of groups with significant differences, and the number of tests; a sentence without a test."""
+    """Return the pairs of groups that differ significantly and the number of tests, or why nothing was tested."""
     tests, rows = measured.tests, measured.times.set_index("group").to_dict("index")
     for side in "ab":
         names = [f"{row['setting']}: {group_text(row)}" for row in (rows[group] for group in tests[f"group_{side}"])]

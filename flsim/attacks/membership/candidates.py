@@ -1,4 +1,4 @@
-"""Candidates of membership inference, the built-in attacks on them, and the models that the attacks ask."""
+"""Candidates of membership inference, the built-in attacks, and the draw of members and non-members."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,7 @@
-"""Membership inference: the run under attack, its models and stored rows, and the attacks on its candidates."""
+"""Membership inference: the run under attack, its models and stored rows, and the attacks on its candidates.
+
+A row is an estimate, whose intervals treat records (for the area, authors) as independent. It does not bound epsilon.
+"""
 
 import math
 import re
@@ -404,6 +407,9 @@ def open_attacked(path: Path, hparams: AttackHParams) -> Attacked | AttackedElse
     if (path / MEASUREMENTS).is_file():
         return AttackedElsewhere.open(path, hparams)
     return Attacked.open(path, hparams)
+
+
+# `flsim membership`: the attacks on a run, as rows.
 
 
 CONFIDENCE = 0.95

@@ -308,6 +308,11 @@ def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Reco
     return split.records_at(first + held)
 
 
+# Attacks with shadow models: runs of several seeds, each trained on a random half of the users or records.
+#
+# Every run of `data.shadow` is the target once (leave-one-out). Coins decided membership, so no control is needed.
+
+
 LOSS = "loss"  # the attack without shadow models
 FEWEST = 4  # smallest number of runs: a target and three shadow models
 

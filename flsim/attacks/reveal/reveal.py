@@ -320,6 +320,9 @@ def _outside(users: Population, cohort: Ints, count: int, rng: np.random.Generat
     return np.fromiter(islice((position for position, text in texts if text not in known), count), np.int64)
 
 
+# `flsim reveal`: settings, and the rows of a round.
+
+
 SIZES = (1, 10, 100)  # users of a sum, and all users of the cohort
 RARE = 10  # largest number of users of a rare word
 PUBLIC = 500  # records of test users with which predictions are averaged

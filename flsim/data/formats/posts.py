@@ -40,7 +40,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    ascii: bool = False  # whether characters outside ASCII are removed, see `flsim.data.records.sentences`
+    ascii: bool = False  # whether characters outside ASCII are removed, see `flsim.data.sentences.records`
     delimiter: str | None = None  # between two fields of CSV; None is a tab in .tsv files, and a comma in others
     whole: bool = False  # whether a text is one sentence, with its white space and capitals, for a tokenizer
     prompt_column: str | None = None  # the key or column of the prompt; None reads no prompts
@@ -67,7 +67,7 @@ class Part:
 
 
 def post_of(user: str, text: str, reading: Reading, split: str | None = None, prompt: str | None = None) -> Post:
-    """Return the post of a plain text, which `flsim.data.records.sentences` cuts unless texts stay complete."""
+    """Return the post of a plain text, which `flsim.data.sentences.records` cuts unless texts stay complete."""
     if reading.whole:
         return Post(user, [text] if text.strip() else [], split, prompt)
     return Post(user, records(text, reading.ascii), split)

@@ -22,7 +22,7 @@ from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post, post_of, unpacked_name
 
-# Conversion of a post's HTML to plain text: step 2 and "the bodies were parsed" in `flsim.data.records`.
+# Conversion of a post's HTML to plain text: step 2 and "the bodies were parsed" in `flsim.data.sentences`.
 
 # Elements that end a sentence in a rendered page, including `pre`, although its text is dropped.
 _BLOCKS = (

@@ -1,7 +1,7 @@
-"""Step 2 of an import: the texts of a range of authors, from all parts, become balanced users.
+"""Steps 2 to 4 of an import: texts of authors become balanced users, and with a tokenizer, records of tokens.
 
 Test and held-out authors are also stored complete, one user each, in the splits `WHOLE`. Line i of the words of a
-bucket is token i of its users.
+bucket is token i of its users. The settings of an import are also here.
 """
 
 import json

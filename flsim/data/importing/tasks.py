@@ -1,4 +1,15 @@
-"""An import: its steps, their tasks and their counts."""
+"""Import of dumps as a corpus of balanced users: in parallel, in bounded memory, and resumable after a kill.
+
+1. Parts of the decompressed files are read independently, and sentences are written to disk by author.
+2. For each range of authors, those with few words are dropped, and the others are cut into balanced users. Sentences
+   are cut at `record_words` words, and the words of train users are counted.
+3. For each range of words, counts are summed. The most frequent words of all ranges are the vocabulary.
+4. The users of all splits are written, one range at a time, with the vocabulary's token ids.
+
+The result of each piece of steps 1 and 2, and of step 3 with a tokenizer, stays in a scratch folder until the corpus is
+complete. The corpus is a function of the sources and the parameters only, byte for byte. Users are in the order of
+their authors' hashes, so the order of sources only matters for authors who are in several of them.
+"""
 
 import json
 import shutil
@@ -170,6 +181,9 @@ def count_words(files: Sequence[Path], words: int, most: int) -> dict[str, int]:
         ranked += ((word.decode(), count) for word, count in counts.items() if count and word != OOV_WORD.encode())
         ranked = sorted(ranked, key=lambda item: (-item[1], item[0]))[:most]
     return dict(ranked)
+
+
+# The steps of an import: their tasks and their counts.
 
 
 PIECE = 2**24  # characters of sentences in a file of step 1
@@ -409,17 +423,7 @@ class Steps:
         return oov_words
 
 
-# Import of dumps as a corpus of balanced users: in parallel, in bounded memory, and resumable after a kill.
-#
-# 1. Parts of the decompressed files are read independently, and sentences are written to disk by author.
-# 2. For each range of authors, those with few words are dropped, and the others are cut into balanced users. Sentences
-#    are cut at `record_words` words, and the words of train users are counted.
-# 3. For each range of words, counts are summed. The most frequent words of all ranges are the vocabulary.
-# 4. The users of all splits are written, one range at a time, with the vocabulary's token ids.
-#
-# The result of each piece of steps 1 and 2, and of step 3 with a tokenizer, stays in a scratch folder until the corpus
-# is complete. The corpus is a function of the sources and the parameters only, byte for byte. Users are in the order of
-# their authors' hashes, so the order of sources only matters for authors who are in several of them.
+# The import, from the sources to the corpus.
 
 
 VERSION = 5  # version of pieces; pieces of other versions are ignored

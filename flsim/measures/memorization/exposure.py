@@ -44,12 +44,6 @@ def exposure(rank: int, references: int) -> float:
     return log2(references + 1) - log2(rank)
 
 
-# Exposures from the scores of references, by extrapolation beyond them.
-#
-# Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those of tensorflow-privacy 0.9
-# (privacy_tests/secret_sharer/exposures.py), whose functions do not return which canary has which exposure.
-
-
 # The skew-normal distribution, by maximum likelihood, and its distribution function in the far lower tail.
 #  Density 2/w phi(u) Phi(alpha u) with u = (x - xi) / w: Azzalini (1985), "A class of distributions which includes the
 # normal ones". scipy has both, but its fit uses a simplex search, and its tail is an integral with absolute precision
@@ -172,6 +166,12 @@ def _mills(x: Floats) -> Floats:
     return np.asarray(np.exp(-(x**2) / 2 - log(2 * pi) / 2 - _special().log_ndtr(x)))
 
 
+# Exposures from the scores of references, by extrapolation beyond them.
+#
+# Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those of tensorflow-privacy 0.9
+# (privacy_tests/secret_sharer/exposures.py), whose functions do not return which canary has which exposure.
+
+
 FEWEST = 20
 BINS, WIDEST = 1024, 6
 RESAMPLES = 100  # refits of the parametric bootstrap, from which the intervals and the p-value come
@@ -288,13 +288,6 @@ def calibrated_rank(
     pairs = zip(torch.split(others, size), torch.split(bounds, size), strict=True)
     at_most = sum(count_at_most(model, state, log_probs, part, bound) for part, bound in pairs)
     return score, 1 + int(same.sum()) + at_most
-
-
-# The share of a complete space that is at least as likely as a canary, by importance sampling from the model.
-#
-# Exposure is -log2 Pr[P(r|p) <= P(s|p)] over r uniform in the space: Carlini et al. (2018), "The Secret Sharer",
-# definition 3. If a canary is more likely than all uniform references, they contain no sample of this event. Samples
-# from the model contain it, and each is weighted by its density ratio to uniform samples.
 
 
 # Samples of a complete space of continuations from several proposals, and their weights relative to uniform samples.
@@ -438,6 +431,13 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
     every = {power: large.get(power, 0.0) + KEPT * default.get(power, 0.0) for power in {**default, **large}}
     total = sum(every.values())
     return {power: every[power] / total for power in sorted(every)}
+
+
+# The share of a complete space that is at least as likely as a canary, by importance sampling from the model.
+#
+# Exposure is -log2 Pr[P(r|p) <= P(s|p)] over r uniform in the space: Carlini et al. (2018), "The Secret Sharer",
+# definition 3. If a canary is more likely than all uniform references, they contain no sample of this event. Samples
+# from the model contain it, and each is weighted by its density ratio to uniform samples.
 
 
 # The powers of the proposals, with the share of each if there is no pilot sample of an event; power 0 has a share,

@@ -153,12 +153,6 @@ def count_at_most(model: LanguageModel, state: State, log_probs: Tensor, referen
     return int((spent <= bounds).sum())
 
 
-# The sorting of references by bounds on their scores, exactly, so that only few references need a full score.
-#  References are a tree of shared first words, walked in pieces that bound memory. A reference is dropped as soon as a
-# lower bound on its cost so far exceeds the canary's score. A reference counts if an upper bound on its score does not
-# exceed it. The rest is undecided, and is scored in full; these are few, because the bounds differ by hundredths of a
-# nat. The bounds include rounding errors, so decisions are equal to those of full scores.
-
 # Bounds on the cost of a next word: -log Pr(w) = log Z(r) - (e_w.r + b_w), Z(r) the sum over v of exp(e_v.r + b_v).
 #  Important words are summed. The other words are treated as one cloud with its first two moments, weighted as at a
 # center c near the expected outputs. With d = r - c, mu the cloud's mean, S its covariance, X = (e_v - mu).d and m >=
@@ -271,6 +265,13 @@ def _phi(x: Tensor) -> Tensor:
     return torch.where(small, 0.5 + x / 6 + x * x / 24, (safe.expm1() - safe) / (safe * safe))
 
 
+# The sorting of references by bounds on their scores, exactly, so that only few references need a full score.
+#  References are a tree of shared first words, walked in pieces that bound memory. A reference is dropped as soon as a
+# lower bound on its cost so far exceeds the canary's score. A reference counts if an upper bound on its score does not
+# exceed it. The rest is undecided, and is scored in full; these are few, because the bounds differ by hundredths of a
+# nat. The bounds include rounding errors, so decisions are equal to those of full scores.
+
+
 SUMMED = 256  # number of words whose exponentials a bound on log Z sums one by one
 WIDE = 0.5  # nats between the bounds on a log Z above which it is computed exactly
 
@@ -357,6 +358,9 @@ class _Open:
 def _refuse_non_finite(values: Tensor) -> None:
     if not bool(values.isfinite().all()):
         raise Diverged("an output of the model is not finite; its values overflow")
+
+
+# Random Sampling (RS), which tests whether the canary is more likely than all random continuations.
 
 
 TIE = 8  # in units of the model's rounding (its dtype's eps), relative to the score

@@ -65,7 +65,7 @@ def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
 
 
 def close_to(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return a question for the closest of some names, or, if no name is close, where all names are listed."""
+    """Return a hint for a wrong name: the closest name as a question, or the command that lists all names."""
     close = difflib.get_close_matches(name, sorted(names), n=1)
     return f"did you mean {prefix}{close[0]}?" if close else "`flsim settings` lists all settings"
 

@@ -359,6 +359,9 @@ def read_outcome(path: Path) -> TuningOutcome:
     return replace(tuned, source=str(path))
 
 
+# The definition of a sweep: its file, its tiers, and the runs that it plans.
+
+
 LONGEST_NAME = 200  # largest length of a run name in bytes; file systems allow 255, and names of logs are longer
 # largest number of runs of a sweep; each has a folder, a file of settings and an entry in sweep.json
 MOST_RUNS = 10_000

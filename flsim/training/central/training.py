@@ -1,4 +1,4 @@
-"""Central training as a sequence of steps; each is a function of (seed, step) and the state before it. Its engines."""
+"""Central training as a sequence of steps, each a function of (seed, step) and the state before it, and its engines."""
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -545,6 +545,9 @@ def _by_token(steps: Steps) -> Steps:
     order = np.argsort((steps.step * (int(steps.inputs.max(initial=0)) + 1) + steps.inputs) * len(places) + places)
     sorted_ = {name: getattr(steps, name)[order] for name in ("inputs", "targets", "step", "time", "row")}
     return replace(steps, **sorted_)
+
+
+# The loop of steps.
 
 
 CHUNK = 2_048  # number of records to read together

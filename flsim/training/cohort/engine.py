@@ -512,6 +512,9 @@ class PackedTrainer:
                 into[name].add_(update, alpha=factor)
 
 
+# The engine: micro-cohorts, and the choice of a trainer.
+
+
 Member = tuple[int, Records]
 
 # Measured: docs/benchmarks.md, "Small models".

@@ -176,6 +176,9 @@ def by_onednn() -> Iterator[None]:
         settings.fp32_precision = before
 
 
+# The other operations of a stacked step, and the optimizer of a step.
+
+
 sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 

@@ -14,9 +14,6 @@ from flsim.data.records import Layout, Records, Tokens
 from flsim.models.language_model import Params
 from flsim.training.update import LocalHParams, epoch_orders
 
-# Training steps as flat arrays: every position of every batch, laid out before training.
-
-
 Ints = NDArray[np.int64]
 
 
@@ -291,8 +288,8 @@ def narrowed(params: Params, like: Params) -> Params:
     return {name: narrow(name, value) for name, value in params.items()}
 
 
-# The same array, directly from the records of users: only records are sorted, and the rows of a step at a time are its
-# first rows, so their numbers determine all positions.
+# The flat arrays of training steps, directly from the records of users: only records are sorted, and the rows of a step
+# at a time are its first rows, so their numbers determine all positions.
 
 
 @dataclass(frozen=True)
