@@ -35,7 +35,7 @@ def test_what_cannot_be_computed_is_a_dash_with_a_reason() -> None:
     assert row.split() == ["fixed-size", "replace-one", "2S", "pld", "-", "-"]
     text = " ".join(to_text(lines).split())
     assert '-: convention "replace-one-pld": the pld of dp_accounting does not support Sampled' in text
-    assert "Sound: sensitivity 2S under replace-one, as" in text
+    assert "Sound: sensitivity 2S (S: the clip norm) under replace-one" in text
     assert "add-or-remove-one" not in text
 
 
