@@ -18,7 +18,7 @@ from flsim.base.files import refuse_existing
 from flsim.base.progress import progress
 from flsim.base.rng import stream
 from flsim.base.settings import Count, Level, Probability, settings
-from flsim.canaries.population import Planted
+from flsim.canaries.population import PlantedCorpus
 from flsim.data.corpus import Corpus, Split, blocks, rewrite_corpus
 from flsim.data.records import Batch, RecordSource, Subset, Tokens, batch
 from flsim.models.architectures import ModelHParams, restore
@@ -41,7 +41,7 @@ def drop_records(
     corpus: Corpus, out: Path, kept: NDArray[np.bool_], step: dict[str, Any], dropped: dict[str, int]
 ) -> Corpus:
     """Write the corpus with only the `kept` train records [records], the defence as a step, and counts by reason."""
-    before = Planted.read(corpus)
+    before = PlantedCorpus.read(corpus)
     if before is None:
         return rewrite_corpus(corpus, out, step, kept=kept, dropped=dropped)
     after = before.select(kept, np.asarray(corpus.split("train").user_offsets))

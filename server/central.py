@@ -247,7 +247,7 @@ class Lost(Exception):  # noqa: N818 (an outcome)
 
 
 @dataclass(frozen=True)
-class News:
+class Progress:
     """Progress of the training process, for the driver."""
 
     step: int  # number of completed steps
@@ -257,7 +257,7 @@ class News:
     spent: dict[str, float] = field(default_factory=dict)
 
 
-def train(path: Path, gpus: float) -> Generator[News]:
+def train(path: Path, gpus: float) -> Generator[Progress]:
     """Train a run in this process, with a share of a GPU, from its newest checkpoint; yield reports for the driver."""
     run, stop = Run.open(path), StopFile(path)
     system = run.central.system
@@ -277,11 +277,11 @@ def opened(run: Run) -> tuple[CentralTraining, State]:
     return run.central.training_of(run.users, run.rounds), run.latest_state()
 
 
-def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]]) -> Iterator[News]:
+def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]]) -> Iterator[Progress]:
     """Save and log the training from `state` on, with a line for each saved state; Interrupted if it ended early."""
     roundlog.settle(run.path, state.round, run.config.has_a_line_per_round)
     spent, metrics = run.epsilons(state), RoundMetrics(run)
-    yield News(state.round, spent=spent)
+    yield Progress(state.round, spent=spent)
     log, unsaid, since = Log(), Log(), state.round
     began = last = time.monotonic()
     for step, new, reached in chunks:
@@ -304,7 +304,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
             metrics.report(line)
             run.save(reached)
             log, since = Log(), step
-        yield News(step, _mean(unsaid), reached is not None, spent if evaluated else {})
+        yield Progress(step, _mean(unsaid), reached is not None, spent if evaluated else {})
         if reached is not None:
             began = time.monotonic()  # without an evaluation in this process
         unsaid, last = Log(), time.monotonic()
@@ -394,7 +394,7 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
             stop.check()
 
 
-def attempt(run: Run, gpus: float) -> Generator[News | None]:
+def attempt(run: Run, gpus: float) -> Generator[Progress | None]:
     """Train a run in one task on the Ray cluster; yield its reports, and regularly None; closing ends the training.
 
     Raises the error of training, or Lost if the process died or ran out of memory, after a valid checkpoint.
@@ -455,8 +455,8 @@ def _in_words(system: CentralSystemHParams, gpus: float) -> str:
 
 
 def _followed(
-    run: Run, told: Generator[News | None], evaluations: Evaluations, stop: Stop, stop_file: StopFile
-) -> Iterator[News]:
+    run: Run, told: Generator[Progress | None], evaluations: Evaluations, stop: Stop, stop_file: StopFile
+) -> Iterator[Progress]:
     """Yield the reports of an attempt with a progress display, and submit its checkpoints to the evaluation."""
     config, spent, advance = run.config, dict[str, float](), None
     with ExitStack() as stack:

@@ -29,10 +29,10 @@ from flsim.data.corpus import Split
 from flsim.runs.config import Config
 from flsim.runs.config.base import settings_of_both, shared_rounds
 from flsim.runs.sweeps.definition import (
-    Group,
     GroupOutcome,
     Planned,
     Trial,
+    TrialGroup,
     TuningOutcome,
     longest_first,
     middle,
@@ -53,7 +53,7 @@ OVER = {"completed", "diverged"}  # statuses of runs that have a result
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     name: str
     config: Config
     file: Path
@@ -89,7 +89,7 @@ def sweep(
         return {}
     twins = twins_of(planned, rounds)
     jobs = [
-        Job(
+        SweepJob(
             entry.name,
             entry.config,
             file=folder.config(entry.name),
@@ -138,7 +138,7 @@ def twins_of(planned: Sequence[Planned], rounds: Mapping[str, int]) -> dict[str,
 
 
 def train_all(
-    jobs: Sequence[Job],
+    jobs: Sequence[SweepJob],
     address: str | None = None,
     at_once: int | None = None,
     whole_cluster: bool = False,
@@ -165,14 +165,14 @@ def train_all(
 
 
 def _as_resources_allow(
-    jobs: Sequence[Job], at_once: int | None, look: Callable[[], None], stop: Stop
+    jobs: Sequence[SweepJob], at_once: int | None, look: Callable[[], None], stop: Stop
 ) -> Iterator[JobEnd]:
     """Train jobs on the connected cluster, as tasks, because an actor would need a new process for each run."""
     machines = nodes()
     for job in jobs:
         refuse_what_does_not_fit(job.name, job.config, machines)
     shares = {job.name: share(job.config, machines) for job in jobs}
-    waiting, working, tries = list(jobs), dict[ray.ObjectRef, Job](), dict.fromkeys(shares, 0)
+    waiting, working, tries = list(jobs), dict[ray.ObjectRef, SweepJob](), dict.fromkeys(shares, 0)
     stop_file = StopFile(jobs[0].log.parent)
     stop_file.remove()
     while waiting or working:
@@ -213,7 +213,9 @@ def _let_save(tasks: Sequence[ray.ObjectRef], stop_file: StopFile) -> None:
         stop_file.remove()
 
 
-def _command(job: Job, address: str | None = None, cpus: int | None = None, without_ray: bool = False) -> list[str]:
+def _command(
+    job: SweepJob, address: str | None = None, cpus: int | None = None, without_ray: bool = False
+) -> list[str]:
     command = [sys.executable, "-m", "flsim", "run", str(job.file), "--out", str(job.out)]
     if (job.out / "config.toml").exists():
         command += ["--resume"]
@@ -272,7 +274,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-def _end_of(job: Job, code: int, message: str, seconds: float = 0.0) -> JobEnd:
+def _end_of(job: SweepJob, code: int, message: str, seconds: float = 0.0) -> JobEnd:
     if code == 0:
         return JobEnd(job.name, None, seconds)
     why = message.removeprefix("flsim: ") if code in {1, BAD_INPUT} else f"its process ended with {code}: {message}"
@@ -328,7 +330,7 @@ class Tuner:
         tuned.write(self.folder.path / TUNED)
         return tuned
 
-    def _outcomes(self, groups: Sequence[Group]) -> tuple[GroupOutcome, ...]:
+    def _outcomes(self, groups: Sequence[TrialGroup]) -> tuple[GroupOutcome, ...]:
         """Search for the values of all groups, which train the next share of their trials together."""
         searches = {group.name: self._search(group) for group in groups}
         requested = {group.name: (group, *next(searches[group.name])) for group in groups}
@@ -348,12 +350,12 @@ class Tuner:
                     say(_chosen(outcomes[name]))
         return tuple(outcomes[group.name] for group in groups)
 
-    def _search(self, group: Group) -> Generator[tuple[float, dict[int, Trial]], list[float], GroupOutcome]:
+    def _search(self, group: TrialGroup) -> Generator[tuple[float, dict[int, Trial]], list[float], GroupOutcome]:
         # Groups of a grid draw the same values, so that the partitions are tuned equally.
         rng = stream(self.search.tuning.seeds[0], "tuning", group.grid)
         return search(group, self.search.tuning, rng, lambda values: self.search.is_possible(group, values))
 
-    def _runs(self, group: Group, number: int, trial: Trial, share: float) -> list[Measured]:
+    def _runs(self, group: TrialGroup, number: int, trial: Trial, share: float) -> list[Measured]:
         """Return the runs of a trial up to a share of their length, each with its number of rounds."""
         runs = self.search.runs_of(group, number, trial.values)
         return [(run.name, *shortened(run.config, share, self.train)) for run in runs]
@@ -371,7 +373,7 @@ class Tuner:
         if not rounds:
             return
         jobs = [
-            Job(name, config, file=folder.write_config(name, config), out=folder.run(name), log=folder.log(name))
+            SweepJob(name, config, file=folder.write_config(name, config), out=folder.run(name), log=folder.log(name))
             for name, config, _ in sorted(runs, key=lambda run: -run[2] * run[1].round_size)
             if name in rounds
         ]

@@ -303,7 +303,7 @@ ALL, PART, NONE = "all", "part", "none"
 
 
 @dataclass(frozen=True)
-class Training:
+class ReadingOfRecords:
     """The settings of a training that decide how records are read: `encode` returns ids without special tokens.
 
     A record is cut after `length` tokens, with that with which each record begins, if `begins`.
@@ -340,7 +340,7 @@ def encoder(name: str | None) -> Encode:
     return tokenizer.encode
 
 
-def preflight(drawn: CanarySet, training: Training, records: Sequence[Mapping[str, str]]) -> pd.DataFrame:
+def preflight(drawn: CanarySet, training: ReadingOfRecords, records: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     """Return a row for each canary that has planned copies or copies in the records.
 
     Records have ``prompt`` and ``text``, without the prompt. Columns: ``canary``; ``planned`` and ``found``, numbers of

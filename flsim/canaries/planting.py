@@ -141,7 +141,7 @@ class Holders(Protocol):
     def __len__(self) -> int: ...
 
 
-class Source(Protocol):
+class PhraseSource(Protocol):
     """The words of phrases, and splits of text in which no phrase may occur: a corpus, or only words."""
 
     @property
@@ -162,7 +162,7 @@ TRIED = 100  # number of records that are searched for text inside the vocabular
 Draw = Callable[[int, int], tuple[int, ...]]  # a phrase by the canary's index and the attempt
 
 
-def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
+def natural_phrases(corpus: PhraseSource, length: int, seed: int) -> Draw:
     """Return a function that draws the first words, all in the vocabulary, of held-out records after their prompts."""
     heldout, layout = corpus.split(HELDOUT), corpus.layout
     offsets, text = np.asarray(heldout.record_offsets), layout.text_ids
@@ -185,7 +185,7 @@ def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
     return draw
 
 
-def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]]:
+def listed_phrases(corpus: PhraseSource, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Return the phrases of the settings as tokens, which may not occur in the corpus, or be the same or too long."""
     phrases = dict[tuple[int, ...], str]()
     for text in texts:
@@ -292,7 +292,7 @@ def counts_of(overlay: Overlay, user_offsets: Ints, canaries: int) -> tuple[Ints
 
 
 def draw_canaries(
-    corpus: Source, hparams: spec.CanaryHParams, seed: int, rounds: int | None = None
+    corpus: PhraseSource, hparams: spec.CanaryHParams, seed: int, rounds: int | None = None
 ) -> tuple[spec.Canary, ...]:
     """Draw distinct phrases that do not occur in any split of the corpus; a phrase that occurs is drawn again.
 

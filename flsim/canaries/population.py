@@ -449,7 +449,7 @@ BY_ROUND = ("windows", "arm", "injections", "injection_users", "injection_copies
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedCorpus:
     """The canaries that are planted in a corpus, with the records of the train split that they replaced."""
 
     planting: Planting
@@ -464,7 +464,7 @@ class Planted:
     def present(self) -> int:
         return int(np.count_nonzero(self.planting.insertions))
 
-    def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planted":
+    def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "PlantedCorpus":
         return replace(self, planting=self.planting.select(kept, user_offsets))
 
     def write(self, corpus: Path, vocabulary: Vocabulary) -> None:
@@ -476,7 +476,7 @@ class Planted:
         write_json(folder / "planting.json", description)
 
     @classmethod
-    def read(cls, corpus: Corpus) -> "Planted | None":
+    def read(cls, corpus: Corpus) -> "PlantedCorpus | None":
         """Return the canaries that are planted in a corpus; None if there are none, InputError if files are damaged."""
         folder = corpus.path / FOLDER
         if f"{FOLDER}/planting.json" not in corpus.manifest["files"]:
@@ -505,12 +505,12 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
     """Write the corpus, which has no canaries, with canaries, exactly as a run with this seed would train on it."""
     refuse_existing(out)
     refuse_by_round(hparams, "a corpus is the same in all rounds; remove this setting, and set it in a run")
-    if Planted.read(corpus):
+    if PlantedCorpus.read(corpus):
         raise InputError(f"{corpus.path}: this corpus already has canaries; use the original corpus")
     train = corpus.split("train")
     if not train.records:
         raise InputError(f"{corpus.path}: this corpus has no train records for canaries; import a larger corpus")
-    planted = Planted(drawn_and_planted(corpus, hparams, seed), hparams, seed)
+    planted = PlantedCorpus(drawn_and_planted(corpus, hparams, seed), hparams, seed)
     canaries, overlay = planted.planting.canaries, planted.planting.overlay
     return rewrite_corpus(
         corpus,
@@ -524,7 +524,7 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
 
 def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
     """Return the canary settings of the corpus, if it has canaries (InputError if others are set), or of the run."""
-    planted = Planted.read(corpus)
+    planted = PlantedCorpus.read(corpus)
     if planted is None or hparams == planted.hparams:
         return hparams
     if hparams != CanaryHParams():
@@ -542,7 +542,7 @@ def planting_of(
     corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
 ) -> Planting:
     """Return the canaries in the corpus, independent of the seed, which no excluded record holds, or new canaries."""
-    planted = Planted.read(corpus)
+    planted = PlantedCorpus.read(corpus)
     if planted and isinstance(train, PartialSplit):
         raise InputError(
             f"data.user_holdout, data.shadow and data.max_records exclude records, and {corpus.path} has canaries in "

@@ -169,7 +169,7 @@ SPELL: dict[str, Spell] = {"card": _card, "ssn": _ssn}
 
 
 @dataclass(frozen=True)
-class Part:
+class SecretPart:
     """Adjacent tokens of a secret that are filled together: a "card" or "ssn", or a token with its allowed ids."""
 
     kind: str
@@ -200,20 +200,20 @@ class Secrets:
     """The space R of a template: all its fillings, as token ids of a corpus."""
 
     template: str
-    parts: tuple[Part, ...] = field(repr=False)  # for a hole of words, this is the vocabulary
+    parts: tuple[SecretPart, ...] = field(repr=False)  # for a hole of words, this is the vocabulary
 
     @classmethod
     def from_template(cls, template: str, vocabulary: Vocabulary) -> "Secrets":
         """Return the fillings of a template in a corpus; raise InputError if the template does not fit it."""
-        parts: list[Part] = []
+        parts: list[SecretPart] = []
         parsed = parse(template.strip())
         for part, following in zip(parsed, (*parsed[1:], ""), strict=True):
             if isinstance(part, str):
                 has_space = isinstance(following, Hole) and following.kind == "w"  # a tokenizer's words begin with it
                 text = part.rstrip() if has_space else part
-                parts += (Part("", (id_,)) for id_ in token_ids(text, vocabulary))
+                parts += (SecretPart("", (id_,)) for id_ in token_ids(text, vocabulary))
             elif part.kind in SYMBOLS:
-                parts.append(Part(part.kind, _alphabet(digits, vocabulary)))
+                parts.append(SecretPart(part.kind, _alphabet(digits, vocabulary)))
             elif part.kind == "w":
                 if vocabulary.by == "characters":
                     raise InputError(
@@ -221,10 +221,10 @@ class Secrets:
                         f"use {{lN}} for N letters"
                     )
                 ids = vocabulary.word_ids if isinstance(vocabulary, TokenVocabulary) else vocabulary.ids.values()
-                parts += [Part("", tuple(sorted(ids)))] * part.symbols
+                parts += [SecretPart("", tuple(sorted(ids)))] * part.symbols
             else:
                 parts += [
-                    Part("", _alphabet(digits if part.kind == "d" else ascii_lowercase, vocabulary))
+                    SecretPart("", _alphabet(digits if part.kind == "d" else ascii_lowercase, vocabulary))
                 ] * part.symbols
         return cls(template, tuple(parts))
 

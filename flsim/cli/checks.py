@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flsim.evaluation.evaluate import EvaluationHParams
     from flsim.measures.quantity import Quantity
     from flsim.results.rows import Row, RunResults
-    from flsim.runs.elsewhere import Canaries
+    from flsim.runs.elsewhere import CanariesElsewhere
 
     Words = tuple[Layout, Vocabulary | None, Users | None, Path | None]
     Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
@@ -193,25 +193,27 @@ def _of_run(
     return rows, run.canaries, replace(run.config.evaluation, **changes)
 
 
-def _canaries(path: Path, corpus: str | None, vocabulary: str | None, layout: str) -> "tuple[Canaries, Users | None]":
+def _canaries(
+    path: Path, corpus: str | None, vocabulary: str | None, layout: str
+) -> "tuple[CanariesElsewhere, Users | None]":
     """Return the canaries of a folder or a list, and the test users of a corpus."""
     from flsim.canaries.elsewhere import CanarySet
     from flsim.canaries.planting import read_listed
-    from flsim.runs.elsewhere import Canaries
+    from flsim.runs.elsewhere import CanariesElsewhere
 
     if not path.is_dir():
         of_tokens, words, test, tokens = _words(corpus, vocabulary, layout)
-        listed = Canaries.listed(read_listed(path, of_tokens, words), words, of_tokens)
+        listed = CanariesElsewhere.listed(read_listed(path, of_tokens, words), words, of_tokens)
         return replace(listed, tokens=tokens, are_of_model=corpus is not None), test
     if vocabulary is not None:
         raise InputError(f"--vocabulary: {path} has words of its own; remove the option")
     drawn = CanarySet.read(path)
     if corpus is None:
-        return Canaries.of_folder(drawn, path), None
+        return CanariesElsewhere.of_folder(drawn, path), None
     of_tokens, words, test, _ = _words(corpus, None, layout)
     if words is None or (words.words, words.layout) != (drawn.words.vocabulary.words, drawn.words.layout.name):
         raise InputError(f"--corpus {corpus}: has other words than {path}; name one with its words, or remove it")
-    return replace(Canaries.of_folder(drawn, path), layout=of_tokens, are_of_model=True), test
+    return replace(CanariesElsewhere.of_folder(drawn, path), layout=of_tokens, are_of_model=True), test
 
 
 def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
@@ -271,7 +273,9 @@ def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[
     return text + "".join(map(note, numbers))
 
 
-def rounds_to_text(rows: "Sequence[Row]", canaries: "Canaries", name: str, own: "Sequence[Quantity]" = ()) -> str:
+def rounds_to_text(
+    rows: "Sequence[Row]", canaries: "CanariesElsewhere", name: str, own: "Sequence[Quantity]" = ()
+) -> str:
     """Return the table of `flsim table` with a row for each evaluation of the model of this name."""
     import pandas as pd
 

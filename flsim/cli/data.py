@@ -470,11 +470,11 @@ def preflight(
         mask_prompt: Prompts have no loss.
         no_begin: Records have no begin token.
     """
-    from flsim.canaries.elsewhere import NONE, CanarySet, Training, encoder, read_records
+    from flsim.canaries.elsewhere import NONE, CanarySet, ReadingOfRecords, encoder, read_records
     from flsim.canaries.elsewhere import preflight as check
     from flsim.show.table import Field, json_rows, table_of
 
-    how = Training(encoder(tokenizer), record_length, mask_prompt, not no_begin)
+    how = ReadingOfRecords(encoder(tokenizer), record_length, mask_prompt, not no_begin)
     checked = check(CanarySet.read(planted), how, read_records(training, text_column, prompt_column))
     if as_json:
         typer.echo(json.dumps(json_rows(checked)))

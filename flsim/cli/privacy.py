@@ -17,7 +17,7 @@ from flsim.cli.training import TIER, CorpusOption, Only, Seeds
 
 if TYPE_CHECKING:
     from flsim.privacy.ledger import Unit
-    from flsim.privacy.table import Line
+    from flsim.privacy.table import EpsilonLine
     from flsim.runs.folder import Run
 
 OF_RECORDS = "Record-level: epsilon protects one record, not its author. Below, a user means a record."
@@ -122,7 +122,7 @@ def _planned(
     sampler: str,
     noise: str,
     records: int | None,
-) -> "list[Line]":
+) -> "list[EpsilonLine]":
     from flsim.base.extensions import options_of, refuse_unknown, without_options
     from flsim.privacy.ledger import Entry, Ledger, check_noise_multiplier
     from flsim.privacy.noise import NOISES, refuse_options, settled
@@ -148,10 +148,10 @@ def _planned(
 
 
 @restrict_custom_code()
-def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
+def _spent(folder: Path, delta: float | None) -> "tuple[list[EpsilonLine], Unit]":
     from flsim.attacks.audit.claim import needs_custom_code
     from flsim.privacy.conventions import possible_conventions
-    from flsim.privacy.table import NO_NOISE, Line, report
+    from flsim.privacy.table import NO_NOISE, EpsilonLine, report
     from flsim.runs.folder import Run, newest_checkpoint
 
     run = Run.open(folder)
@@ -162,7 +162,7 @@ def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
         lines, rounds, delta = _stored(run, delta)
     else:
         delta = run.delta if delta is None else delta
-        infinite = [Line(one, math.inf, note=NO_NOISE) for one in possible_conventions(run.config.sampler)]
+        infinite = [EpsilonLine(one, math.inf, note=NO_NOISE) for one in possible_conventions(run.config.sampler)]
         records = run.config.data.max_records if unit == "record" else None
         lines = infinite if needs_custom_code(ledger) else report(ledger, delta, records)
     _refuse_nothing(lines)
@@ -171,10 +171,10 @@ def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
     return lines, unit
 
 
-def _stored(run: "Run", delta: float | None) -> "tuple[list[Line], int, float]":
+def _stored(run: "Run", delta: float | None) -> "tuple[list[EpsilonLine], int, float]":
     """Return the stored privacy of the last evaluation, its round and its delta, for ledgers that need custom code."""
     from flsim.attacks.audit.claim import stored_epsilons
-    from flsim.privacy.table import NO_NOISE, Line
+    from flsim.privacy.table import NO_NOISE, EpsilonLine
     from flsim.results.rows import read_run
 
     results = read_run(run.path)
@@ -191,11 +191,11 @@ def _stored(run: "Run", delta: float | None) -> "tuple[list[Line], int, float]":
             f"this command does not execute its custom sampler or noise; omit --delta, or "
             f"describe the plan with --sampler"
         )
-    lines = [Line(one, value, note=None if math.isfinite(value) else NO_NOISE) for one, value in spent.items()]
+    lines = [EpsilonLine(one, value, note=None if math.isfinite(value) else NO_NOISE) for one, value in spent.items()]
     return lines, round_, stored
 
 
-def _refuse_nothing(lines: "list[Line]", epsilon: float | None = None) -> None:
+def _refuse_nothing(lines: "list[EpsilonLine]", epsilon: float | None = None) -> None:
     """Raise InputError, with the reason of a sound convention if possible, if no line has the wanted number."""
     if all((line.epsilon if epsilon is None else line.noise_multiplier) is None for line in lines):
         sound = [line for line in lines if line.convention.is_sound]

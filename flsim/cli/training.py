@@ -16,7 +16,7 @@ from flsim.base.progress import say
 from flsim.cli.options import Address, AtOnce, Overrides, of_machines
 
 if TYPE_CHECKING:
-    from flsim.runs.config.files import Section
+    from flsim.runs.config.files import ListedSection
 
 of_resume = partial(typer.Option, rich_help_panel="Continue a run")
 TIER = "Tier of the sweep, which is its scale, e.g. paper. The sweep file defines the tiers."
@@ -292,7 +292,7 @@ def settings(section: Annotated[str | None, typer.Argument(show_default="all sec
     typer.echo("\n".join(_text(_selected(sections(), section))))
 
 
-def _selected(listed: "list[Section]", name: str | None) -> "list[Section]":
+def _selected(listed: "list[ListedSection]", name: str | None) -> "list[ListedSection]":
     """Return the sections and settings of a name, with or without its section; InputError if there is none."""
     from dataclasses import replace
 
@@ -311,7 +311,7 @@ def _selected(listed: "list[Section]", name: str | None) -> "list[Section]":
     raise InputError(f"{name}: no such section or setting; {close_to(name, names)}")
 
 
-def _text(listed: "list[Section]") -> list[str]:
+def _text(listed: "list[ListedSection]") -> list[str]:
     lines: list[str] = []
     for section in listed:
         lines += [section.title, *_wrapped(section.description, 2), "", _row("Setting", "Type", "Default", "Unit")]

@@ -45,7 +45,7 @@ class Step(TypedDict):
     label: NotRequired[str]
 
 
-class Source(TypedDict):
+class SourceEntry(TypedDict):
     name: str
     bytes: int
     format: NotRequired[str]
@@ -68,7 +68,7 @@ class Manifest(TypedDict):
     schema: Any
     layout: LayoutDescription
     dropped: dict[str, int]
-    sources: list[Source]
+    sources: list[SourceEntry]
     parameters: Parameters
     files: dict[str, File]
     warnings: NotRequired[list[str]]

@@ -171,7 +171,7 @@ class Language:
         return word
 
 
-class Part(NamedTuple):
+class UserRange(NamedTuple):
     """Consecutive users.
 
     Tokens [words] count from 0 in the order of the common Zipf law; for spelled corpora, characters are positions in
@@ -183,7 +183,7 @@ class Part(NamedTuple):
     user_records: Ints
 
 
-def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: Sequence[str]) -> Part:
+def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: Sequence[str]) -> UserRange:
     """Return the records of the named users; each user's records are a function of the seed and the name."""
     numbers = [_draw(hparams, seed, name) for name in names]
     lengths, topic = (np.concatenate([user[k] for user in numbers]) for k in (0, 1))
@@ -199,7 +199,7 @@ def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: 
         follows = np.flatnonzero(is_word[position] & ~fresh[position])
         word = topic[follows] * words + table[position - 1, follows]
         table[position, follows] = following[word * SUCCESSORS + successor[position, follows]]
-    return Part(table.T[is_word.T], lengths.astype(np.uint8), np.array([len(user[0]) for user in numbers]))
+    return UserRange(table.T[is_word.T], lengths.astype(np.uint8), np.array([len(user[0]) for user in numbers]))
 
 
 def _draw(hparams: SyntheticHParams, seed: int, name: str) -> tuple[Ints, Ints, Floats, Ints, Floats]:
@@ -246,7 +246,7 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
         for number, (split, users) in enumerate(tracked("synthetic corpus, drawing", parts)):
             part = draw_users(language, hparams, seed, users)
             if spellings:
-                part = Part(*spellings.spell(part.tokens, part.record_words), part.user_records)
+                part = UserRange(*spellings.spell(part.tokens, part.record_words), part.user_records)
             if split == "train":
                 counts += np.bincount(part.tokens, minlength=len(counts))
             np.savez(scratch / f"{number}.npz", **part._asdict())
@@ -262,7 +262,7 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
             for number, (split, users) in enumerate(tracked("synthetic corpus, writing", parts)):
                 file = scratch / f"{number}.npz"
                 with np.load(file) as part_of_file:
-                    part = Part(**part_of_file)
+                    part = UserRange(**part_of_file)
                 writer.splits[split].extend(users, ids[part.tokens], part.record_words, part.user_records)
                 file.unlink()
             scratch.rmdir()

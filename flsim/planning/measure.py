@@ -42,7 +42,7 @@ from flsim.runs.config.base import DataHParams, shared_rounds
 from flsim.runs.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 from flsim.show.table import Column, markdown, note
 from server.launch import share
-from server.sweep import Job, train_all
+from server.sweep import SweepJob, train_all
 
 # Scale of an experiment, next to the published one: users, cohorts, epochs, amounts of training, copies of canaries.
 #
@@ -58,7 +58,7 @@ Row_ = TypeVar("Row_", bound=Any)
 
 
 @dataclass(frozen=True)
-class Cell:
+class Presented:
     """The presentation of a field in tables: a heading or question, the text of a value, and a note below the table."""
 
     heading: str
@@ -69,7 +69,7 @@ class Cell:
 
 def cell(heading: str, text: Text = str, note: str = "", is_number: bool = True) -> Any:
     """Return a field of a dataclass that is a cell of tables; see `Cell`."""
-    return field(metadata={"cell": Cell(heading, text, note, is_number)})
+    return field(metadata={"cell": Presented(heading, text, note, is_number)})
 
 
 def columns(rows: Sequence[Any], names: str = "", head: str = "") -> list[Column]:
@@ -78,7 +78,7 @@ def columns(rows: Sequence[Any], names: str = "", head: str = "") -> list[Column
     for item in fields(rows[0]):
         values = [getattr(row, item.name) for row in rows]
         if "cell" in item.metadata and (not names or item.name in names.split()):
-            form: Cell = item.metadata["cell"]
+            form: Presented = item.metadata["cell"]
             cells = ["" if value in (None, "", {}) else form.text(value) for value in values]
             if any(cells):
                 heading = head * (not filled) + form.heading
@@ -158,7 +158,7 @@ AMOUNT = (
 
 
 @dataclass(frozen=True)
-class Users:
+class UserNumbers:
     """The numbers of the training users."""
 
     users: int
@@ -167,7 +167,7 @@ class Users:
     vocabulary: int
 
     @classmethod
-    def counted(cls, users: Split) -> "Users":
+    def counted(cls, users: Split) -> "UserNumbers":
         return cls(len(users), users.records, users.words, users.layout.vocabulary_size)
 
     def split(self) -> Split:
@@ -191,7 +191,7 @@ def _trained_on(data: DataHParams, train: Split, seed: int) -> Split:
     split = data.without_withheld(train, seed)
     if split is train:
         return train
-    return replace(Users.counted(split).split(), user_offsets=np.asarray(split.user_offsets))
+    return replace(UserNumbers.counted(split).split(), user_offsets=np.asarray(split.user_offsets))
 
 
 def evaluations_of(config: Config, train: Split) -> int:
@@ -211,11 +211,11 @@ def checkpoints_of(config: Config, train: Split) -> int:
 
 # Of published experiments, by the file with their numbers. Thakkar et al. (2020), section 4.1: 392,000 users of about
 # 2,000 words each, and 10,000 words. Its "93K examples" in total can only be 93 million, 237 a user.
-PUBLISHED = {"thakkar2020.csv": Users(392_000, 392_000 * 237, 392_000 * 2_000, 10_000)}
+PUBLISHED = {"thakkar2020.csv": UserNumbers(392_000, 392_000 * 237, 392_000 * 2_000, 10_000)}
 
 
 @dataclass(frozen=True)
-class Row:
+class ScaleRow:
     """A row of the sweep's table in one partition, over all seeds.
 
     `utility` is the published perplexity, if it is known. `amount` is None with a custom server optimizer.
@@ -233,7 +233,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Canaries:
+class PlannedCanaries:
     """A configuration of canaries: with probabilities p_u and p_e, or with a number of copies."""
 
     count: int = cell("Canaries", number)
@@ -251,9 +251,9 @@ class Scale:
     `share` is the expected share of all records that are canaries, and `number` that of canaries, in the run with most.
     """
 
-    users: Users
-    rows: tuple[Row, ...]
-    canaries: tuple[Canaries, ...]
+    users: UserNumbers
+    rows: tuple[ScaleRow, ...]
+    canaries: tuple[PlannedCanaries, ...]
     share: float
     number: int
 
@@ -261,10 +261,12 @@ class Scale:
 def scale_of(rows: Mapping[str, Sequence[Planned]], train: Split, published: Scale | None = None) -> Scale:
     """Return the scale of runs on these users, by row (`rows_of`); `published` is that of the same rows."""
     configs = [runs[0].config for runs in rows.values()]
-    trained = list(dict.fromkeys((config.canaries, Users.counted(trained_on(config, train))) for config in configs))
+    trained = list(
+        dict.fromkeys((config.canaries, UserNumbers.counted(trained_on(config, train))) for config in configs)
+    )
     others = published.rows if published else [None] * len(rows)
     return Scale(
-        Users.counted(train),
+        UserNumbers.counted(train),
         tuple(_row(name, runs, train, row) for (name, runs), row in zip(rows.items(), others, strict=True)),
         tuple(dict.fromkeys(canaries for settings, counts in trained for canaries in canaries_of(settings, counts))),
         max(expected_share(settings, counts.records) for settings, counts in trained),
@@ -280,11 +282,11 @@ def rows_of(planned: Sequence[Planned]) -> dict[str, list[Planned]]:
     return rows
 
 
-def _row(name: str, runs: Sequence[Planned], train: Split, published: Row | None) -> Row:
+def _row(name: str, runs: Sequence[Planned], train: Split, published: ScaleRow | None) -> ScaleRow:
     config = runs[0].config
     users = trained_on(config, train)
     rounds, amount = config.rounds_over(users), config.rate_steps(users)
-    return Row(
+    return ScaleRow(
         name,
         len(runs),
         rounds,
@@ -297,21 +299,21 @@ def _row(name: str, runs: Sequence[Planned], train: Split, published: Row | None
     )
 
 
-def canaries_of(hparams: CanaryHParams, users: Users) -> tuple[Canaries, ...]:
+def canaries_of(hparams: CanaryHParams, users: UserNumbers) -> tuple[PlannedCanaries, ...]:
     """Return each configuration once, in its order."""
     if not hparams.count:
         return ()
     return tuple(
-        Canaries(hparams.count, None, None, None, float(one.copies), one.when)
+        PlannedCanaries(hparams.count, None, None, None, float(one.copies), one.when)
         if one.copies is not None
-        else Canaries(
+        else PlannedCanaries(
             hparams.count, one.p_u, one.p_e, one.p_u * users.users, one.p_u * one.p_e * users.records, one.when
         )
         for one in distinct_configurations(hparams)
     )
 
 
-def published_users(definition: Definition) -> Users | None:
+def published_users(definition: Definition) -> UserNumbers | None:
     """Return the numbers of the published training users; None if they are not known."""
     return PUBLISHED.get(definition.published.file) if definition.published else None
 
@@ -350,7 +352,14 @@ def _setting_text(key: str, value: object) -> str:
 
 def scale_tables(scale: Scale, published: Scale | None, source: str | None) -> str:
     scales = {"": scale} | ({"publ. ": published} if published else {})
-    names = ["Users", "Records", "Records of a user", "Vocabulary", "Canaries", "Canaries, share of all records"]
+    names = [
+        "Users",
+        "Records",
+        "Records of a user",
+        "Vocabulary",
+        "Canaries",
+        "Canaries, share of all records",
+    ]
     facts = [Column("Published" if head else "Here", _facts(one)) for head, one in scales.items()]
     sizes = [columns(one.rows, "size of_users epochs", head) for head, one in scales.items()]
     sizes[0] = columns(scale.rows, "runs length") + sizes[0]
@@ -497,7 +506,7 @@ def measure(
         for index, name in enumerate(islice(cycle(configs), max(len(configs), slots))):
             short, config = f"short{index}", short_run(configs[name])
             dump(config, folder / f"{short}.toml")
-            jobs.append(Job(short, config, folder / f"{short}.toml", folder / short, folder / f"{short}.log"))
+            jobs.append(SweepJob(short, config, folder / f"{short}.toml", folder / short, folder / f"{short}.log"))
             names[short] = name
         costs, seconds = dict[str, list[Cost]](), list[float]()
         title = f"measuring {PARTS} rounds and {EVALUATIONS} evaluations of each configuration"

@@ -149,7 +149,7 @@ def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...
 
 def _provable(config: Config, train: Split) -> Provable:
     split = measure.trained_on(config, train)
-    users, canaries, audit = measure.Users.counted(split), config.canaries, config.canary_users
+    users, canaries, audit = measure.UserNumbers.counted(split), config.canaries, config.canary_users
     groups = groups_of(config, users)
     planted = groups[::2] if canaries.coins else groups  # half of each configuration
     relation: Relation = "replace-one"
@@ -175,7 +175,7 @@ def _provable(config: Config, train: Split) -> Provable:
     )
 
 
-def groups_of(config: Config, users: measure.Users) -> list[int]:
+def groups_of(config: Config, users: measure.UserNumbers) -> list[int]:
     """Return the expected number of units that share each canary, at least 1, counted as an audit counts them."""
     groups = []
     for one in configurations(config.canaries):

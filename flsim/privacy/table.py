@@ -75,7 +75,7 @@ STAR = "* the paper's own (Thakkar et al., 2020), which takes S under replace-on
 
 
 @dataclass(frozen=True)
-class Line:
+class EpsilonLine:
     """The result under one convention: the epsilon so far, or the target with its noise multiplier.
 
     The note is the reason why an epsilon is infinite, or a value None because it cannot be computed.
@@ -100,7 +100,7 @@ class Line:
         return values | ({"note": self.note} if self.note else {})
 
 
-def report(ledger: Ledger, delta: float, records: int | None = None) -> list[Line]:
+def report(ledger: Ledger, delta: float, records: int | None = None) -> list[EpsilonLine]:
     """Return the epsilon so far by every convention for the sampler, and of users of so many records for DP-SGD."""
     check_delta(delta)
     if not ledger.entries:
@@ -111,13 +111,13 @@ def report(ledger: Ledger, delta: float, records: int | None = None) -> list[Lin
         try:
             spent = epsilon(ledger, delta, convention)
         except InputError as error:
-            lines.append(Line(convention, None, note=str(error)))
+            lines.append(EpsilonLine(convention, None, note=str(error)))
         else:
-            lines.append(Line(convention, spent, note=of_infinite if spent == math.inf else None))
+            lines.append(EpsilonLine(convention, spent, note=of_infinite if spent == math.inf else None))
     return lines
 
 
-def calibrated(planned: Entry, target: float, delta: float, records: int | None = None) -> list[Line]:
+def calibrated(planned: Entry, target: float, delta: float, records: int | None = None) -> list[EpsilonLine]:
     """Return the noise multipliers that keep planned rounds within a target epsilon, by the conventions of `report`."""
     check_delta(delta)
     check_target(target)
@@ -126,9 +126,9 @@ def calibrated(planned: Entry, target: float, delta: float, records: int | None 
         try:
             # losses of large epsilons cannot be tabulated, so the search for users begins with much noise
             guess = calibrate(planned, target, delta, convention, guess * (convention.records or 1))
-            lines.append(Line(convention, target, guess))
+            lines.append(EpsilonLine(convention, target, guess))
         except InputError as error:
-            lines.append(Line(convention, target, note=str(error)))
+            lines.append(EpsilonLine(convention, target, note=str(error)))
     return lines
 
 
@@ -138,7 +138,7 @@ def _about(ledger: Ledger, records: int | None) -> list[Convention]:
     return conventions if records is None else [*conventions, of_users(records)]
 
 
-def to_text(lines: list[Line], calibration: bool = False) -> str:
+def to_text(lines: list[EpsilonLine], calibration: bool = False) -> str:
     """Return a table within 80 columns, with notes on soundness and on missing values."""
     if lines and all(line.note == NO_NOISE for line in lines):
         return f"{NO_NOISE}, under every convention\n"
@@ -163,7 +163,7 @@ def soundness(relations: Collection[Relation] = SOUND.keys()) -> str:
     return fill(f"Sound: sensitivity {sound}.", 80) + "\n"
 
 
-def _to_cite(lines: list[Line], calibration: bool) -> str:
+def _to_cite(lines: list[EpsilonLine], calibration: bool) -> str:
     """Return the rows to cite: for each sampler the first sound convention, which runs also report."""
     cited = dict[object, str]()
     for line in lines:
@@ -176,7 +176,7 @@ def _to_cite(lines: list[Line], calibration: bool) -> str:
     return fill(f"Cite: {'; '.join(texts)}.", 80, subsequent_indent="  ") + "\n" if texts else ""
 
 
-def _number(line: Line, calibration: bool) -> str:
+def _number(line: EpsilonLine, calibration: bool) -> str:
     """Return the epsilon, or a noise multiplier to copy: four digits, rounded up, so that its epsilon is reached."""
     value = line.noise_multiplier if calibration else line.epsilon
     if value is None:

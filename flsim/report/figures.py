@@ -41,7 +41,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table whose first column names its rows."""
 
     caption: str
@@ -75,7 +75,7 @@ class Fold:
     is_open: bool = False
 
 
-Block = Note | Facts | Table | Figure | Fold
+Block = Note | Facts | ReportTable | Figure | Fold
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def shown(table: ShownTable, caption: str, most: int = 8) -> list[Block]:
     columns = [*table.labels, *(column for unit in table.units for column in unit)]
     below, *others = (" ".join(part.split()) for part in table.below.split("\n\n"))
     explained = " ".join(filter(None, dict.fromkeys([*(column.note for column in columns), below])))
-    block = Table(caption, columns, list(filter(None, [explained, *others])))
+    block = ReportTable(caption, columns, list(filter(None, [explained, *others])))
     return [block] if len(block.rows) <= most else [Fold(f"{caption}: {len(block.rows)} rows", [block])]
 
 

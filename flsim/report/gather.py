@@ -181,7 +181,7 @@ def _extent(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class SettingLine:
     """Settings that differ only in the partition: a row of a table that compares IID and non-IID."""
 
     label: str
@@ -200,7 +200,7 @@ class Gathered:
     """The contents of a report."""
 
     sweeps: list[Sweep]
-    lines: list[Line]
+    lines: list[SettingLine]
     waiting: list[SweepRun]
 
     @property
@@ -267,7 +267,7 @@ def _view(path: Path, results: RunResults, planned: SweepRun | None) -> RunView:
     return RunView(path, results, load(file) if file.is_file() else None, planned)
 
 
-def _lines(runs: Sequence[RunView]) -> list[Line]:
+def _lines(runs: Sequence[RunView]) -> list[SettingLine]:
     """Group runs so that twins share a row: runs of a sweep by its rows, others by their names and series."""
     groups: dict[Any, dict[Any, list[RunView]]] = {}
     for index, run in enumerate(runs):
@@ -292,7 +292,9 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
             Setting(runs[0].results.setting + apart, runs[0].results.partition, runs) for runs in group.values()
         ]
         order = [*PARTITIONS, None]
-        lines.append(Line(first.label + apart, sorted(settings, key=lambda setting: order.index(setting.partition))))
+        lines.append(
+            SettingLine(first.label + apart, sorted(settings, key=lambda setting: order.index(setting.partition)))
+        )
     return lines
 
 

@@ -215,7 +215,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @with_config(ConfigDict(extra="allow"))
-class Published(TypedDict, total=False):
+class PublishedValues(TypedDict, total=False):
     """A published row; other columns are numbers or texts of this table."""
 
     table: str
@@ -248,7 +248,7 @@ class Command(TypedDict):
     runs: list[str]
 
 
-PublishedRow = Annotated[Mapping[str, Any], BeforeValidator(TypeAdapter(Published).validate_python)]
+PublishedRow = Annotated[Mapping[str, Any], BeforeValidator(TypeAdapter(PublishedValues).validate_python)]
 SessionOfWork = Annotated[Mapping[str, Any], BeforeValidator(TypeAdapter(Session).validate_python)]
 
 

@@ -47,7 +47,7 @@ LISTED = "listed"  # the source of canaries whose law is unknown
 
 
 @dataclass(frozen=True)
-class Canaries:
+class CanariesElsewhere:
     """Canaries of a model that was trained elsewhere, and the facts that are known about them."""
 
     planting: Planting  # the canaries, with their numbers of sharers and copies
@@ -64,14 +64,14 @@ class Canaries:
     are_of_model: bool = False  # whether a Hugging Face model has these token ids, or those of `tokens`
 
     @classmethod
-    def of_folder(cls, drawn: CanarySet, folder: Path) -> "Canaries":
+    def of_folder(cls, drawn: CanarySet, folder: Path) -> "CanariesElsewhere":
         law = {name: value for name, value in asdict(drawn.hparams).items() if value not in (None, ())}
         tokens = folder / TABLE if drawn.words.layout.name == TOKENIZER else None
         facts = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens, drawn, tokens is not None
         return cls(drawn.planting, drawn.words.vocabulary, drawn.words.layout, law, *facts)
 
     @classmethod
-    def listed(cls, canaries: tuple[Canary, ...], vocabulary: Vocabulary | None, layout: Layout) -> "Canaries":
+    def listed(cls, canaries: tuple[Canary, ...], vocabulary: Vocabulary | None, layout: Layout) -> "CanariesElsewhere":
         copies = np.array([canary.copies or 0 for canary in canaries], np.int64)
         nothing = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
         words = vocabulary or Vocabulary(tuple(map(str, range(layout.words))), (0,) * layout.words, layout.name)
@@ -90,7 +90,7 @@ class Canaries:
 class Measurements:
     path: Path  # the folder
     label: str  # name of the model in tables
-    canaries: Canaries  # the canaries
+    canaries: CanariesElsewhere  # the canaries
     hparams: EvaluationHParams  # settings of the evaluation
     seed: int  # seed of references and of the choice of test users
 
@@ -215,7 +215,7 @@ class OtherModel:
         several = self.state if self.folder is None else self.folder
         return [(self.round or 0, None)] if several is None else [*loading.checkpoints_in(several, self.round)]
 
-    def load(self, weights: Path | None, canaries: Canaries) -> Any:
+    def load(self, weights: Path | None, canaries: CanariesElsewhere) -> Any:
         if self.folder is None or weights is None:
             return loading.load_other(self.spec, self.arguments, weights, self.context, "--model ")
         if not canaries.are_of_model:
@@ -241,7 +241,7 @@ class OtherModel:
 
 def measure(
     model: OtherModel,
-    canaries: Canaries,
+    canaries: CanariesElsewhere,
     hparams: EvaluationHParams,
     seed: int,
     device: str = "cpu",

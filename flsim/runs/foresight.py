@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from flsim.base.machine import refuse_beyond_memory
 from flsim.canaries import planting
-from flsim.canaries.population import Planted, settled
+from flsim.canaries.population import PlantedCorpus, settled
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Layout
 from flsim.measures.built_in import OF_BASE_MODELS
@@ -40,7 +40,7 @@ def refuse_impossible_in(settings: Config, corpus: Corpus, is_trained_here: bool
     """Raise InputError as `refuse_impossible`, or if the settings have other canaries than the corpus."""
     settings = settled_on(settings, corpus)
     train = corpus.split("train")
-    records = None if Planted.read(corpus) else train.records
+    records = None if PlantedCorpus.read(corpus) else train.records
     refuse_impossible(settings, corpus.layout, len(train), records, is_trained_here)
 
 

@@ -16,7 +16,7 @@ from flsim.data.importing.gather import ImportHParams
 from flsim.data.synthetic import SyntheticHParams
 from flsim.defences import DeduplicationHParams, SanitizationHParams
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig, parse
-from flsim.runs.sweeps.definition import Range, Rule
+from flsim.runs.sweeps.definition import Range, SearchRule
 from flsim.simulation import FedAvg
 
 REQUIRED: dict[type, dict[str, Any]] = {
@@ -27,7 +27,7 @@ REQUIRED: dict[type, dict[str, Any]] = {
 }
 OTHERS = (
     *(AttackHParams, DeduplicationHParams, ExtractionHParams, FedAvg),
-    *(ImportHParams, Range, Rule, SanitizationHParams, Scheme),
+    *(ImportHParams, Range, SearchRule, SanitizationHParams, Scheme),
     SyntheticHParams,
 )
 

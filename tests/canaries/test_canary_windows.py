@@ -21,7 +21,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import (
     Partition,
-    Planted,
+    PlantedCorpus,
     Population,
     plant_corpus,
     planting_of,
@@ -31,7 +31,7 @@ from flsim.canaries.population import (
 )
 from flsim.canaries.spec import Canary, CanaryHParams, bounds_of, injection_bounds
 from flsim.data.corpus import Corpus
-from flsim.planning.measure import Users, canaries_of
+from flsim.planning.measure import UserNumbers, canaries_of
 from flsim.runs.config import load
 from flsim.runs.folder import Run, participation
 from flsim.training.central import CentralTraining
@@ -113,7 +113,7 @@ def test_each_window_is_a_configuration_in_plans_and_rosters(experiment: Experim
     once = [(1, 2)] * 2 + [(3, 3)] * 2 + [(3, 2)] * 2
     assert list(zip(first, last, strict=True)) == once * 2  # of 4 rounds; two values of p_e
     assert roster["p_e"].tolist() == [0.5] * 6 + [1.0] * 6
-    planned = canaries_of(run.config.canaries, Users(24, 192, 500, 40))
+    planned = canaries_of(run.config.canaries, UserNumbers(24, 192, 500, 40))
     assert [group.window for group in planned] == ["0-50%", "50-75%", "never"] * 2
     options = [part for text in windows for part in ("--set", text)]
     page = experiment.call("plan", experiment.config, "--no-calibration", *options).stdout
@@ -253,12 +253,12 @@ def test_nobody_meets_a_canary_outside_its_window(run: Run) -> None:
 
 def test_a_corpus_whose_canaries_are_of_some_rounds_is_refused(experiment: Experiment) -> None:
     planted = plant_corpus(Corpus.open(experiment.folder / "corpus"), experiment.folder / "planted", CANARIES, 0)
-    content = Planted.read(planted)
+    content = PlantedCorpus.read(planted)
     assert content is not None
     planting = replace(content.planting, canaries=windowed(content.planting.canaries))
     write_roster(planted.path / "planted", planting, planted.vocabulary)
     with pytest.raises(InputError, match="a corpus is the same in all rounds"):
-        Planted.read(planted)
+        PlantedCorpus.read(planted)
 
 
 # Strict injection: pseudo-users who hold a canary and take part in one round, in addition to its cohort.

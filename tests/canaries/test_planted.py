@@ -18,7 +18,7 @@ from scipy import stats
 
 from flsim.base.errors import InputError
 from flsim.canaries.planting import Overlay, Planting, plant
-from flsim.canaries.population import Planted, Population, make_twin, plant_corpus, settled
+from flsim.canaries.population import PlantedCorpus, Population, make_twin, plant_corpus, settled
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Users
@@ -78,7 +78,7 @@ def test_a_run_without_canaries_of_its_own_has_the_planted_ones_and_resumes(
     config = load(without_canaries(experiment, "planted"), ["seed=7"])
     run = Run.create(config, experiment.folder / "run")
     assert load(run.path / "config.toml").canaries == HPARAMS
-    found = Planted.read(planted)
+    found = PlantedCorpus.read(planted)
     assert found is not None
     assert run.canaries == found.planting.canaries  # whatever the run's seed
     assert texts(run.users) == texts(planted.split("train"))
@@ -101,7 +101,7 @@ def test_the_command_plants_what_the_configuration_says_and_only_once(experiment
 def test_damage_is_refused(experiment: Experiment, planted: Corpus, file: str, content: bytes) -> None:
     (planted.path / "planted" / file).write_bytes(content)
     with pytest.raises(InputError, match="its planted canaries cannot be read"):
-        Planted.read(planted)
+        PlantedCorpus.read(planted)
 
 
 @pytest.mark.parametrize("hparams", [HPARAMS, replace(HPARAMS, controls=3), replace(HPARAMS, coins=True)], ids=repr)
@@ -109,9 +109,9 @@ def test_what_is_written_is_read(
     make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]], tmp_path: Path, hparams: CanaryHParams
 ) -> None:
     corpus = make_corpus(random_users(12, 6, 96), vocabulary_size=100)
-    assert Planted.read(corpus) is None
+    assert PlantedCorpus.read(corpus) is None
     made = plant_corpus(corpus, tmp_path / "planted", hparams, 5)
-    found = Planted.read(made)
+    found = PlantedCorpus.read(made)
     assert found is not None
     assert (found.hparams, found.seed) == (hparams, 5)
     again = tmp_path / "again"
@@ -215,7 +215,7 @@ def test_any_record_is_as_likely(sizes: list[int]) -> None:
 def test_a_corpus_with_exact_copies_and_what_a_defence_leaves_of_them(experiment: Experiment) -> None:
     corpus, hparams = Corpus.open(experiment.folder / "corpus"), CanaryHParams(insertions=(1, 4, 2), count=2)
     made = plant_corpus(corpus, experiment.folder / "made", hparams, 3)
-    found = Planted.read(made)
+    found = PlantedCorpus.read(made)
     assert found is not None
     assert (found.hparams, found.copies, found.present) == (hparams, 14, 6)
     assert [len(of) for of in held(made.split("train"), found.planting.canaries)] == [1, 1, 4, 4, 2, 2]
@@ -224,12 +224,12 @@ def test_a_corpus_with_exact_copies_and_what_a_defence_leaves_of_them(experiment
         settled(made, CanaryHParams(insertions=(1, 4, 2)))
     with pytest.raises(InputError, match=r"canaries.insertions is \[7\], but .* planted with \[1, 4, 2\]"):
         settled(made, CanaryHParams(count=2, insertions=(7,)))
-    left = Planted.read(deduplicate(made, experiment.folder / "left", DeduplicationHParams()))
+    left = PlantedCorpus.read(deduplicate(made, experiment.folder / "left", DeduplicationHParams()))
     assert left is not None
     assert left.planting.insertions.tolist() == [1] * 6
     assert left.planting.planned_insertions.tolist() == [1, 1, 4, 4, 2, 2]
     assert left.planting.canaries == found.planting.canaries
-    assert Planted.read(corpus) is None
+    assert PlantedCorpus.read(corpus) is None
 
 
 def test_what_is_planted_by_probability_is_described_as_ever(make_corpus: MakeCorpus, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from helpers import Flsim
 
 from flsim.base.errors import InputError
-from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, Training, WordList, encoder, preflight
+from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, ReadingOfRecords, Rows, WordList, encoder, preflight
 from flsim.canaries.spec import CanaryHParams
 
 
@@ -35,7 +35,7 @@ def test_tokens_with_loss(drawn: CanarySet, encode: Callable[[str], list[int]]) 
     phrase, known = drawn.text_of(canary)["text"], drawn.known_text(canary)
     record = {"prompt": f"x y {known}", "text": phrase[len(known) :] + " z"}
     for length, masks, begins in product([None, *range(1, 30, 3)], [False, True], [False, True]):
-        row = preflight(drawn, Training(encode, length, masks, begins), [record]).to_dict("records")[0]
+        row = preflight(drawn, ReadingOfRecords(encode, length, masks, begins), [record]).to_dict("records")[0]
         marked = [False] * begins + [False] * len(encode(f"x y {known}"))
         first = len(marked)
         marked += [True] * len(encode(phrase[len(known) :])) + [False] * len(encode(" z"))

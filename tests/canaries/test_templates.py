@@ -18,7 +18,7 @@ from helpers import Experiment, MakeCorpus, train_here
 import flsim as api
 from flsim.base.errors import InputError
 from flsim.canaries.planting import draw_canaries, read_listed
-from flsim.canaries.population import Planted, plant_corpus
+from flsim.canaries.population import PlantedCorpus, plant_corpus
 from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
@@ -98,7 +98,7 @@ def test_canaries_are_the_same_with_more_controls_and_in_a_planted_corpus(experi
     assert more[:5] == alone
     assert [canary.is_planted for canary in more] == [True] * 5 + [False] * 20
     assert alone != draw_canaries(corpus, hparams, seed=4)
-    planted = Planted.read(plant_corpus(corpus, experiment.folder / "planted", hparams, 3))
+    planted = PlantedCorpus.read(plant_corpus(corpus, experiment.folder / "planted", hparams, 3))
     assert planted is not None
     assert list(map(repr, planted.planting.canaries)) == list(map(repr, alone))
 
@@ -167,7 +167,7 @@ def test_phrases_of_words_are_canaries_in_their_order(make_corpus: MakeCorpus, t
     assert [canary.p_u for canary in canaries][:2] == [0.5, 1.0]
     assert [canary.is_planted for canary in canaries] == [True, True, False]
     assert all(canary.is_natural for canary in canaries)
-    planted = Planted.read(plant_corpus(corpus, tmp_path / "planted", hparams, 0))
+    planted = PlantedCorpus.read(plant_corpus(corpus, tmp_path / "planted", hparams, 0))
     assert planted is not None
     assert planted.planting.canaries == canaries
     assert planted.hparams == hparams

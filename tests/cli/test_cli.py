@@ -35,7 +35,7 @@ from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import LoraHParams
 from flsim.results.rows import read_run_file
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig, load
-from flsim.runs.config.files import Section, sections
+from flsim.runs.config.files import ListedSection, sections
 from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.runs.sweeps.definition import MOST_RUNS
 from flsim.training.update import State
@@ -401,7 +401,7 @@ SECTIONS = sections()
 DATA = DataHParams(Path("corpus"))
 
 
-def keys_of(listed: list[Section]) -> set[str]:
+def keys_of(listed: list[ListedSection]) -> set[str]:
     return {f"{section.name}.{setting.name}" for section in listed for setting in section.settings}
 
 

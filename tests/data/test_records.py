@@ -17,7 +17,7 @@ from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.canaries.planting import occurring
-from flsim.canaries.population import Planted, plant_corpus
+from flsim.canaries.population import PlantedCorpus, plant_corpus
 from flsim.data.corpus import Corpus, memory_map, rewrite_corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import SPLITS, named
@@ -171,7 +171,7 @@ def test_phrases_of_late_words_are_noticed(wide: Corpus) -> None:
 def test_what_is_planted_is_written_and_repeats_are_dropped(wide: Corpus, tmp_path: Path) -> None:
     less = deduplicate(wide, tmp_path / "less", DeduplicationHParams())
     assert less.manifest["dropped"]["records_duplicated"] == 1
-    planted = Planted.read(plant_corpus(less, tmp_path / "planted", CANARIES, seed=0))
+    planted = PlantedCorpus.read(plant_corpus(less, tmp_path / "planted", CANARIES, seed=0))
     assert planted is not None
     overlay, train = planted.planting.overlay, Corpus.open(tmp_path / "planted").split("train")
     phrases = [canary.tokens for canary in planted.planting.canaries]

@@ -10,7 +10,7 @@ from helpers import Experiment, MakeCorpus, assert_refused
 from waiting import wait_until
 
 from flsim.base.files import file_digest
-from flsim.canaries.population import Planted
+from flsim.canaries.population import PlantedCorpus
 from flsim.data.corpus import Corpus
 from flsim.runs.config import load
 from flsim.runs.folder import Run
@@ -26,7 +26,7 @@ def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -
     sane = experiment.call("data", "sanitize", "distinct", "--out", "sane", "--share", "0.2", *SMALL, "--json").stdout
 
     before, after = (Corpus.open(experiment.folder / name, verify=True) for name in ("planted", "sane"))
-    had, has = Planted.read(before), Planted.read(after)
+    had, has = PlantedCorpus.read(before), PlantedCorpus.read(after)
     assert had is not None
     assert has is not None
     about = json.loads(sane)

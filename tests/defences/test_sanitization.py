@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from populations import split_of
 
 from flsim.base.rng import stream
-from flsim.canaries.population import Planted, plant_corpus
+from flsim.canaries.population import PlantedCorpus, plant_corpus
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Layout, Subset
@@ -234,7 +234,7 @@ def test_users_and_canaries_stay_with_what_is_left(make_corpus: MakeCorpus, tmp_
     dropped = made.manifest["dropped"]
     assert min(dropped.values()) > 0
     assert before.records - train.records == dropped["records_duplicated"] + dropped["records_near_duplicated"]
-    found = Planted.read(made)
+    found = PlantedCorpus.read(made)
     assert found is not None
     planting = found.planting
     assert planting.insertions.tolist() == planting.sharers.tolist() == [1, 1, 1]

@@ -161,7 +161,7 @@ def test_one_word_prompts_are_tried_up_to_the_longest_suffix(sizes: tuple[int, .
         unseen = next(word for word in range(LAYOUT.first_word, LAYOUT.last_word) if (word,) * size not in starts)
         texts = [[7] * prefix + written[5][:size], [7] * prefix + [unseen] * size]
         groups.append(Strings("record", prefix, Records.from_lists(texts), ("a", "b"), np.array([True, False])))
-    attacked = extract.Attacked(model, LAYOUT, groups, 1, {}, lambda: (np.zeros(4, np.int64),) * 2)
+    attacked = extract.PromptedRun(model, LAYOUT, groups, 1, {}, lambda: (np.zeros(4, np.int64),) * 2)
     found = [*extract._measured(attacked, Scheme())]
     assert [one["is_elicited"].tolist() for one in found] == [[True, False]] * 2
     assert [one["words"].tolist() for one in found] == [[1 + sizes[0]] * 2, [2 + sizes[1]] * 2]

@@ -19,7 +19,7 @@ from flsim.base.statistics import holm
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.evaluation.evaluate import EvaluationHParams
-from flsim.planning.measure import Cost, Machine, Measurement, Users, checkpoints_of, configuration_of, table
+from flsim.planning.measure import Cost, Machine, Measurement, UserNumbers, checkpoints_of, configuration_of, table
 from flsim.planning.plan import (
     Plan,
     Request,
@@ -100,7 +100,7 @@ def test_without_the_corpus_the_published_users_stand_for_it(flsim: Flsim, sweep
     assert "flsim data import" in err
     assert re.search(r"dp cohort 5000, IID *\| *1 *\| *784 *\| *5,000 *\| *1.3% *\| *10 *\|", page)
     assert "5.62" in page
-    assert "exchanging a user" in page
+    assert "exchanging a user" in " ".join(page.split())
     assert max(map(len, page.splitlines())) <= 80
 
 
@@ -181,14 +181,14 @@ def test_the_checkpoint_at_which_arms_part_is_one_more(experiment: Experiment) -
 def test_a_twin_is_a_number_for_each_record(experiment: Experiment) -> None:
     """4 bytes a record, and 8 for where each user starts, and the end."""
     own, twin = (
-        run_disk(load(experiment.config, [f"data.partition='{partition}'"]), Users(24, 192, 900, 40).split())
+        run_disk(load(experiment.config, [f"data.partition='{partition}'"]), UserNumbers(24, 192, 900, 40).split())
         for partition in ("non-iid", "iid")
     )
     assert twin.planted - own.planted == 4 * 192 + 8 * 25
     assert twin.checkpoints == own.checkpoints
 
 
-USERS = Users(400, 12_000, 100_000, 600)
+USERS = UserNumbers(400, 12_000, 100_000, 600)
 MACHINE = Machine(cores=2, gpus=0)
 
 
@@ -238,7 +238,7 @@ def test_power_is_that_of_a_table_which_corrects_for_its_rows(effect: float, tes
 
 COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]", "canaries.count=30")
 TEMPLATE = ("canaries.source='template'", "canaries.template='w4 {w1} w7'")  # fewer fillings than references
-TINY_USERS = Users(24, 192, 960, 40)  # of `Experiment`
+TINY_USERS = UserNumbers(24, 192, 960, 40)  # of `Experiment`
 
 
 def certain(subject: Subject, groups: Sequence[int], planted: Sequence[int]) -> Subject:

@@ -17,7 +17,7 @@ from flsim.planning.measure import (
     Cost,
     Machine,
     Scale,
-    Users,
+    UserNumbers,
     configuration_of,
     cost_of,
     evaluations_of,
@@ -36,9 +36,9 @@ from flsim.runs.folder import Run
 from flsim.runs.sweeps.definition import Definition, Planned, longest_first, planned_runs, tier_of
 from flsim.runs.sweeps.definition import load as load_sweep
 from flsim.runs.sweeps.folder import shortened
-from server.sweep import Job, JobEnd
+from server.sweep import JobEnd, SweepJob
 
-USERS = Users(400, 12_000, 100_000, 600)
+USERS = UserNumbers(400, 12_000, 100_000, 600)
 MACHINE = Machine(cores=2, gpus=0)
 COST = Cost(start=10, round=0.5, evaluation=3)
 
@@ -132,9 +132,9 @@ def test_runs_at_once_are_as_many_as_cores_and_shares_of_gpus_allow(experiment: 
 
 def test_as_many_short_runs_as_train_at_once(sweep_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One configuration on four cores has four short runs, whose median counts; a failure ends the measurement."""
-    jobs: list[Job] = []
+    jobs: list[SweepJob] = []
 
-    def train(given: Sequence[Job], *_: object) -> Iterator[JobEnd]:
+    def train(given: Sequence[SweepJob], *_: object) -> Iterator[JobEnd]:
         time.sleep(0.2)
         for number, job in enumerate(given):
             jobs.append(job)
@@ -170,7 +170,7 @@ def test_a_real_short_run(experiment: Experiment, flsim: Flsim) -> None:
     assert json.loads(out)["measurement"]["memory"] > 1e8
 
 
-SMALL = Users(users=400, records=12_000, words=100_000, vocabulary=600)
+SMALL = UserNumbers(users=400, records=12_000, words=100_000, vocabulary=600)
 
 
 def planned_of(file: Path, only: tuple[str, ...] = (), tier: str = "smoke") -> tuple[Definition, list[Planned]]:
@@ -241,15 +241,15 @@ def test_amounts_by_hand(sweep_file: Path) -> None:
 def test_amounts_of_federated_settings(experiment: Experiment, overrides: tuple[str, ...], amount: float) -> None:
     """Four rounds of users of 8 records in batches of 8 at a rate of 0.5: a step a round."""
     config = load(experiment.config, ("local.batch_size=8", "local.learning_rate=0.5", *overrides))
-    assert config.rounds_over(Users(24, 192, 900, 40).split()) in (4, 2_000)
-    assert config.rate_steps(Users(24, 192, 900, 40).split()) == pytest.approx(amount, rel=1e-3)
+    assert config.rounds_over(UserNumbers(24, 192, 900, 40).split()) in (4, 2_000)
+    assert config.rate_steps(UserNumbers(24, 192, 900, 40).split()) == pytest.approx(amount, rel=1e-3)
 
 
 @pytest.mark.parametrize("table", ["table1", "table4"])
 def test_small_tiers_are_trained_for_alike_shares_of_the_published_amounts(table: str) -> None:
     """Otherwise techniques would differ by how much they are trained."""
     definition, planned = planned_of(Path(__file__).parents[2] / "experiments" / f"{table}.toml", tier="small")
-    train = Users(4_000, 943_473, 8_000_000, 10_000).split()  # as `flsim plan` counts them
+    train = UserNumbers(4_000, 943_473, 8_000_000, 10_000).split()  # as `flsim plan` counts them
     published = published_scale(definition, planned, "here")
     shares = [row.of_published for row in scale_of(rows_of(planned), train, published).rows]
     known = [share for share in shares if share is not None]
@@ -287,7 +287,7 @@ def test_what_is_left_out_is_not_counted(
     (privacy,) = privacy_of(planned, train)
     assert privacy.delta == run.delta == 1 / (10 * run.population)
     (provable,) = provable_of(planned, train)
-    assert provable.group == max(groups_of(config, Users.counted(run.train)))
+    assert provable.group == max(groups_of(config, UserNumbers.counted(run.train)))
     assert shortened(config, 1.0, train)[1] == run.rounds
 
 
@@ -304,7 +304,7 @@ def test_as_many_evaluations_as_the_schedule_asks_for(experiment: Experiment, ov
     text = experiment.config.read_text().replace("every = 2\n", "")
     path = experiment.folder / "due.toml"
     path.write_text(text.replace("rounds = 4", "rounds = 25"))
-    config, train = load(path, overrides), Users(24, 192, 900, 40).split()
+    config, train = load(path, overrides), UserNumbers(24, 192, 900, 40).split()
     rounds = config.rounds_over(train)
     per_epoch = config.rounds_per_epoch(train)
     due = [each for each in range(1, rounds + 1) if each == rounds or config.evaluation.is_due(each, per_epoch)]

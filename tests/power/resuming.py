@@ -25,7 +25,7 @@ from flsim.runs.folder import evaluate_checkpoint
 from server import central as central_server
 from server import sweep
 from server.pool.grid import EvaluationInProcess
-from server.sweep import Job, JobEnd
+from server.sweep import JobEnd, SweepJob
 
 
 class NodesHere:
@@ -38,7 +38,7 @@ class NodesHere:
         """This process is equal to itself."""
 
 
-def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[JobEnd]:
+def jobs_here(jobs: Sequence[SweepJob], *_: object) -> Iterator[JobEnd]:
     """Stands in for the part of `server.sweep.train_all` that hands jobs to Ray: runs each job's command."""
     for job in jobs:
         code, said = command(*sweep._command(job)[3:])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flsim.base.errors import InputError
 from flsim.privacy.conventions import CONVENTIONS, PAPER, conventions_of
 from flsim.privacy.ledger import Entry, Ledger, epsilon, note, sentence, spent
-from flsim.privacy.table import TOLERANCE, Line, calibrate, calibrated, report, to_text
+from flsim.privacy.table import TOLERANCE, EpsilonLine, calibrate, calibrated, report, to_text
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 FIXED, POISSON = Entry("fixed-size", 1_000, 10, 1.0, 20), Entry("poisson", 1_000, 10, 1.0, 20)
@@ -65,7 +65,7 @@ def test_calibration_has_lines_of_noise() -> None:
 
 
 def test_noise_is_shown_instead_of_epsilon() -> None:
-    line = Line(PAPER, 3.0, 1.2345)
+    line = EpsilonLine(PAPER, 3.0, 1.2345)
     assert line.to_json()["noise_multiplier"] == 1.2345
     header, row, *_ = to_text([line], calibration=True).splitlines()
     assert header.split()[-1] == "noise"
@@ -135,7 +135,7 @@ def test_the_target_is_positive_and_finite(target: float) -> None:
 
 
 def test_the_table_marks_the_papers_convention() -> None:
-    text = to_text([Line(one, 1.0) for one in (*conventions_of("fixed-size"), *conventions_of("poisson"))])
+    text = to_text([EpsilonLine(one, 1.0) for one in (*conventions_of("fixed-size"), *conventions_of("poisson"))])
     (marked,) = (row for row in text.splitlines() if row.endswith("*"))
     assert "mironov-proposition-3" in marked
     assert max(map(len, text.splitlines())) <= 80

@@ -16,7 +16,7 @@ from flsim.base.rng import stream
 from flsim.base.statistics import holm
 from flsim.models.architectures import ModelHParams
 from flsim.privacy.ledger import PrivacyHParams
-from flsim.report.gather import Gathered, Line, RunView, contrasts
+from flsim.report.gather import Gathered, RunView, SettingLine, contrasts
 from flsim.results.sweeps import Sweep, SweepRun
 from flsim.runs.config import (
     CentralConfig,
@@ -214,7 +214,7 @@ def test_settings_that_a_search_chose_are_no_factor() -> None:
     for chosen in (["local.learning_rate"], []):  # an older sweep does not say which
         sweep = Sweep(Path(), "", "", "", "", "", None, "", {}, [], [], tuned="By a search.", chosen=chosen)
         lines = [
-            Line(line.label, [replace(each, runs=[planned(run) for run in each.runs]) for each in line.settings])
+            SettingLine(line.label, [replace(each, runs=[planned(run) for run in each.runs]) for each in line.settings])
             for line in by_hand.lines
         ]
         assert rows_of(Gathered([sweep], lines, []))[0]["factor"] == "Partition"

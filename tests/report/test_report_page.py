@@ -23,8 +23,8 @@ from flsim.base.files import file_digest
 from flsim.base.statistics import t_interval
 from flsim.canaries.population import Partition
 from flsim.models.architectures import ModelHParams
-from flsim.report.figures import Figure, Table, number, overview
-from flsim.report.gather import Gathered, Line, RunView, Setting, contrasts, gather
+from flsim.report.figures import Figure, ReportTable, number, overview
+from flsim.report.gather import Gathered, RunView, Setting, SettingLine, contrasts, gather
 from flsim.report.page import answer, render, write_report
 from flsim.report.provenance import settings
 from flsim.results.rows import SCHEMA, RunResults, read_run
@@ -92,7 +92,7 @@ def test_the_settings_of_seeds_without_settings_are_those_of_other_seeds(tmp_pat
     """One folder of a sweep has lost its config.toml, the first of its setting."""
     made = write_sweep(tmp_path / "sweep", tmp_path / "corpus")
     (made.path / "runs" / "fedavg-iid-0" / "config.toml").unlink()
-    *_, table = [each for each in settings(gather([made.path])) if isinstance(each, Table)]
+    *_, table = [each for each in settings(gather([made.path])) if isinstance(each, ReportTable)]
     (row,) = [row for row in table.rows if row[0] == made.settings["fedavg-iid-0"]]
     assert row[1] == "1"
     assert all(f"{name} = " in row[2] for name in ("data.partition", "training.rounds", "training.cohort"))
@@ -214,7 +214,7 @@ def test_a_large_sweep_stays_below_three_megabytes() -> None:
     known: tuple[pd.DataFrame, pd.DataFrame, dict[str, str], float, int] = frame, planted.assign(p_e=1.0), {}, 100.0, 0
     runs = [RunResults(name, name, "completed", None, 8000, 8000, *known, name) for name in names]
     settings = [Setting(run.name, run.name[:-3].lower(), [RunView(Path(run.name), run, None)]) for run in runs]
-    assert 50_000 < len(render(Gathered([], [Line("A", settings)], [])).encode()) < 3_000_000 / 8
+    assert 50_000 < len(render(Gathered([], [SettingLine("A", settings)], [])).encode()) < 3_000_000 / 8
 
 
 def test_the_figure_at_the_top_has_each_setting(page: Page, sweep: Made) -> None:
@@ -242,7 +242,7 @@ def test_a_report_on_many_settings_begins_with_the_effects_of_factors() -> None:
         figure, table = answer(gathered, contrasts(gathered))
     assert isinstance(figure, Figure)
     assert "IID − non-IID, FedAvg, end of training: +1.00 (+1.00 to +1.00)." in str(figure.panels[0][1])
-    assert isinstance(table, Table)
+    assert isinstance(table, ReportTable)
     assert 1 < len(table.rows) <= 8
 
 

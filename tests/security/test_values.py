@@ -17,7 +17,7 @@ from selectolax.lexbor import LexborHTMLParser
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
 from flsim.base.parquet import MOST_ROWS, read_parquet
-from flsim.canaries.population import Planted, plant_corpus
+from flsim.canaries.population import PlantedCorpus, plant_corpus
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, labelled_steps
 from flsim.data.inspect import describe, inspect
@@ -161,7 +161,7 @@ def read_all(path: Path) -> None:
         split = corpus.split(name)
         assert len(split.names) == len(split)
     labelled_steps(corpus)
-    Planted.read(corpus)
+    PlantedCorpus.read(corpus)
     describe(inspect(corpus))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from flsim.report.gather import Gathered, Line, RunView, Setting
+from flsim.report.gather import Gathered, RunView, Setting, SettingLine
 from flsim.results.rows import SCHEMA, RunResults
 from flsim.runs.config import (
     CentralConfig,
@@ -45,10 +45,10 @@ def run_of(config: Config, level: float, status: str = "completed", perplexity: 
 
 def gathered_of(configs: Sequence[Config], level: Level, seeds: int = 3) -> Gathered:
     """Return a report's runs: each configuration with all seeds, at the mean exposure that `level` returns."""
-    lines: dict[str, Line] = {}
+    lines: dict[str, SettingLine] = {}
     for config in configs:
         runs = [run_of(replace(config, seed=seed), level(config, seed)) for seed in range(seeds)]
-        line = lines.setdefault(config.label, Line(config.label))
+        line = lines.setdefault(config.label, SettingLine(config.label))
         line.settings.append(Setting(config.setting, config.partition, runs))
     return Gathered([], list(lines.values()), [])
 

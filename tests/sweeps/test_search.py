@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.runs.sweeps.definition import Group, GroupOutcome, Point, Range, Rule, open_sides, search
+from flsim.runs.sweeps.definition import GroupOutcome, Point, Range, SearchRule, TrialGroup, open_sides, search
 
 RATE, MOMENTUM = "local.learning_rate", "local.momentum"
 EIGHT = {RATE: Range(0.1, 12.8)}  # 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8
@@ -15,13 +15,13 @@ INF = math.inf
 
 
 def outcome(
-    rule: Rule,
+    rule: SearchRule,
     ranges: Mapping[str, Range],
     perplexity: Callable[[Point, float], float],
     is_possible: Callable[[Point], bool] = lambda _: True,
 ) -> tuple[GroupOutcome, list[tuple[float, list[int]]]]:
     """Return the outcome with these perplexities, and the share and the trials that each step asked for."""
-    steps = search(Group("one", "one", {}, ranges), rule, np.random.Generator(np.random.PCG64(0)), is_possible)
+    steps = search(TrialGroup("one", "one", {}, ranges), rule, np.random.Generator(np.random.PCG64(0)), is_possible)
     asked, (share, trials) = [], next(steps)
     while True:
         asked.append((share, [*trials]))
@@ -43,7 +43,7 @@ def test_halving_is_that_of_a_written_out_example() -> None:
         1.0: [INF, INF, INF, 1.0, INF, INF, 2.4, INF],
     }
     place = {0.1 * 2**number: number for number in range(8)}
-    found, asked = outcome(Rule(), EIGHT, lambda point, share: table[share][place[round(point[RATE], 1)]])
+    found, asked = outcome(SearchRule(), EIGHT, lambda point, share: table[share][place[round(point[RATE], 1)]])
     assert asked == [(0.25, [*range(8)]), (0.5, [3, 4, 5, 6]), (1.0, [3, 6])]
     assert (found.values, found.perplexity, found.trials[3].perplexities) == ({RATE: 0.8}, 1.0, [4.0, 2.0, 1.0])
     assert [len(trial.perplexities) for trial in found.trials] == [1, 1, 1, 3, 2, 2, 3, 1]
@@ -54,13 +54,13 @@ def test_halving_is_that_of_a_written_out_example() -> None:
 def test_a_neighbour_that_diverged_is_reported_as_the_limit_of_stability(above: float, is_limited: bool) -> None:
     """The best rate is 1.6. Its neighbours, 0.8 and 3.2, are finite and worse, or 3.2 diverges."""
     perplexities = {0.8: 25.0, 1.6: 20.0, 3.2: above}
-    found, _ = outcome(Rule(), EIGHT, lambda point, _: perplexities.get(point[RATE], 40.0))
+    found, _ = outcome(SearchRule(), EIGHT, lambda point, _: perplexities.get(point[RATE], 40.0))
     assert (found.values, found.is_limited_by_stability) == ({RATE: 1.6}, is_limited)
 
 
 def test_a_best_value_at_the_edge_widens_the_range_by_the_grids_own_steps() -> None:
     """The least loss is at 51.2 = 0.1 * 2^9, two steps beyond; four further values are tried, halved as the first."""
-    found, asked = outcome(Rule(halving=(0.5, 1.0)), EIGHT, lambda point, _: abs(math.log2(point[RATE] / 51.2)))
+    found, asked = outcome(SearchRule(halving=(0.5, 1.0)), EIGHT, lambda point, _: abs(math.log2(point[RATE] / 51.2)))
     assert [trial.values[RATE] for trial in found.trials[8:]] == [25.6, 51.2, 102.4, 204.8]
     assert found.values == {RATE: 51.2}
     assert found.widenings == 1
@@ -73,14 +73,14 @@ def test_of_two_settings_only_the_one_at_its_edge_is_widened() -> None:
     def loss(point: Point, _: float) -> float:
         return abs(math.log2(point[RATE] / 0.5)) + abs(point[MOMENTUM] - 0.5)
 
-    found, _ = outcome(Rule(trials=12, halving=(1.0,)), ranges, loss)
+    found, _ = outcome(SearchRule(trials=12, halving=(1.0,)), ranges, loss)
     assert [trial.values for trial in found.trials[12:]] == [{RATE: 0.5, MOMENTUM: 0.5}, {RATE: 0.25, MOMENTUM: 0.5}]
     assert found.values == {RATE: 0.5, MOMENTUM: 0.5}
 
 
 def test_a_random_search_stays_in_its_range_and_widens_by_half_of_it() -> None:
     """Values are between 1 and 100, so half of the range's width is a factor 10."""
-    rule, ranges = Rule(method="random", trials=16, halving=(1.0,)), {RATE: Range(1.0, 100.0)}
+    rule, ranges = SearchRule(method="random", trials=16, halving=(1.0,)), {RATE: Range(1.0, 100.0)}
     found, _ = outcome(rule, ranges, lambda point, _: -min(point[RATE], 150.0) + point[RATE] / 1e6)
     first = [trial.values[RATE] for trial in found.trials[:16]]
     beyond = [trial.values[RATE] for trial in found.trials[16:24]]
@@ -93,7 +93,7 @@ def test_a_random_search_stays_in_its_range_and_widens_by_half_of_it() -> None:
 
 
 def test_values_that_cannot_be_are_the_end_of_a_range() -> None:
-    rule, ranges = Rule(halving=(1.0,)), {MOMENTUM: Range(0.2, 0.9, "linear")}
+    rule, ranges = SearchRule(halving=(1.0,)), {MOMENTUM: Range(0.2, 0.9, "linear")}
     found, _ = outcome(rule, ranges, lambda point, _: -point[MOMENTUM], lambda point: point[MOMENTUM] < 1)
     assert found.values == {MOMENTUM: 0.9}  # the next step would be 1
     assert (found.widenings, len(found.trials)) == (0, 8)
@@ -101,12 +101,12 @@ def test_values_that_cannot_be_are_the_end_of_a_range() -> None:
 
 def test_what_has_no_best_inside_is_an_error() -> None:
     with pytest.raises(RunFailed, match=r"all 8 trials diverged; search lower values of local\.learning_rate"):
-        outcome(Rule(), EIGHT, lambda _, __: INF)
+        outcome(SearchRule(), EIGHT, lambda _, __: INF)
     with pytest.raises(RunFailed, match="at the edge after 2 extensions; search a range around this value"):
-        outcome(Rule(widenings=2), EIGHT, lambda point, _: -point[RATE])
+        outcome(SearchRule(widenings=2), EIGHT, lambda point, _: -point[RATE])
 
 
 @pytest.mark.parametrize("halving", [(0.5,), (0.5, 0.5, 1.0), ()])
 def test_a_rule_that_cannot_be_is_refused(halving: tuple[float, ...]) -> None:
     with pytest.raises(InputError, match="ascending shares above 0 that end with 1"):
-        Rule(halving=halving)
+        SearchRule(halving=halving)

@@ -35,9 +35,9 @@ from flsim.runs.config import (
 from flsim.runs.folder import Run
 from flsim.runs.sweeps import folder as module
 from flsim.runs.sweeps.definition import Planned
-from flsim.runs.sweeps.folder import Screen, State, SweepFolder, state_of
+from flsim.runs.sweeps.folder import RunState, Screen, SweepFolder, state_of
 from server.launch import refuse_what_does_not_fit, share
-from server.sweep import Job, JobEnd, train_all, twins_of
+from server.sweep import JobEnd, SweepJob, train_all, twins_of
 
 DEADLINE = 900.0  # a busy machine takes half a minute to start a run
 SWEEP = """
@@ -309,7 +309,7 @@ def test_a_run_that_cannot_begin_says_why_and_the_next_one_is_tried(tmp_path: Pa
     for name in ("one", "two"):
         config = FederatedConfig(DataHParams(tmp_path / f"corpus of {name}"))
         dump(config, tmp_path / f"{name}.toml")
-        jobs.append(Job(name, config, tmp_path / f"{name}.toml", tmp_path / name, tmp_path / f"{name}.log"))
+        jobs.append(SweepJob(name, config, tmp_path / f"{name}.toml", tmp_path / name, tmp_path / f"{name}.log"))
     ended = list(train_all(jobs, whole_cluster=True))
     assert [each.name for each in ended] == ["one", "two"]
     for job, each in zip(jobs, ended, strict=True):
@@ -331,20 +331,21 @@ def run_folder(folder: Path, status: str, round_: int, log: str = "") -> Path:
 def test_what_a_run_is_at(tmp_path: Path) -> None:
     log = '{"round": 30, "loss": 2.5}\n{"round": 41, "loss": 2.25}\n'
     running = run_folder(tmp_path / "a", "running", 40, log)
-    assert state_of(running, began=0) == State("runs", 0.41, "41/100, loss 2.25")
-    assert state_of(running, began=time.time() + 60) == State("waits", note="stopped at 40")  # not taken up again yet
-    assert state_of(tmp_path / "none", began=0) == State("waits")
+    assert state_of(running, began=0) == RunState("runs", 0.41, "41/100, loss 2.25")
+    before = state_of(running, began=time.time() + 60)
+    assert before == RunState("waits", note="stopped at 40"), "the sweep has not continued it yet"
+    assert state_of(tmp_path / "none", began=0) == RunState("waits")
     assert state_of(run_folder(tmp_path / "b", "failed", 7), began=0).status == "failed"
     cut_short = run_folder(tmp_path / "c", "running", 40, log + '{"round": 4')
-    assert state_of(cut_short, began=0) == State("runs", 0.40, "40/100")
-    assert state_of(run_folder(tmp_path / "d", "diverged", 12), began=0) == State("diverged", 1.0, "")
+    assert state_of(cut_short, began=0) == RunState("runs", 0.40, "40/100")
+    assert state_of(run_folder(tmp_path / "d", "diverged", 12), began=0) == RunState("diverged", 1.0, "")
 
 
 def test_a_run_that_trains_on_is_not_over(tmp_path: Path) -> None:
     """A search lets the better half of its trials train on; a sweep leaves what is finished."""
     run, later = run_folder(tmp_path / "a", "completed", 40), time.time() + 60
-    assert state_of(run, later) == State("waits", note="stopped at 40")
-    assert state_of(run, later, is_finished=True) == State("completed", 1.0, "")
+    assert state_of(run, later) == RunState("waits", note="stopped at 40")
+    assert state_of(run, later, is_finished=True) == RunState("completed", 1.0, "")
 
 
 def test_a_terminal_shows_bars_of_runs_that_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from flsim.runs.sweeps.definition import (
     tuned_of,
 )
 from flsim.runs.sweeps.folder import TUNED, Search, SweepFolder, TuningFolder, load_search, shortened
-from server.sweep import Job, JobEnd, Tuner
+from server.sweep import JobEnd, SweepJob, Tuner
 
 RATE = "local.learning_rate"
 SMALL: dict[str, Any] = {"users": 12, "test_users": 2, "heldout_users": 0, "words_per_user": 60, "vocabulary_size": 50}
@@ -255,11 +255,11 @@ def test_a_damaged_outcome_is_named(tmp_path: Path, text: str) -> None:
 class Trainer:
     """A stand-in for `server.sweep.train_all`, which measures jobs in some order and may be killed after a number."""
 
-    def __init__(self, order: Callable[[list[Job]], Iterable[Job]], killed_after: int = 10**9) -> None:
+    def __init__(self, order: Callable[[list[SweepJob]], Iterable[SweepJob]], killed_after: int = 10**9) -> None:
         self.order, self.left = order, killed_after
         self.measured: dict[tuple[str, int], float] = {}
 
-    def __call__(self, jobs: list[Job], *_: object) -> Iterator[JobEnd]:
+    def __call__(self, jobs: list[SweepJob], *_: object) -> Iterator[JobEnd]:
         for job in self.order(jobs):
             if not self.left:
                 raise KeyboardInterrupt

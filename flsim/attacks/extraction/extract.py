@@ -530,7 +530,7 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
 
 
 @dataclass(frozen=True, eq=False)
-class Attacked:
+class PromptedRun:
     model: TrainableModel
     layout: Layout
     groups: Sequence[Strings]
@@ -540,7 +540,7 @@ class Attacked:
     counts: Callable[[], tuple[Ints, Ints]]
 
 
-def _of_run(path: Path, hparams: ExtractionHParams) -> Attacked:
+def _of_run(path: Path, hparams: ExtractionHParams) -> PromptedRun:
     hparams.elsewhere.refuse_for(path)
     run = Run.open(path)
     described = read_run_file(path)
@@ -558,10 +558,10 @@ def _of_run(path: Path, hparams: ExtractionHParams) -> Attacked:
         return counted
 
     about = {"setting": run.setting, "series": run.series, "seed": run.config.seed, "round": state.round}
-    return Attacked(model, run.corpus.layout, groups, run.config.evaluation.beam_width, about, counts)
+    return PromptedRun(model, run.corpus.layout, groups, run.config.evaluation.beam_width, about, counts)
 
 
-def _of_measurements(path: Path, hparams: ExtractionHParams) -> Attacked:
+def _of_measurements(path: Path, hparams: ExtractionHParams) -> PromptedRun:
     """Return the strings of a model that was trained elsewhere: its canaries, and records of files."""
     measured = MeasuredModel.open(path, _round_of(path, hparams), hparams.elsewhere.model, hparams.device)
     canaries, results = measured.canaries, read_run(path)
@@ -582,7 +582,7 @@ def _of_measurements(path: Path, hparams: ExtractionHParams) -> Attacked:
 
     about = {"setting": results.setting, "series": results.series, "seed": seed, "round": measured.round}
     width = results.settings["evaluation.beam_width"]
-    return Attacked(measured.model, canaries.words.layout, groups, width, about, counts)
+    return PromptedRun(measured.model, canaries.words.layout, groups, width, about, counts)
 
 
 def _round_of(path: Path, hparams: ExtractionHParams) -> int | None:
@@ -616,7 +616,7 @@ def _strings_of(
     return groups
 
 
-def _measured(attacked: Attacked, scheme: Scheme) -> Iterator[pd.DataFrame]:
+def _measured(attacked: PromptedRun, scheme: Scheme) -> Iterator[pd.DataFrame]:
     """Yield a table of the strings of each group, without the numbers of records and users."""
     model, layout, groups = attacked.model, attacked.layout, attacked.groups
     device = model.device

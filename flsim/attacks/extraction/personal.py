@@ -202,7 +202,7 @@ def extract_personal_data(
 
 
 @dataclass(frozen=True, eq=False)
-class Attacked:
+class AttackedPeople:
     """A model with the personal data of its training users and of others."""
 
     model: TrainableModel
@@ -236,7 +236,7 @@ def personal_data_of(path: Path, names: Path | None, hparams: inference.AttackHP
     return Result(frame=frame.assign(run=str(path), **attacked.columns), notes=(*attacked.notes, count))
 
 
-def _of_run(path: Path, finder: Finder, hparams: inference.AttackHParams) -> Attacked:
+def _of_run(path: Path, finder: Finder, hparams: inference.AttackHParams) -> AttackedPeople:
     hparams.elsewhere.refuse_for(path)
     run = Run.open(path)
     vocabulary, (splits, notes) = run.corpus.vocabulary, never_trained(run.corpus)
@@ -250,10 +250,10 @@ def _of_run(path: Path, finder: Finder, hparams: inference.AttackHParams) -> Att
         for one in _over(split, split.user_offsets, positions, split.folder.name, vocabulary, finder)
     ]
     columns = {"setting": run.setting, "series": run.series, "seed": run.config.seed, "round": state.round}
-    return Attacked(model, run.corpus.layout, vocabulary, train, others, columns, notes)
+    return AttackedPeople(model, run.corpus.layout, vocabulary, train, others, columns, notes)
 
 
-def _of_measurements(path: Path, finder: Finder, hparams: inference.AttackHParams) -> Attacked:
+def _of_measurements(path: Path, finder: Finder, hparams: inference.AttackHParams) -> AttackedPeople:
     """Return personal data in files of records, for a model that was trained elsewhere."""
     elsewhere = hparams.elsewhere
     if elsewhere.members is None or elsewhere.others is None:
@@ -269,7 +269,7 @@ def _of_measurements(path: Path, finder: Finder, hparams: inference.AttackHParam
         sources.append([*occurrences_in(split.records_at(positions), labels, vocabulary, finder)])
     columns = {"setting": results.setting, "series": results.series, "seed": canaries.seed, "round": measured.round}
     layout = replace(canaries.words.layout, record_words=inference.longest_record(model))
-    return Attacked(model, layout, vocabulary, sources[0], sources[1], columns)
+    return AttackedPeople(model, layout, vocabulary, sources[0], sources[1], columns)
 
 
 def _over(

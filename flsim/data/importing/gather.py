@@ -160,7 +160,7 @@ def split_of(author: str, heldout: float, test: float, seed: int) -> str:
     return "test" if draw < test else "heldout" if draw < test + heldout else "train"
 
 
-class Users(NamedTuple):
+class BucketUsers(NamedTuple):
     """Users of one split of a bucket; token ids are places in the bucket's words."""
 
     names: list[str]
@@ -189,7 +189,7 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
 
     cut_lengths = np.minimum(lengths, hparams.record_words)  # of passages 1, which are cut into records later
     is_balanced = np.zeros(len(lengths), np.bool_)
-    by_split: dict[str, Users] = {}
+    by_split: dict[str, BucketUsers] = {}
     drawn = list(_users(authors, bounds, written_words, hparams))
     for split in hparams.splits:
         names = [user.name for user in drawn if user.split == split]
@@ -198,7 +198,7 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         is_balanced[records] |= split in SPLITS
         of_split = tokens[spans(starts[records], cut_lengths[records])]
         record_words, user_records = cut_lengths[records].astype(np.uint32), (last - first).astype(np.uint32)
-        by_split[split] = Users(names, of_split, record_words, user_records)
+        by_split[split] = BucketUsers(names, of_split, record_words, user_records)
     ids, different = _write_words(path.with_name(f"{path.name}.words"), by_split, words)
     arrays: dict[str, NDArray[np.generic]] = {}
     for split, users in by_split.items():
@@ -292,7 +292,7 @@ def _users(authors: list[_Author], bounds: Ints, written_words: Ints, hparams: I
             begin = first + int(end)
 
 
-def _write_words(path: Path, by_split: dict[str, Users], words: list[str]) -> tuple[NDArray[np.uint32], int]:
+def _write_words(path: Path, by_split: dict[str, BucketUsers], words: list[str]) -> tuple[NDArray[np.uint32], int]:
     """Write words with counts in train users, by hash; return the new id of each token, and the number of words."""
     counts = {split: np.bincount(users.tokens, minlength=len(words)) for split, users in by_split.items()}
     occurring = np.flatnonzero(sum(counts.values()))
@@ -307,11 +307,11 @@ def _write_words(path: Path, by_split: dict[str, Users], words: list[str]) -> tu
     return ids, len(order)
 
 
-def users_of(path: Path) -> dict[str, Users]:
+def users_of(path: Path) -> dict[str, BucketUsers]:
     with np.load(path) as arrays:
         splits = dict.fromkeys(name.partition(".")[0] for name in arrays.files)
         return {
-            split: Users(
+            split: BucketUsers(
                 json.loads(arrays[f"{split}.names"].tobytes()),
                 *(arrays[f"{split}.{name}"] for name in ("tokens", "record_words", "user_records")),
             )

@@ -208,7 +208,7 @@ WITH_PROMPTS = ("jsonl", "json", "csv", "parquet")
 
 
 @dataclass
-class Steps:
+class ImportSteps:
     """The steps of one import, and their counts."""
 
     pieces: Pieces
@@ -530,7 +530,7 @@ def import_corpus(
         size = sum(of.data.stat().st_size * (UNPACKED if is_compressed(of.data) else 1) for of in opened)
         default = min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1
         with Pool(workers or default) as pool:
-            steps = Steps(pieces, pool, hparams, fit_vocabulary, text, delimiter, cutting)
+            steps = ImportSteps(pieces, pool, hparams, fit_vocabulary, text, delimiter, cutting)
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary, word_file)
         for source in opened:
             source.refuse_if_changed()

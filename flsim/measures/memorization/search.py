@@ -158,7 +158,7 @@ FRONTIER = 1_000_000  # nodes kept in memory, 1.2 KB each; beyond this number th
 
 
 @dataclass(frozen=True)
-class Extraction:
+class Searched:
     """The result of the search."""
 
     tokens: Path  # the best sequence so far, of equal ones the first in lexicographic order
@@ -172,7 +172,7 @@ class Extraction:
         return self.score <= self.bound
 
 
-def shortest_path(model: LanguageModel, prefix: Tensor, template: Template, nodes: int = NODES) -> Extraction:
+def shortest_path(model: LanguageModel, prefix: Tensor, template: Template, nodes: int = NODES) -> Searched:
     """Return the most likely sequence of a template after a prefix.
 
     Nodes are expanded in batches of the cheapest, which grow with the search, so at most about twice as many nodes are
@@ -231,7 +231,7 @@ class _Search:
         tokens, scores = beam_searches(model, prefix[None], template, BEAMS)
         self.best: tuple[float, Path] = min(zip(scores[0].tolist(), map(tuple, tokens[0].tolist()), strict=True))
 
-    def run(self) -> Extraction:
+    def run(self) -> Searched:
         while nodes := self._take():
             self.nodes += len(nodes)
             nodes.sort(key=lambda node: len(node.path))
@@ -244,7 +244,7 @@ class _Search:
                 del self.frontier[most:]
         score, tokens = self.best
         bound = min(self.given_up, self.frontier[0][0] if self.frontier else inf, score)
-        return Extraction(tokens, score, bound, self.nodes)
+        return Searched(tokens, score, bound, self.nodes)
 
     def _take(self) -> list[_Node]:
         """Return the cheapest nodes of the frontier that could still lead to an answer, to expand them together."""

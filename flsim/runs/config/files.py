@@ -124,7 +124,7 @@ TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Pa
 
 
 @dataclass(frozen=True)
-class Setting:
+class ListedSetting:
     name: str
     type: str
     default: str
@@ -133,37 +133,37 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Section:
+class ListedSection:
     """One section of a configuration file, for one kind of training if the kinds differ."""
 
     name: str
     kind: str
     description: str
-    settings: tuple[Setting, ...]
+    settings: tuple[ListedSetting, ...]
 
     @property
     def title(self) -> str:
         kind = f" of {self.kind} training" if self.kind in KINDS else f": {self.kind}" if self.kind else ""
         return (f"[{self.name}]" if self.name else "Outside of sections") + kind
 
-    def key(self, setting: Setting) -> str:
+    def key(self, setting: ListedSetting) -> str:
         """Return the key of a setting, e.g. "training.rounds"."""
         return f"{self.name}.{setting.name}".lstrip(".")
 
 
-def sections() -> list[Section]:
+def sections() -> list[ListedSection]:
     """Return all sections, keys outside of sections first; keys of all kinds of training make one section."""
-    listed: dict[str, list[Section]] = {"": []}
+    listed: dict[str, list[ListedSection]] = {"": []}
     for kind, config in KINDS.items():
         hints, descriptions = get_type_hints(config, include_extras=True), _descriptions(config)
         for item in fields(config):
             name, hint = item.name, hints[item.name]
             has_keys = is_dataclass(hint)
             settings = _settings(hint) if has_keys else (_setting(item, hint, descriptions[name]),)
-            section = Section(name if has_keys else "", kind, descriptions[name] if has_keys else "", settings)
+            section = ListedSection(name if has_keys else "", kind, descriptions[name] if has_keys else "", settings)
             listed.setdefault(section.name, []).append(section)
             for inner, of_inner in _inner_sections(hint) if has_keys else ():
-                part = Section(f"{name}.{inner}", kind, _descriptions(hint)[inner], _settings(of_inner))
+                part = ListedSection(f"{name}.{inner}", kind, _descriptions(hint)[inner], _settings(of_inner))
                 listed.setdefault(part.name, []).append(part)
     merged = [part for of_kinds in listed.values() for part in _merged(of_kinds)]
     after_model = 1 + [section.name for section in merged].index("model")
@@ -177,7 +177,7 @@ def _inner_sections(section: type) -> list[tuple[str, type]]:
     return [(name, kinds[0]) for name, kinds in of_hints.items() if kinds]  # type: ignore[misc]
 
 
-def _merged(of_kinds: Sequence[Section]) -> list[Section]:
+def _merged(of_kinds: Sequence[ListedSection]) -> list[ListedSection]:
     """Return the keys that all kinds share, then those of each kind; sections without keys are omitted."""
     first = of_kinds[0]
     is_shared = len(of_kinds) == len(KINDS)
@@ -189,26 +189,26 @@ def _merged(of_kinds: Sequence[Section]) -> list[Section]:
     return [section for section in (shared, *specific) if section.settings]
 
 
-def _architectures() -> Section:
+def _architectures() -> ListedSection:
     """Return the built-in networks, the values of `model.architecture`, each with the first paragraph about it."""
     paragraphs = {name: inspect.cleandoc(network.__doc__ or "").split("\n\n")[0] for name, network in BUILT_IN.items()}
     described = {name: " ".join(text.split()).replace("`", "") for name, text in paragraphs.items()}
-    listed = tuple(Setting(name, "architecture", "", "", text) for name, text in described.items())
-    return Section("model", "architectures", "Built-in networks.", listed)
+    listed = tuple(ListedSetting(name, "architecture", "", "", text) for name, text in described.items())
+    return ListedSection("model", "architectures", "Built-in networks.", listed)
 
 
-def _settings(section: type) -> tuple[Setting, ...]:
+def _settings(section: type) -> tuple[ListedSetting, ...]:
     hints, descriptions = get_type_hints(section, include_extras=True), _descriptions(section)
     inner = dict(_inner_sections(section))
     listed = [item for item in fields(section) if item.name not in inner]
     return tuple(_setting(item, hints[item.name], descriptions[item.name]) for item in listed)
 
 
-def _setting(item: "Field[Any]", hint: Any, description: str) -> Setting:
+def _setting(item: "Field[Any]", hint: Any, description: str) -> ListedSetting:
     sentences, _, unit = description.partition(" Unit: ")
     type_, choices = _type(hint)
     unit = unit.removesuffix(".").removeprefix("none")
-    return Setting(item.name, type_, _default(item), unit, f"{sentences} {choices}".strip())
+    return ListedSetting(item.name, type_, _default(item), unit, f"{sentences} {choices}".strip())
 
 
 def _descriptions(kind: type) -> dict[str, str]:

@@ -106,7 +106,7 @@ def middle(ranges: Mapping[str, Range]) -> Point:
 
 
 @dataclass(frozen=True)
-class Group:
+class TrialGroup:
     name: str
     grid: str
     axes: Values
@@ -146,7 +146,7 @@ class GroupOutcome:
 
 
 @settings
-class Rule:
+class SearchRule:
     """The rule of a search, which is the same for all groups."""
 
     # "grid" takes all products of evenly spaced values, "random" draws values
@@ -194,7 +194,7 @@ class Rule:
 
 
 def search(
-    group: Group, rule: Rule, rng: np.random.Generator, is_possible: Callable[[Point], bool] = lambda _: True
+    group: TrialGroup, rule: SearchRule, rng: np.random.Generator, is_possible: Callable[[Point], bool] = lambda _: True
 ) -> Generator[tuple[float, dict[int, Trial]], list[float], GroupOutcome]:
     """Search for the values of a group with the lowest perplexity.
 
@@ -370,7 +370,7 @@ Axes = dict[str, list[Any]]
 
 
 @settings
-class Published:
+class PublishedTable:
     """The published table with which results are compared."""
 
     file: str  # a file of experiments/
@@ -427,7 +427,7 @@ class Definition:
     tiers: dict[str, Tier]
     question: str = ""
     base: Values = field(default_factory=dict)
-    published: Published | None = None
+    published: PublishedTable | None = None
 
 
 @dataclass(frozen=True)
@@ -589,7 +589,7 @@ def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Val
 
 
 def _published(
-    published: Published | None, grid: Grid, axes: Values, rows: list[dict[str, object]], source: str
+    published: PublishedTable | None, grid: Grid, axes: Values, rows: list[dict[str, object]], source: str
 ) -> Mapping[str, Any] | None:
     if published is None or grid.published is None:
         return None

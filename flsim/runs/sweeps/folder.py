@@ -44,12 +44,12 @@ from flsim.runs.foresight import refuse_impossible, refuse_impossible_in
 from flsim.runs.sweeps import definition
 from flsim.runs.sweeps.definition import (
     Definition,
-    Group,
     Planned,
     Point,
     Range,
-    Rule,
+    SearchRule,
     Tier,
+    TrialGroup,
     TuningOutcome,
     Values,
     merge,
@@ -315,13 +315,13 @@ def _commands(known: Mapping[str, Any] | None, command: str, added: Sequence[str
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     status: str  # "waits", "runs", or the final status in run.json
     done: float = 0.0  # share of its rounds, 0 to 1
     note: str = ""  # text next to the progress bar
 
 
-def state_of(run: Path, began: float, is_finished: bool = False) -> State:
+def state_of(run: Path, began: float, is_finished: bool = False) -> RunState:
     """Return the state of a run's folder, which can be missing; without changes since `began` (s), the run waits.
 
     `is_finished` is whether the run was complete at that time, when the sweep was last continued.
@@ -330,17 +330,17 @@ def state_of(run: Path, began: float, is_finished: bool = False) -> State:
         known = from_json((run / "run.json").read_text(encoding="utf-8"))
         status, round_, rounds = str(known["status"]), int(known["round"]), int(known["rounds"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return State("waits")
+        return RunState("waits")
     touched = (run / "run.json").stat().st_mtime
     is_over = status in {"completed", "diverged"}
     if is_over and (is_finished or touched >= began):
-        return State(status, 1.0)
+        return RunState(status, 1.0)
     if is_over or touched < began:
-        return State("waits", note=f"stopped at {round_:,}" if round_ else "")
+        return RunState("waits", note=f"stopped at {round_:,}" if round_ else "")
     last = roundlog.last(run)
     done, loss = last.get("round", round_), last.get("loss")
     note = f"{done:,}/{rounds:,}" + (f", loss {loss:.2f}" if isinstance(loss, int | float) and isfinite(loss) else "")
-    return State("runs" if status == "running" else status, done / max(rounds, 1), note)
+    return RunState("runs" if status == "running" else status, done / max(rounds, 1), note)
 
 
 class Screen:
@@ -393,10 +393,10 @@ class Screen:
         outcome = " ".join(filter(None, (state.status, results))) if over else f"failed: {failure}"
         say(f"{name}: {outcome} ({remaining} run{'s' * (remaining != 1)} remaining)")
 
-    def _state_of(self, name: str) -> State:
+    def _state_of(self, name: str) -> RunState:
         return state_of(self._folder.run(name), self._began, name in self._finished)
 
-    def _summary(self, states: dict[str, State]) -> str:
+    def _summary(self, states: dict[str, RunState]) -> str:
         over = sum(state.status in {"completed", "diverged"} for state in states.values())
         return f"{over} of {len(states)} runs, {clock(time.time() - self._began)}"
 
@@ -453,7 +453,7 @@ class TuningTier:
 
 
 @settings
-class Tuning(Rule):
+class Tuning(SearchRule):
     sweep: str = ""  # file of the sweep, relative to this file
     tiers: dict[str, TuningTier] = field(default_factory=dict)  # searches by tier of the sweep
     seeds: Annotated[tuple[Natural, ...], DIFFERENT] = ()  # seeds of the trials' runs
@@ -568,7 +568,7 @@ class Search:
                 f"impossible: {error}"
             ) from error
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[TrialGroup]:
         """Return the groups in the table's order; InputError if the file does not fit, or budgets are unequal."""
         names = [grid.name for grid in self.definition.grids]
         if set(names) != set(self.at.grids):
@@ -576,7 +576,7 @@ class Search:
                 f"{self.source}: tiers.{self.tier_name}.grids: the sweep has the grids {', '.join(names)}, and "
                 f"each must be tuned; found {', '.join(self.at.grids) or 'none'}"
             )
-        groups, sizes, axes = dict[str, Group](), dict[str, int](), set[str]()
+        groups, sizes, axes = dict[str, TrialGroup](), dict[str, int](), set[str]()
         for grid in names:
             ranges = self.at.grids[grid]
             for run in self._in_the_middle(grid, ranges):
@@ -588,7 +588,7 @@ class Search:
                     )
                 shared = {axis: run.axes[axis] for axis in self.tuning.by if axis in run.axes}
                 name = "-".join([grid, *(slug(axis, value) for axis, value in shared.items())])
-                groups.setdefault(name, Group(name, grid, shared, ranges))
+                groups.setdefault(name, TrialGroup(name, grid, shared, ranges))
                 sizes[name] = sizes.get(name, 0) + 1
             try:
                 self.tuning.first_points(ranges, stream(self.tuning.seeds[0], "tuning", grid))
@@ -610,7 +610,7 @@ class Search:
             )
         return list(groups.values())
 
-    def runs_of(self, group: Group, number: int, values: Point) -> list[Planned]:
+    def runs_of(self, group: TrialGroup, number: int, values: Point) -> list[Planned]:
         """Return the runs of a trial, by its number and its values."""
         return [
             replace(run, name=f"t{number:02d}-{run.name}")
@@ -618,7 +618,7 @@ class Search:
             if all(run.axes[axis] == value for axis, value in group.axes.items())
         ]
 
-    def is_possible(self, group: Group, values: Point) -> bool:
+    def is_possible(self, group: TrialGroup, values: Point) -> bool:
         try:
             self.planned(group.grid, values)
         except InputError:

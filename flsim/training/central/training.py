@@ -23,7 +23,7 @@ from flsim.training import update
 from flsim.training.central.hparams import CentralHParams, Order, factors, poisson_lot, positions_at, private_step
 from flsim.training.cohort.engine import Graphs, kernels_for, products
 from flsim.training.cohort.gradient import PackedBatch, packed_batches, packed_model
-from flsim.training.cohort.kernels import Kernels, Rule, products_for
+from flsim.training.cohort.kernels import Kernels, UpdateRule, products_for
 from flsim.training.cohort.packing import (
     EXACT,
     SCALARS,
@@ -95,7 +95,7 @@ class Chunk:
         return lay_out(self.records, layout, np.arange(len(self.records)), step, len(self))
 
 
-class Engine(Protocol):
+class CentralEngine(Protocol):
     """An engine with parameters and an optimizer, which trains the parameters in place."""
 
     def pack(self, chunk: Chunk) -> Any:
@@ -241,7 +241,7 @@ Batches = tuple[int, list[Batch]]
 
 
 class AutogradEngine:
-    """Plain PyTorch with torch's optimizers; a `flsim.training.central.training.Engine`."""
+    """Plain PyTorch with torch's optimizers; a `flsim.training.central.training.CentralEngine`."""
 
     def __init__(self, training: CentralTask, state: update.State) -> None:
         self._training, self._layout = training, training.records.layout
@@ -313,7 +313,7 @@ class AutogradEngine:
 
 
 class PackedEngine:
-    """The written-out gradient with torch's optimizers; a `flsim.training.central.training.Engine`."""
+    """The written-out gradient with torch's optimizers; a `flsim.training.central.training.CentralEngine`."""
 
     def __init__(self, training: CentralTask, state: update.State) -> None:
         self._training = training
@@ -366,7 +366,7 @@ class PackedEngine:
         return with_factors
 
 
-def engine_of(training: CentralTask, state: update.State) -> Engine:
+def engine_of(training: CentralTask, state: update.State) -> CentralEngine:
     """Return the engine of the settings, with the state; InputError if it does not support device or precision.
 
     Engine "autograd" is plain PyTorch with torch's optimizers, the reference for the other engines. It also trains
@@ -406,7 +406,7 @@ class PackedChunk(NamedTuple):
 
 
 class StackedEngine:
-    """Training by stacked products of a single user; a `flsim.training.central.training.Engine`.
+    """Training by stacked products of a single user; a `flsim.training.central.training.CentralEngine`.
 
     For `kernels`, `graphs` and errors, see `flsim.training.cohort.engine.StackedTrainer`.
     """
@@ -531,11 +531,11 @@ class StackedEngine:
         return {name: value.to("cpu", copy=True) for name, value in own.items()}
 
 
-def _rule(hparams: CentralHParams) -> Rule:
+def _rule(hparams: CentralHParams) -> UpdateRule:
     optimizer = optimizer_named(configured(hparams, "optimizer"))
     if optimizer is MOMENTUM and not hparams.momentum:
         optimizer = SGD  # torch then has no buffer
-    return Rule(optimizer, hparams.momentum, decay=hparams.weight_decay)
+    return UpdateRule(optimizer, hparams.momentum, decay=hparams.weight_decay)
 
 
 def _by_token(steps: Steps) -> Steps:
@@ -579,7 +579,7 @@ def train_central(
     until_step: int,
     stop_at: Callable[[int], bool] = lambda _: False,
     title: str = "training",
-    engine: Engine | None = None,
+    engine: CentralEngine | None = None,
 ) -> Iterator[tuple[update.State, Log]]:
     """Train, and yield states on the CPU, with the log since the previous one; leaving the loop ends training.
 
@@ -603,7 +603,7 @@ def train_chunks(
     training: CentralTraining,
     until_step: int,
     stop_at: Callable[[int], bool] = lambda _: False,
-    engine: Engine | None = None,
+    engine: CentralEngine | None = None,
     ends_early: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[int, Log, update.State | None]]:
     """Train like `train_central`, without display, and also yield between states: step, log, and None or the state.
@@ -632,7 +632,7 @@ def train_chunks(
 
 
 def _packed(
-    engine: Engine, training: CentralTask, first: int, until_step: int, stop_at: Callable[[int], bool]
+    engine: CentralEngine, training: CentralTask, first: int, until_step: int, stop_at: Callable[[int], bool]
 ) -> Iterator[tuple[int, Any, Any]]:
     """Yield chunks as (first step, records of each step, packed chunk); a chunk ends when a state is yielded."""
     at_once = max(1, CHUNK // training.hparams.batch_size)

@@ -26,7 +26,7 @@ from flsim.models.hf import HuggingFaceModel
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort import packing
 from flsim.training.cohort.gradient import packed_batches, packed_model
-from flsim.training.cohort.kernels import Kernels, PositionKernels, Rule, products_for
+from flsim.training.cohort.kernels import Kernels, PositionKernels, UpdateRule, products_for
 from flsim.training.cohort.stacked_model import PositionModel, StackedModel, widened_for
 from flsim.training.optimizers import BETAS, optimizer_named
 from flsim.training.update import (
@@ -312,8 +312,8 @@ def _model_of(kernels: Kernels) -> Any:
     return PositionModel if isinstance(kernels, PositionKernels) else StackedModel
 
 
-def _rule(hparams: LocalHParams) -> Rule:
-    return Rule(optimizer_named(configured(hparams, "optimizer")), hparams.momentum, hparams.proximal)
+def _rule(hparams: LocalHParams) -> UpdateRule:
+    return UpdateRule(optimizer_named(configured(hparams, "optimizer")), hparams.momentum, hparams.proximal)
 
 
 # LoRA adapters of many users at once on one frozen base: users are blocks of the batch.
@@ -334,7 +334,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Group:
+class UserSteps:
     """The steps of users, who are in the order of their numbers of steps, most first."""
 
     blocks: list[Block]
@@ -358,14 +358,14 @@ class BlockTrainer:
         self._weights = {name: value.new_zeros(users, *value.shape) for name, value in like.items()}
         self._order = torch.arange(0)
 
-    def pack(self, group: Sequence[packing.Participant]) -> Group:
+    def pack(self, group: Sequence[packing.Participant]) -> UserSteps:
         steps = [list(local_batches(records, self._layout, self._hparams, rng)) for records, rng in group]
         order = sorted(range(len(steps)), key=lambda user: -len(steps[user]))
         most = max(map(len, steps), default=0)
         batches = [[steps[user][at] for user in order if at < len(steps[user])] for at in range(most)]
-        return Group([_block(step, self._device) for step in batches], torch.tensor(order, dtype=torch.int64))
+        return UserSteps([_block(step, self._device) for step in batches], torch.tensor(order, dtype=torch.int64))
 
-    def train(self, start: Params, packed: Group, rate: float | None = None) -> tuple[list[float], list[int]]:
+    def train(self, start: Params, packed: UserSteps, rate: float | None = None) -> tuple[list[float], list[int]]:
         rate = self._hparams.learning_rate if rate is None else rate
         self._start, self._order = start, packed.order
         for name, value in self._weights.items():

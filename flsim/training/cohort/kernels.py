@@ -182,7 +182,7 @@ def by_onednn() -> Iterator[None]:
 sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
-class Rule(NamedTuple):
+class UpdateRule(NamedTuple):
     """An optimizer with its settings, for gradients that are already clipped."""
 
     optimizer: Optimizer  # an optimizer that has a `direction`
@@ -305,7 +305,7 @@ class Kernels:
 
     def optimize(
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
-        scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
+        scale: Tensor, counts: Tensor, scalars: Tensor, rule: UpdateRule,
     ) -> None:  # fmt: skip
         """Take a step of the optimizer of the rule, for users that have positions.
 

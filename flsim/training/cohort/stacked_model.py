@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsim.models.language_model import Params
-from flsim.training.cohort.kernels import Kernels, PositionKernels, Prediction, Rule, Target
+from flsim.training.cohort.kernels import Kernels, PositionKernels, Prediction, Target, UpdateRule
 from flsim.training.cohort.packing import Parts, Shape, units_of, widened
 from flsim.training.update import Precision
 
@@ -166,7 +166,13 @@ class StackedWeights:
                 self.low[name].copy_(value.expand_as(self.low[name]))
 
     def optimize(
-        self, start: Params, moments: Sequence[Params], counts: Tensor, scalars: Tensor, rule: Rule, clip: float | None
+        self,
+        start: Params,
+        moments: Sequence[Params],
+        counts: Tensor,
+        scalars: Tensor,
+        rule: UpdateRule,
+        clip: float | None,
     ) -> None:
         """Add FedProx's term to the gradients of the first u users, bound their norms, and take the rule's step.
 

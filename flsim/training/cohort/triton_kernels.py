@@ -10,7 +10,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from flsim.training import optimizers
-from flsim.training.cohort.kernels import Kernels, Rule
+from flsim.training.cohort.kernels import Kernels, UpdateRule
 from flsim.training.cohort.packing import Parts
 from flsim.training.optimizers import ALPHA, BETAS
 from flsim.training.update import Precision
@@ -271,7 +271,7 @@ class TritonKernels(Kernels):
 
     def optimize(
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
-        scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
+        scale: Tensor, counts: Tensor, scalars: Tensor, rule: UpdateRule,
     ) -> None:  # fmt: skip
         if rule.optimizer.triton is None:
             super().optimize(weight, low, gradient, start, moments, scale, counts, scalars, rule)

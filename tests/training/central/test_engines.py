@@ -23,7 +23,7 @@ from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.privacy.ledger import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.hparams import factors
-from flsim.training.central.training import Engine, EngineName, PackedEngine, StackedEngine, engine_of
+from flsim.training.central.training import CentralEngine, EngineName, PackedEngine, StackedEngine, engine_of
 from flsim.training.cohort.kernels import Kernels
 from flsim.training.update import State
 
@@ -31,7 +31,7 @@ RECORDS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 1, 2], [3], [], [5, 5, 5, 5]]
 optimizers = pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
 
 
-def stepped(engine: Engine, training: CentralTraining, state: State, *until: int) -> State:
+def stepped(engine: CentralEngine, training: CentralTraining, state: State, *until: int) -> State:
     """Return the state after chunks that end at these steps."""
     for end in until:
         losses, tokens = engine.train(engine.pack(training.chunk(state.round, end)))
@@ -62,7 +62,7 @@ def test_they_equal_the_autograd_engine(
     training = replace(training_of(records, hparams), model=model)
     begin, chunk = start(model), training.chunk(0, 7)
     oracle = engine_of(replace(training, engine="autograd"), begin)
-    engines: list[Engine] = [engine_of(training, begin)]
+    engines: list[CentralEngine] = [engine_of(training, begin)]
     assert isinstance(engines[0], PackedEngine)
     if model == CIFG:
         engines.append(StackedEngine(training, begin, kernels))

@@ -16,7 +16,7 @@ from flsim.models.architectures import ModelHParams
 from flsim.training.central import CentralHParams, init, train_central
 from flsim.training.central.training import StackedEngine
 from flsim.training.cohort import triton_kernels, triton_spread
-from flsim.training.cohort.kernels import Kernels, Rule
+from flsim.training.cohort.kernels import Kernels, UpdateRule
 from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.cohort.triton_spread import SpreadKernels
 from flsim.training.optimizers import OPTIMIZERS
@@ -98,7 +98,7 @@ def test_descend(turned: bool) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
 @pytest.mark.parametrize(("mu", "decay"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.2)])
 def test_optimize(optimizer: str, mu: float, decay: float) -> None:
-    rule = Rule(OPTIMIZERS[optimizer], 0.9, mu, decay)
+    rule = UpdateRule(OPTIMIZERS[optimizer], 0.9, mu, decay)
     shape, scalars = (U, V, D), torch.tensor([0.1, 1 - 0.9**3, 1 - 0.999**3]).double()
     moments = [normal(*shape, seed=4 + place).abs() for place in range(len(rule.optimizer.slots))]
     weight, scale = normal(*shape), torch.tensor([0.5, 1.0, 0.01], dtype=torch.float64)
