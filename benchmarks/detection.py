@@ -17,7 +17,7 @@ from benchmarks import broken
 from flsim.base.progress import progress
 from flsim.base.statistics import share_interval
 from flsim.models.language_model import Params
-from flsim.simulation import Planted
+from flsim.runs.simulation import Planted
 from flsim.training import update
 from flsim.training.update import UpdateSum, clip_factor, global_norm
 

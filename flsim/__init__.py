@@ -48,6 +48,7 @@ __all__ = [
     "extract",
     "extract_personal_data",
     "frames",
+    "from_forward",
     "import_corpus",
     "infer_by_shadows",
     "infer_membership",

@@ -22,9 +22,6 @@ from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams as ImportSettings
 from flsim.data.importing.tasks import import_corpus
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.evaluation.evaluate import EvaluationHParams
-from flsim.evaluation.evaluate import audit as measure_any_model
-from flsim.evaluation.evaluate import evaluate as measure_our_model
 from flsim.models.architectures import ModelHParams as Model
 from flsim.models.architectures import restore
 from flsim.models.language_model import LanguageModel
@@ -37,9 +34,12 @@ from flsim.results.sweeps import expanded, read_shown
 from flsim.results.tables import memorization_table
 from flsim.runs import recovery
 from flsim.runs.config import Config, load
+from flsim.runs.evaluate import EvaluationHParams, from_forward
+from flsim.runs.evaluate import audit as measure_any_model
+from flsim.runs.evaluate import evaluate as measure_our_model
 from flsim.runs.folder import Run, evaluate_where_writable, load_model, newest_checkpoint
 from flsim.runs.recovery import discard
-from flsim.simulation import Central, FedAvg, Planted, epsilon, plant, refuse_impossible, simulate
+from flsim.runs.simulation import Central, FedAvg, Planted, epsilon, plant, refuse_impossible, simulate
 from flsim.training.central import CentralHParams as CentralSGD
 from flsim.training.own_model import settled
 from flsim.training.update import LocalHParams as LocalSGD
@@ -185,7 +185,7 @@ def evaluate(
         seed: seed of the references R and of the choice of test users; ignored for a checkpoint.
         device: torch device, such as "cuda".
         threads: torch threads; the default of 1 gives the same bits as a run's evaluators.
-        settings: fields of `flsim.evaluation.evaluate.EvaluationHParams`, such as ``references=20_000``.
+        settings: fields of `flsim.runs.evaluate.EvaluationHParams`, such as ``references=20_000``.
 
     Returns:
         One row per measurement, with columns run, round, metric, canary and value; see `flsim.results.rows.Row`.

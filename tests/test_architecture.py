@@ -20,24 +20,19 @@ MAY_IMPORT = {
         "data": "",
         "models": "",
         "base": "",
-        "canaries": "data",
         "privacy": "models",
-        "measures": "canaries data models",
         "training": "data models privacy",
+        "canaries": "data models training",
+        "measures": "canaries data models",
         "results": "canaries measures",
         "algorithms": "data models privacy training",
-        "defences": "canaries data models training",
-        "evaluation": "canaries data measures models results",
         "show": "measures results",
-        "simulation": "algorithms canaries data models privacy runs training",
-        "runs": "algorithms canaries data evaluation measures models privacy results show training",
-        "attacks": "algorithms canaries data measures models privacy results runs show simulation training",
-        "planning": "attacks canaries data evaluation measures models privacy results runs server show training",
+        "runs": "algorithms canaries data measures models privacy results show training",
+        "attacks": "algorithms canaries data measures models privacy results runs show training",
+        "planning": "attacks canaries data measures models privacy results runs server show training",
         "report": "attacks data measures privacy results runs show",
-        "api": "algorithms attacks canaries data evaluation models privacy report results runs server "
-        "show simulation training",
-        "cli": "attacks canaries data defences evaluation measures models planning privacy report results "
-        "runs server show training",
+        "api": "algorithms attacks canaries data models privacy report results runs server show training",
+        "cli": "attacks canaries data measures models planning privacy report results runs server show training",
         "__init__": "api",
         "__main__": "cli",
     }.items()
@@ -177,7 +172,7 @@ def test_tensors_are_known_by_name_to_their_own_model_and_its_kernels() -> None:
 def test_modules_are_imported_in_the_open() -> None:
     """By a string only a user's own code, an app that Flower names, and a peer in a process of its own."""
     assert set(offenders(ALL, lambda path: "import_module" in path.read_text(encoding="utf-8"))) == {
-        "flsim/evaluation/loading.py",
+        "flsim/runs/loading.py",
         "benchmarks/peers/__main__.py",
         "server/pool/grid.py",
     }
@@ -215,7 +210,7 @@ def test_files_are_small() -> None:
 
 NAMED = {*QUANTITIES, *ALSO}  # by measures
 WORDS = {"path", "rank", "extrapolation"}  # that stand for other things too, where no results are shown
-SHOWING = {"cli", "evaluation", "planning", "report", "results", "runs", "sweeps"}
+SHOWING = {"cli", "planning", "report", "results", "runs", "sweeps"}
 PUBLISHED = {"flsim/results/published.py"}  # columns of the papers' tables
 
 

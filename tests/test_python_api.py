@@ -265,7 +265,7 @@ def test_epsilon_without_noise_without_rounds_and_of_no_convention(planted: flsi
     with pytest.raises(flsim.InputError, match="conventions must be a list, such as"):
         flsim.epsilon(state, conventions="paper")
     *_, other = flsim.simulate(planted, flsim.Model(3, 5), flsim.FedAvg(cohort=5, sampler="poisson"), 2, start=state)
-    with pytest.raises(flsim.InputError, match="has fixed-size and poisson rounds; the ledger mixes samplers"):
+    with pytest.raises(flsim.InputError, match="has fixed-size and poisson rounds; a convention covers only one sampler"):
         flsim.epsilon(other)
     with pytest.raises(flsim.InputError, match="the state has no completed round"):
         flsim.epsilon(flsim.State(0, {}))
@@ -283,7 +283,7 @@ def test_a_simulation_does_not_start_after_its_end(planted: flsim.Planted) -> No
     *_, state = flsim.simulate(planted, MODEL, ALGORITHM, 2)
     for rounds in (1, 2):
         message = message_of(partial(flsim.simulate, planted, MODEL, ALGORITHM, rounds, start=state))
-        assert message == f"start has 2 rounds already, and rounds is {rounds}; set more rounds"
+        assert message == f"start has completed 2 rounds; set rounds above it, found {rounds}"
 
 
 def test_a_run_is_measured_at_its_newest_checkpoint_and_a_round_is_a_number(

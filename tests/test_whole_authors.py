@@ -18,6 +18,7 @@ from shown import over_seeds, to_latex, to_markdown
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.canaries.defences import DeduplicationHParams, deduplicate
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.population import plant_corpus
 from flsim.canaries.spec import CanaryHParams
@@ -27,7 +28,6 @@ from flsim.data.importing.tasks import import_corpus
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.records import Records
 from flsim.data.stores import fetched
-from flsim.defences import DeduplicationHParams, deduplicate
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.results.rows import read_run

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from flsim.canaries.spec import Canary
     from flsim.data.records import Layout, Users, Vocabulary
-    from flsim.evaluation.evaluate import EvaluationHParams
     from flsim.measures.quantity import Quantity
     from flsim.results.rows import Row, RunResults
     from flsim.runs.elsewhere import CanariesElsewhere
+    from flsim.runs.evaluate import EvaluationHParams
 
     Words = tuple[Layout, Vocabulary | None, Users | None, Path | None]
     Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
@@ -122,10 +122,10 @@ def evaluate(
         samples: With --also space or generation: number of sequences to draw.
         nodes: With --also space or path: largest number of prefixes that a search reads.
     """
-    from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
     from flsim.results.rows import frame
     from flsim.runs.config.toml import override_value
     from flsim.runs.elsewhere import OtherModel, measure
+    from flsim.runs.evaluate import EvaluationHParams, own_quantities
     from flsim.show.table import json_rows, note
 
     if (checkpoint is None) == (model is None):

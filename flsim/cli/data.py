@@ -292,9 +292,9 @@ def deduplicate(
         ngram: Words in an n-gram of --near.
         within: Compare all records of the corpus, or the records of each user separately.
     """
+    from flsim.canaries.defences import DeduplicationHParams
+    from flsim.canaries.defences import deduplicate as drop_repeated
     from flsim.data.corpus import Corpus
-    from flsim.defences import DeduplicationHParams
-    from flsim.defences import deduplicate as drop_repeated
 
     hparams = DeduplicationHParams(near, within, ngram)
     show(drop_repeated(Corpus.open(corpus, verify=True), out, hparams), as_json)
@@ -339,9 +339,9 @@ def sanitize(
     """
     import torch
 
+    from flsim.canaries.defences import SanitizationHParams
+    from flsim.canaries.defences import sanitize as drop_secrets
     from flsim.data.corpus import Corpus
-    from flsim.defences import SanitizationHParams
-    from flsim.defences import sanitize as drop_secrets
     from flsim.models.architectures import ModelHParams
     from flsim.training.central import CentralHParams
 

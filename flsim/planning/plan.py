@@ -14,7 +14,6 @@ from flsim.base.progress import say
 from flsim.canaries.spec import configurations, expected_copies
 from flsim.data.corpus import Corpus, Split, position_type
 from flsim.data.stores import located
-from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.measures.built_in import MEMORIZED
 from flsim.models.architectures import weights_of
 from flsim.planning import measure
@@ -24,6 +23,7 @@ from flsim.privacy.sampling import Relation
 from flsim.privacy.table import STAR, report, soundness
 from flsim.results import power
 from flsim.runs.config import Config, load, toml
+from flsim.runs.evaluate import EvaluationHParams
 from flsim.runs.foresight import settled_on
 from flsim.runs.sweeps import definition
 from flsim.runs.sweeps.definition import Planned

@@ -37,10 +37,10 @@ from flsim.canaries.population import write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.records import TOKENIZER, Layout, Users, Vocabulary
 from flsim.data.tokenizer import TABLE
-from flsim.evaluation import loading
-from flsim.evaluation.evaluate import Checked, EvaluationHParams, audit, own_quantities, refuse_inconsistent
 from flsim.models.language_model import TrainableModel
 from flsim.results.rows import FILE, MEASUREMENTS, Row, identity_of, is_run, read_run_file, read_settings, write_rows
+from flsim.runs import loading
+from flsim.runs.evaluate import Checked, EvaluationHParams, audit, own_quantities, refuse_inconsistent
 
 MODELS = "models"
 LISTED = "listed"  # the source of canaries whose law is unknown
@@ -180,7 +180,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class OtherModel:
-    # factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`. Or a folder of
+    # factory of the model, whose code is executed; see `flsim.runs.loading.load_other`. Or a folder of
     # transformers or peft, or a folder of such folders, whose names have the rounds.
     spec: str
     arguments: Mapping[str, Any]  # arguments of the factory
@@ -249,7 +249,7 @@ def measure(
     out: Path | None = None,
     name: str | None = None,
 ) -> list[Row]:
-    """Measure each checkpoint of a model as `flsim.evaluation.evaluate.audit` does; store the rows if `out` is set.
+    """Measure each checkpoint of a model as `flsim.runs.evaluate.audit` does; store the rows if `out` is set.
 
     Raises InputError for a wrong checkpoint or factory, a model against the protocol, or another `out`.
     """

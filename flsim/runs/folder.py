@@ -43,8 +43,6 @@ from flsim.canaries.population import Population, open_population, planting_of, 
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split, labelled_steps
 from flsim.data.tokenizer import TABLE
-from flsim.evaluation.evaluate import evaluate, own_quantities, refuse_failing, write_on
-from flsim.evaluation.loading import model_of_factory
 from flsim.measures.quantity import Quantity
 from flsim.models.architectures import ModelHParams
 from flsim.models.hf import HuggingFaceModel
@@ -68,7 +66,9 @@ from flsim.runs.config import CentralConfig, Config, FederatedConfig, custom_cod
 from flsim.runs.config.base import shared_rounds
 from flsim.runs.config.custom_code import announce
 from flsim.runs.config.participation import of_extra
+from flsim.runs.evaluate import evaluate, own_quantities, refuse_failing, write_on
 from flsim.runs.foresight import foresee_training, settled_on
+from flsim.runs.loading import model_of_factory
 from flsim.runs.trackers import refuse_missing
 from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.update import State, Training

@@ -11,7 +11,7 @@ from benchmarks import detection
 from benchmarks.detection import MECHANISMS, audited, clip_of_each_layer, own, planted_in, without_clip
 from flsim.attacks.audit.rounds import independence, participation
 from flsim.privacy.ledger import Entry, Ledger
-from flsim.simulation import Planted
+from flsim.runs.simulation import Planted
 from flsim.training.update import global_norm, with_canaries
 
 LIKE = {"weights": torch.zeros(50, 20), "bias": torch.zeros(20)}

@@ -12,12 +12,12 @@ from flsim.attacks.extraction.extract import ExtractionHParams, Scheme
 from flsim.attacks.membership.inference import AttackHParams
 from flsim.base.errors import InputError
 from flsim.base.settings import Count, settings
+from flsim.canaries.defences import DeduplicationHParams, SanitizationHParams
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.synthetic import SyntheticHParams
-from flsim.defences import DeduplicationHParams, SanitizationHParams
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig, parse
+from flsim.runs.simulation import FedAvg
 from flsim.runs.sweeps.definition import Range, SearchRule
-from flsim.simulation import FedAvg
 
 REQUIRED: dict[type, dict[str, Any]] = {
     DataHParams: {"corpus": "c"},

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flsim.base.errors import InputError
+from flsim.canaries.defences import DeduplicationHParams, deduplicate
 from flsim.canaries.planting import Overlay, Planting, plant
 from flsim.canaries.population import PlantedCorpus, Population, make_twin, plant_corpus, settled
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Users
-from flsim.defences import DeduplicationHParams, deduplicate
 from flsim.runs.config import Config, load
 from flsim.runs.folder import Run
 

@@ -24,10 +24,10 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.tasks import import_corpus
-from flsim.evaluation.evaluate import write_on
 from flsim.measures.memorization.score import log_perplexity
 from flsim.results.rows import read_run
 from flsim.runs.config import load as load_config
+from flsim.runs.evaluate import write_on
 from flsim.runs.folder import Run, restored_model
 
 TEMPLATE = "w4 w9 {w1} w2 {w1}"

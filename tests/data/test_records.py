@@ -16,13 +16,13 @@ import flsim
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.canaries.defences import DeduplicationHParams, deduplicate
 from flsim.canaries.planting import occurring
 from flsim.canaries.population import PlantedCorpus, plant_corpus
 from flsim.data.corpus import Corpus, memory_map, rewrite_corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import SPLITS, named
 from flsim.data.records import Layout, Records, batch, windows
-from flsim.defences import DeduplicationHParams, deduplicate
 
 RECORD_WORDS = 5
 LAYOUT = Layout(vocabulary_size=12, record_words=RECORD_WORDS)

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from populations import split_of
 
 from flsim.base.rng import stream
-from flsim.canaries.population import PlantedCorpus, plant_corpus
-from flsim.canaries.spec import CanaryHParams
-from flsim.data.corpus import Corpus, Split
-from flsim.data.records import Layout, Subset
-from flsim.defences import (
+from flsim.canaries.defences import (
     MISSES,
     PERMUTATIONS,
     DeduplicationHParams,
@@ -32,6 +28,10 @@ from flsim.defences import (
     record_log_perplexities,
     sanitize,
 )
+from flsim.canaries.population import PlantedCorpus, plant_corpus
+from flsim.canaries.spec import CanaryHParams
+from flsim.data.corpus import Corpus, Split
+from flsim.data.records import Layout, Subset
 from flsim.measures.memorization.score import log_perplexity
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central

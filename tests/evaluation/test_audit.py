@@ -14,12 +14,12 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.canaries.spec import Canary
 from flsim.data.records import Layout
-from flsim.evaluation.evaluate import Checked, EvaluationHParams, audit, evaluate, from_forward, refuse_inconsistent
 from flsim.measures.memorization.exposure import draw, space_exposure
 from flsim.measures.memorization.score import RandomSampler, Template, references
 from flsim.measures.memorization.search import Enumeration, beam_searches, enumerate_space, shortest_path
 from flsim.models.architectures import CIFGLanguageModel
 from flsim.models.language_model import LanguageModel, State
+from flsim.runs.evaluate import Checked, EvaluationHParams, audit, evaluate, from_forward, refuse_inconsistent
 
 V, SEED = 12, 5
 LAYOUT = Layout(V)

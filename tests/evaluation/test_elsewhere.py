@@ -31,7 +31,7 @@ def ours(vocabulary, embedding, units):
     return build(vocabulary, ModelHParams(embedding, units))
 
 def forwarded(vocabulary, embedding, units):
-    from flsim.evaluation.evaluate import from_forward
+    from flsim import from_forward
     words = list(range(1, vocabulary - 3))
     return from_forward(ours(vocabulary, embedding, units), 21, words, bos=vocabulary - 2, eos=vocabulary - 1)
 """

@@ -17,13 +17,13 @@ from flsim.base.errors import Diverged, InputError
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
 from flsim.data.records import Layout
-from flsim.evaluation.evaluate import EvaluationHParams, evaluate
 from flsim.measures import prediction as module
 from flsim.measures.memorization.exposure import exposure
 from flsim.measures.memorization.score import log_perplexity, references
 from flsim.measures.prediction import Utility, utility
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 from flsim.results.rows import Row
+from flsim.runs.evaluate import EvaluationHParams, evaluate
 
 LAYOUT = Layout(12, record_words=6)
 

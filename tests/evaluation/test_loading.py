@@ -12,13 +12,13 @@ from torch import nn
 
 from flsim.base.errors import InputError
 from flsim.data.records import Layout
-from flsim.evaluation.evaluate import Checked, from_forward, refuse_inconsistent
-from flsim.evaluation.loading import checkpoints_in, load_other, read_weights
+from flsim.runs.evaluate import Checked, from_forward, refuse_inconsistent
+from flsim.runs.loading import checkpoints_in, load_other, read_weights
 
 NETWORK = """
 import torch
 from torch import nn
-from flsim.evaluation.evaluate import from_forward
+from flsim import from_forward
 
 class Net(nn.Module):
     def __init__(self, vocabulary, width=3):

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from flsim.canaries.spec import Canary
 from flsim.data.records import Layout
-from flsim.evaluation.evaluate import EvaluationHParams, measure_canaries
 from flsim.measures.built_in import ALSO, sample_of
 from flsim.measures.memorization.exposure import exposure
 from flsim.measures.memorization.score import log_perplexity, references
 from flsim.models.architectures import CIFGLanguageModel
+from flsim.runs.evaluate import EvaluationHParams, measure_canaries
 
 LAYOUT, SEED, COUNT = Layout(12), 3, 400  # eight words, 512 continuations of three
 EVERYTHING = torch.tensor(list(product(range(1, 9), repeat=3)))

@@ -179,7 +179,7 @@ def test_personal_data_of_a_model_from_elsewhere(flsim: Flsim, tmp_path: Path, m
     following = {"to": "ann", "ann": "@", "@": "site", "site": ".", ".": "org"}
     (tmp_path / "model.py").write_text(
         "import torch\n"
-        "from flsim.evaluation.evaluate import from_forward\n"
+        "from flsim import from_forward\n"
         "class Net(torch.nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"

@@ -18,7 +18,6 @@ from flsim.attacks.audit.audit import Coins, Subject, audit_subject, ceiling_of_
 from flsim.base.statistics import holm
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
-from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.planning.measure import Cost, Machine, Measurement, UserNumbers, checkpoints_of, configuration_of, table
 from flsim.planning.plan import (
     Plan,
@@ -35,6 +34,7 @@ from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.table import report
 from flsim.results.power import SD_CANARIES, SD_SEEDS, Spread, detectable_exposure, seeds_for
 from flsim.runs.config import load
+from flsim.runs.evaluate import EvaluationHParams
 from flsim.runs.folder import Run
 from flsim.runs.sweeps.definition import Planned, planned_runs, tier_of
 from flsim.runs.sweeps.definition import load as load_sweep

@@ -11,7 +11,6 @@ from helpers import Experiment, MakeCorpus, Trained, rows
 from flsim.algorithms.checkpoint import load as load_checkpoint
 from flsim.algorithms.checkpoint import model_of
 from flsim.base.errors import InputError
-from flsim.evaluation.evaluate import evaluate
 from flsim.measures.built_in import ALSO
 from flsim.measures.memorization.score import log_perplexity, references
 from flsim.models.architectures import CIFGLanguageModel
@@ -19,6 +18,7 @@ from flsim.models.language_model import quantized
 from flsim.results.rows import Row, read_run
 from flsim.runs import folder
 from flsim.runs.config import load
+from flsim.runs.evaluate import evaluate
 from flsim.runs.folder import Run, evaluate_checkpoint, quantize_run
 
 

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from flsim.algorithms.checkpoint import all_in, digest_of
 from flsim.base.errors import InputError
+from flsim.canaries.defences import DeduplicationHParams, deduplicate
 from flsim.canaries.population import plant_corpus
 from flsim.data.corpus import Corpus
-from flsim.defences import DeduplicationHParams, deduplicate
 from flsim.runs import recovery, roundlog
 from flsim.runs.config import load
 from flsim.runs.folder import Run

@@ -28,8 +28,8 @@ from flsim.results.sweeps import over_runs
 from flsim.runs.config.base import Config
 from flsim.runs.elsewhere import canaries_of
 from flsim.runs.folder import Run
+from flsim.runs.simulation import Central, FedAvg, Planted, refuse_not_planted
 from flsim.show.table import Field, Table, table_of
-from flsim.simulation import Central, FedAvg, Planted, refuse_not_planted
 from flsim.training.update import State
 
 # The subject of an audit: ranks, the users or records that share each canary, and the claim of the ledger.

@@ -26,7 +26,6 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Shadow, Split, without_withheld
 from flsim.data.records import Layout
 from flsim.data.stores import is_uri
-from flsim.evaluation.evaluate import EvaluationHParams, refuse_uncounted
 from flsim.models.architectures import ModelHParams, declared, without_values
 from flsim.models.hf import FILES
 from flsim.privacy import noise, sampling
@@ -34,6 +33,7 @@ from flsim.privacy.ledger import AuditHParams, Entry, PrivacyHParams, Unit, affo
 from flsim.results.rows import setting_of
 from flsim.runs.config import custom_code, participation
 from flsim.runs.config.participation import Flags, Meetings
+from flsim.runs.evaluate import EvaluationHParams, refuse_uncounted
 from flsim.runs.trackers import Kind
 from flsim.training.own_model import Footprint, footprint_of, gpu_memory
 from flsim.training.update import LocalHParams, Training, label_of_steps, total_rate

@@ -27,9 +27,9 @@ from flsim.data.corpus import Corpus, PartialSplit, Split
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.tasks import import_corpus
 from flsim.data.records import Layout, Records, batch
-from flsim.evaluation.evaluate import Checked
 from flsim.measures.prediction import utility
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
+from flsim.runs.evaluate import Checked
 from flsim.training.central import CentralHParams
 from flsim.training.central.training import AutogradEngine, CentralTask
 from flsim.training.central.training import engine_of as central_engine_of

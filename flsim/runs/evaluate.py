@@ -513,7 +513,7 @@ class Checked(language_model.TrainableModel):
             if not callable(getattr(model, method, None)):
                 raise InputError(
                     f"{name}: returned a {type(model).__name__}, which has no method {method}; give it start "
-                    "and step, or wrap a module with flsim.evaluation.evaluate.from_forward(module, context)"
+                    "and step, or wrap a module with flsim.runs.evaluate.from_forward(module, context)"
                 )
         super().__init__(layout.vocabulary_size, language_model.ModelSettings())
         self.model = model.to(device).eval() if isinstance(model, nn.Module) else model
@@ -619,7 +619,7 @@ def audit(
     run: str | None = None,
     round: int = 0,
 ) -> list[Row]:
-    """Measure any model like `flsim.evaluation.evaluate.evaluate` measures a flsim model.
+    """Measure any model like `flsim.runs.evaluate.evaluate` measures a flsim model.
 
     Without test users there are no rows of utility. Errors have the `name`, and so have rows unless `run` is given.
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from flsim.base.errors import InputError, Terminated, in_one_line
 from flsim.base.extensions import add_own_file, execute, place
 from flsim.base.files import file_digest, from_json
-from flsim.evaluation.evaluate import ForwardModel, from_forward
 from flsim.models.architectures import ModelHParams
 from flsim.models.hf import HuggingFaceModel
 from flsim.models.language_model import digest_of
+from flsim.runs.evaluate import ForwardModel, from_forward
 
 Made = TypeVar("Made")
 Weights = dict[str, Tensor]
@@ -37,7 +37,7 @@ POINT = re.compile(r"(?:round|epoch|step|iter|checkpoint)[a-z]*[-_ ]?(\d+)", re.
 def load_other(
     spec: str, arguments: Mapping[str, Any], weights: Path | None = None, context: int | None = None, option: str = ""
 ) -> Any:
-    """Return a model that a factory makes, with weights from a file; see `flsim.evaluation.evaluate.audit`.
+    """Return a model that a factory makes, with weights from a file; see `flsim.runs.evaluate.audit`.
 
     Without weights, the factory loads them. `context` is the number of tokens that a module without `start` and `step`
     reads; see `from_forward`. `option` begins messages about the factory. Raises InputError if the factory failed, or
