@@ -226,9 +226,9 @@ class Gathered:
 def gather(paths: Sequence[Path]) -> Gathered:
     """Read run folders and sweeps, each once; InputError if a path is neither, a file is damaged, or no run started."""
     sweeps = [read_sweep(path) for path in paths if is_sweep(path)]
-    found = [(path, read_run(path), None) for path in paths if not is_sweep(path)]
+    alone = [(path, read_run(path), None) for path in paths if not is_sweep(path)]
     of_sweeps = [(sweep.path / RUNS / run.name, run.results, run) for sweep in sweeps for run in sweep.runs]
-    runs = {path.resolve(): _view(path, results, planned) for path, results, planned in [*found, *of_sweeps] if results}
+    runs = {path.resolve(): _view(path, results, planned) for path, results, planned in [*alone, *of_sweeps] if results}
     views = list(runs.values())
     distinct = without_copies([run.results for run in views], [run.results for run in views if run.planned])
     waiting = [run for sweep in sweeps for run in sweep.runs if run.results is None]
@@ -360,7 +360,7 @@ class _Profile:
 
 
 def contrasts(gathered: Gathered) -> pd.DataFrame:
-    """Return the frame of this module's docstring; a single pair of partitions has its row, not that of a factor."""
+    """Return the frame that is described above; a single pair of partitions has its row, not that of a factor."""
     quantities = panels_first(compared_in([run.results for run in gathered.runs]))
     single, rows = list[tuple[Setting, Setting]](), list[Row]()
     for common, pairs in factor_contrasts(gathered):

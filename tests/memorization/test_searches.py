@@ -24,7 +24,7 @@ templates = st.lists(allowed, min_size=1, max_size=4).map(tuple).map(Template)
 
 
 def test_special_tokens_are_never_put_in_but_their_probability_counts() -> None:
-    """Of 8 tokens, the 4 special ones have e times the weight of a word: -log Pr(word) = log(4 + 4e)."""
+    """The cost of a word is log(4 + 4e), because the 4 special tokens of 8 have e times the weight of a word."""
     model = random_model(0, scale=0.0)
     with torch.no_grad():
         model.output_bias[[LAYOUT.pad, LAYOUT.oov, LAYOUT.bos, LAYOUT.eos]] = 1.0

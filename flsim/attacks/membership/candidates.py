@@ -384,13 +384,13 @@ def attack_named(name: str) -> Attack:
 
     Raises InputError if it is neither, or has the name of a built-in attack.
     """
-    found = resolve(name, BUILT_IN, "attack")
+    named = resolve(name, BUILT_IN, "attack")
     if not is_custom(name):
-        return found
-    attack = found if isinstance(found, Attack) else Attack(short_name(name), found)
-    if isinstance(found, type) or not (callable(attack.score) and (attack.fit is None or callable(attack.fit))):
+        return named
+    attack = named if isinstance(named, Attack) else Attack(short_name(name), named)
+    if isinstance(named, type) or not (callable(attack.score) and (attack.fit is None or callable(attack.fit))):
         raise InputError(
-            f"{name}: found {found!r:.60}; use a flsim.attacks.membership.Attack of functions, or a function of "
+            f"{name}: found {named!r:.60}; use a flsim.attacks.membership.Attack of functions, or a function of "
             "candidates"
         )
     if attack.name in BUILT_IN:
