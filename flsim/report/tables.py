@@ -308,7 +308,7 @@ def privacy(gathered: Gathered) -> list[Block]:
             rows = epsilons_of(run.results, round_)
             noise = math.nan if run.config is None else run.config.privacy.noise_multiplier
             spent += [rows.assign(label=setting.label, noise=noise)] if len(rows) else []
-    unknown = [setting.label for setting in gathered.settings if setting.runs[0].config is None]
+    unknown = [setting.label for setting in gathered.settings if not any(run.config for run in setting.runs)]
     about = [Note(f"The privacy of training is not known for: {'; '.join(unknown)}.")] if unknown else []
     if len(unknown) == len(gathered.settings):
         return [*about]

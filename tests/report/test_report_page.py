@@ -23,10 +23,11 @@ from flsim.base.files import file_digest
 from flsim.base.statistics import t_interval
 from flsim.canaries.population import Partition
 from flsim.models.architectures import ModelHParams
-from flsim.report.figures import Figure, ReportTable, number, overview
+from flsim.report.figures import Figure, Note, ReportTable, number, overview
 from flsim.report.gather import Gathered, RunView, Setting, SettingLine, contrasts, gather
 from flsim.report.page import answer, render, write_report
 from flsim.report.provenance import settings
+from flsim.report.tables import privacy
 from flsim.results.rows import SCHEMA, RunResults, read_run
 from flsim.runs.config import CentralConfig, CentralTrainingHParams, DataHParams, FederatedConfig, TrainingHParams, load
 from flsim.show.figure import page_style
@@ -91,11 +92,16 @@ def test_each_epsilon_has_its_convention(page: Page) -> None:
 def test_the_settings_of_seeds_without_settings_are_those_of_other_seeds(tmp_path: Path) -> None:
     """One folder of a sweep has lost its config.toml, the first of its setting."""
     made = write_sweep(tmp_path / "sweep", tmp_path / "corpus")
+    label, unknown = made.settings["fedavg-iid-0"], "The privacy of training is not known for: {}."
     (made.path / "runs" / "fedavg-iid-0" / "config.toml").unlink()
-    *_, table = [each for each in settings(gather([made.path])) if isinstance(each, ReportTable)]
-    (row,) = [row for row in table.rows if row[0] == made.settings["fedavg-iid-0"]]
+    gathered = gather([made.path])
+    *_, table = [each for each in settings(gathered) if isinstance(each, ReportTable)]
+    (row,) = [row for row in table.rows if row[0] == label]
     assert row[1] == "1"
     assert all(f"{name} = " in row[2] for name in ("data.partition", "training.rounds", "training.cohort"))
+    assert Note(unknown.format(label)) not in privacy(gathered)
+    (made.path / "runs" / "fedavg-iid-1" / "config.toml").unlink()
+    assert Note(unknown.format(label)) in privacy(gather([made.path]))
 
 
 def test_data_are_those_of_the_corpus_and_the_roster(page: Page, corpus: Path) -> None:

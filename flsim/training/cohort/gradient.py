@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.kernels import Products, Scratch, aligned
 from flsim.training.cohort.packing import Steps
 
 LOGITS = 2**22  # number of logits in memory at a time: 16 MB in float32, about what the caches of a processor hold
-RARE = 1e-30  # a probability below it has lost digits; its logarithm is computed from the logits
+NORMAL = 1e-20, 1e30  # sums of exponentials that lose no digits
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ class Terms:
 
     # matrices [rows, m] and [rows, n] by the name of the weight [m, n] whose gradient is their product
     products: dict[str, tuple[Tensor, Tensor]]
-    sums: dict[str, Tensor]  # a matrix [rows, n] by the name of the bias [n] whose gradient is the sum of its rows
+    # a matrix [rows, n] and factors [rows] by the name of the bias [n] whose gradient is the sum of rows times factors
+    sums: dict[str, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,9 @@ class PackedModel(ABC):
         for terms in (cells, *output):
             for name, (left, right) in terms.products.items():
                 gradients[name] = torch.bmm(by_record(left).transpose(1, 2), by_record(right))
-            for name, values in terms.sums.items():
-                gradients[name] = by_record(values).sum(1)
+            for name, (values, factors) in terms.sums.items():
+                sums = torch.bmm(by_record(values).transpose(1, 2), by_record(factors[:, None]))
+                gradients[name] = sums.squeeze(2)
         gradients["embedding"].index_put_((record, batch.inputs), cells.read[:count], accumulate=True)
         for value in gradients.values():
             value.div_(positions.to(value).view(-1, *[1] * (value.dim() - 1)))
@@ -148,8 +149,8 @@ class PackedModel(ABC):
     def _add(self, terms: Terms, scale: float, into: Params) -> None:
         for name, (left, right) in terms.products.items():
             self._products.add(left.T, right, scale, into[name])
-        for name, values in terms.sums.items():
-            into[name].addmv_(values.T, values.new_ones(len(values)), alpha=scale)
+        for name, (values, factors) in terms.sums.items():
+            into[name].addmv_(values.T, factors, alpha=scale)
 
     def _zeros(self, names: Iterable[str]) -> Params:
         return {name: self._buffer(f"d {name}", *self.weights[name].shape).zero_() for name in names}
@@ -186,11 +187,11 @@ class PackedModel(ABC):
         low_predicted = operand("predicted", predicted)
         losses, d_outputs = outputs.new_empty(count), self._rows("d_outputs", count, width)
         for block in blocks:
-            rows = low_predicted[block]
-            losses[block], errors = self._cross_entropy(predicted[block], rows, embedding, batch.targets[block])
+            losses[block], errors, factors = self._cross_entropy(low_predicted[block], embedding, batch.targets[block])
             low_errors = operand("errors", errors)
-            self._products.multiply(low_errors, embedding, d_outputs[block])
-            add(Terms({"embedding": (low_errors, rows)}, {"output_bias": errors}))
+            self._products.multiply(low_errors, embedding, d_outputs[block]).mul_(factors[:, None])
+            scaled = torch.mul(predicted[block], factors[:, None], out=self._rows("scaled", len(errors), width))
+            add(Terms({"embedding": (low_errors, operand("scaled", scaled))}, {"output_bias": (errors, factors)}))
         if mask:
             d_outputs[:count].mul_(mask[1])
         cells = back(d_outputs)
@@ -204,23 +205,31 @@ class PackedModel(ABC):
         rows[count:] = 0
         return rows
 
-    def _cross_entropy(
-        self, outputs: Tensor, low_outputs: Tensor, low_embedding: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return losses [N], and the gradient of their sum by the logits [rows, V], in the memory of the logits."""
-        bias, embedding = self.weights["output_bias"], self.weights["embedding"]
+    def _cross_entropy(self, outputs: Tensor, embedding: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return losses [N], and the gradient of their sum by the logits: a matrix [rows, V], and factors [rows] of it.
+
+        The matrix is in the memory of the logits. For a row of logits z, it is exp(z), minus their sum at the target,
+        and the factor is 1 / sum. This saves the passes over memory of a softmax, which subtracts the largest logit and
+        divides.
+        """
         logits, count = self._buffer("logits", len(outputs), len(embedding)), len(targets)
-        self._products.multiply(low_outputs, low_embedding.T, logits, bias)
-        errors = torch.softmax(logits[:count], -1, out=logits[:count])
+        own, factors = torch.arange(count), logits.new_zeros(len(outputs))
+
+        def exponentials(is_shifted: bool) -> tuple[Tensor, Tensor]:
+            """Write exp of the logits, minus each row's largest one on request; return targets' logits, and sums."""
+            self._products.multiply(outputs, embedding.T, logits, self.weights["output_bias"])
+            real = logits[:count]
+            if is_shifted:
+                real.sub_(real.amax(1, keepdim=True))
+            return real[own, targets], real.exp_().sum(1)
+
+        chosen, sums = exponentials(is_shifted=False)
+        if not bool(((sums > NORMAL[0]) & (sums < NORMAL[1])).all()):
+            chosen, sums = exponentials(is_shifted=True)
+        logits[own, targets] -= sums
         logits[count:] = 0
-        own = torch.arange(count)
-        chosen = errors[own, targets]
-        losses, rare = -chosen.log(), chosen < RARE
-        if bool(rare.any()):
-            again = torch.addmm(bias, outputs[:count][rare], embedding.T)
-            losses[rare] = cross_entropy(again, targets[rare], reduction="none")
-        errors[own, targets] = chosen - 1
-        return losses, logits
+        torch.reciprocal(sums, out=factors[:count])
+        return sums.log().sub_(chosen), logits, factors
 
 
 def previous(sizes: list[int]) -> Tensor:
@@ -261,7 +270,7 @@ class PackedRecurrent(PackedModel):
 
         def backward(d_outputs: Tensor) -> Gradients:
             products: dict[str, tuple[Tensor, Tensor]] = {}
-            sums: dict[str, Tensor] = {}
+            sums: dict[str, tuple[Tensor, Tensor]] = {}
             d_hidden = d_outputs
             if projection is not None:
                 products["projection"] = hidden, d_outputs
@@ -310,14 +319,14 @@ class Cell(ABC):
     def _gradients(self, hidden: Tensor, d_inputs: Tensor, d_recurrent: Tensor) -> Gradients:
         """Return gradients from those by the contributions of inputs and of the past to the gates, [N, gates x H]."""
         d_read = self._buffer("d_read", self._read.shape[1])
-        before = shifted(hidden, self._sizes, self._buffer("before"))
+        before, ones = shifted(hidden, self._sizes, self._buffer("before")), hidden.new_ones(len(hidden))
         return Gradients(
             read=torch.mm(d_inputs, self._weight("weight_ih"), out=d_read),
             products={
                 self._named("weight_ih"): (d_inputs, self._read),
                 self._named("weight_hh"): (d_recurrent, before),
             },
-            sums={self._named("bias_ih"): d_inputs, self._named("bias_hh"): d_recurrent},
+            sums={self._named("bias_ih"): (d_inputs, ones), self._named("bias_hh"): (d_recurrent, ones)},
         )
 
 
@@ -465,7 +474,7 @@ class PackedCIFG(PackedModel):
                     "recurrent_weight": (operand("before", before), low_d_gates),
                     "projection": (operand("hidden", tape.hidden), operand("d_outputs", d_outputs)),
                 },
-                sums={"gate_bias": d_gates},
+                sums={"gate_bias": (d_gates, d_gates.new_ones(len(d_gates)))},
             )
 
         return tape.outputs, backward

@@ -82,7 +82,8 @@ class Products:
 
     def multiply(self, left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
         """Write left right, plus the bias in each row, to `out`, and return it."""
-        return torch.mm(left, right, out=out) if bias is None else torch.addmm(bias, left, right, out=out)
+        torch.mm(left, right, out=out)
+        return out if bias is None else out.add_(bias)  # addmm copies the bias to `out` first, and takes longer
 
     def add(self, left: Tensor, right: Tensor, factor: float, into: Tensor) -> None:
         """Add factor times left right to `into`."""
@@ -100,10 +101,7 @@ class OneDNNProducts(Products):
 
     def multiply(self, left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
         with by_onednn():
-            torch.mm(left, right, out=out)
-        if bias is not None:
-            out.add_(bias)  # addmm would copy the bias to `out` first, and take longer
-        return out
+            return super().multiply(left, right, out, bias)
 
     def add(self, left: Tensor, right: Tensor, factor: float, into: Tensor) -> None:
         with by_onednn():

@@ -135,6 +135,24 @@ def test_neither_further_rows_nor_blocks_of_logits_change_a_step(rounding: int, 
                 assert relative_error(tiled.weights, exact.weights) < 1e-12
 
 
+@given(st.floats(-2_000, 2_000), st.integers(0, 100))
+def test_logits_of_any_size_have_the_gradient_of_their_differences(added: float, seed: int) -> None:
+    """Exponentials of 89 and of -104 are infinite and 0 in float32. A logit is off by 2^-23 of its size at most."""
+    layout = Layout(60)
+    start = start_of(model_of(seed, layout, ModelHParams(5, 7)).float())
+    near, far = packed_model(start), packed_model(start)
+    far.load(start | {"output_bias": start["output_bias"] + added})
+    near.load(start)
+    population = random_population(4, 20, layout, seed)
+    steps = steps_of(population[3], layout, LocalHParams(batch_size=16), stream(seed, "test", "logits"))
+    for batch in packed_batches(steps):
+        loss, gradient = near.gradient(batch)
+        far_loss, far_gradient = far.gradient(batch)
+        rounding = 2**-23 * (20 + 4 * abs(added))
+        assert far_loss == pytest.approx(loss, rel=rounding)
+        assert relative_error(far_gradient, gradient) < rounding
+
+
 def test_the_processor_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def on(**able: bool) -> type[Products]:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
