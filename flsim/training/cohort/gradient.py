@@ -226,10 +226,13 @@ class PackedModel(ABC):
         chosen, sums = exponentials(is_shifted=False)
         if not bool(((sums > NORMAL[0]) & (sums < NORMAL[1])).all()):
             chosen, sums = exponentials(is_shifted=True)
-        logits[own, targets] -= sums
+        of_targets = logits[own, targets]
+        logits[own, targets] = of_targets - sums
         logits[count:] = 0
         torch.reciprocal(sums, out=factors[:count])
-        return sums.log().sub_(chosen), logits, factors
+        # Near a probability of 1, a difference of logarithms has few digits; near 0, only the difference is finite.
+        losses = torch.where(of_targets > NORMAL[0], (sums / of_targets).log(), sums.log() - chosen)
+        return losses, logits, factors
 
 
 def previous(sizes: list[int]) -> Tensor:
