@@ -281,7 +281,7 @@ def table_of_two_runs(compared: Comparison) -> Table:
     below = _legend(wide) + _at_equal_perplexity(wide)
     if number := compared.excluded:
         which, is_ = ("1 canary was", "is") if number == 1 else (f"{number} canaries were", "are")
-        below += note(f"{which} planted in at most one of the two runs and {is_} excluded from all numbers.")
+        below += note(f"{which} planted in one of the two runs or in neither, and {is_} excluded from all numbers.")
     return Table(compared.table, labels, _units(wide), below)
 
 

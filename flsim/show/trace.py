@@ -54,7 +54,7 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
     quantities = [quantity for quantity in traced(quantities_in(table)) if quantity.name in table]
     lines = [f"{run.setting} [{run.name}]", ""]
     for row in _planted(table, run):
-        planted = f"; copies: {row['insertions']}" if "insertions" in row else ""
+        planted = f"; planted copies: {row['insertions']}" if "insertions" in row else ""
         lines.append(f"{row['canary']}: {name_of_configuration(row)}{planted}")
     flags = {one.name: table[one.name].map({0.0: "no", 1.0: "yes"}) for one in quantities if one.is_flag}
     shown = table.assign(**flags)

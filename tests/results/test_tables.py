@@ -194,7 +194,7 @@ def test_pairs_are_of_canaries_that_both_runs_planted(make_series: MakeSeries) -
     row = to_wide(compared.table).iloc[0]
     assert (row["n"], row["exposure_difference"]) == (7, 2.0)
     assert compared.excluded == 2
-    note = "2 canaries were planted in at most one of the two runs and are excluded from all numbers."
+    note = "2 canaries were planted in one of the two runs or in neither, and are excluded from all numbers."
     assert note in " ".join(runs_to_markdown(compared).split())
     assert to_wide(differences([Pair("row", planned([a]), planned([b]))]))["canaries_value_a"].tolist() == [7.0]
     out = compare_runs(a, without(b, *range(9)))
