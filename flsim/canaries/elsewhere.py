@@ -216,7 +216,7 @@ class CanarySet:
             return ""
         return (
             f"Canaries replace more than half of the records of {crowded:,} of {len(self.users):,} users, so the model "
-            "learns little else; lower insertions, count or p_e."
+            "learns little else; lower insertions, count, p_u or p_e."
         )
 
     def records(self, is_instruction: bool = False) -> Iterator[dict[str, Any]]:

@@ -240,7 +240,7 @@ class PlannedCanaries:
     p_u: float | None = cell("p_u", "{:.3g}".format)
     p_e: float | None = cell("p_e", "{:g}".format)
     sharers: float | None = cell("sharers", three_digits, "Sharers: their expected number, p_u x users.")
-    copies: float = cell("copies", three_digits, "Copies: expected copies of a canary.")
+    copies: float = cell("copies", three_digits, "Copies: expected copies of a canary, if no other claims its records.")
     window: str = cell("planted", is_number=False)
 
 
