@@ -22,9 +22,9 @@ from flsim.base.progress import say
 # The most valuable parts first, with their time limits in seconds. The tests need a separate call: `--parts tests`.
 LIMITS: dict[str, tuple[Callable[[parts.Setup], parts.Measured], float]] = {
     "env": (parts.env, 30),
-    "engine": (parts.engine, 200),
+    "engine": (parts.engine, 230),
     "profile": (profiles.profile, 40),
-    "recurrence": (profiles.recurrence, 80),
+    "recurrence": (profiles.recurrence, 110),
     "central": (parts.central, 90),
     "repeat": (parts.repeat, 50),
     "lora": (parts.lora, 120),

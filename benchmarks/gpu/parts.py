@@ -7,10 +7,12 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -39,8 +41,10 @@ from flsim.training.update import LocalHParams, Precision, UpdateSum, global_nor
 ROOT = Path(__file__).parents[2]
 TESTS = "tests/**/test_*cuda*.py"
 AT_ONCE = 264  # users: two for each of an H200's 132 multiprocessors
-ENGINE: tuple[tuple[Precision, int], ...] = (  # precision, users at once; the most valuable first
-    ("bf16", AT_ONCE), ("bf16", 2 * AT_ONCE), ("bf16", AT_ONCE // 2), ("tf32", AT_ONCE), ("float32", AT_ONCE),
+# Precision, users at once, and whether the recurrence is that of `benchmarks.gpu.resident`; the most valuable first.
+ENGINE: tuple[tuple[Precision, int, bool], ...] = (
+    ("bf16", AT_ONCE, False), ("bf16", AT_ONCE, True), ("bf16", 2 * AT_ONCE, False), ("bf16", AT_ONCE // 2, False),
+    ("tf32", AT_ONCE, False), ("float32", AT_ONCE, False),
 )  # fmt: skip
 COHORT = 1_584  # users: a multiple of all numbers of users at once
 Measured = Iterator[Figure | Detail]
@@ -174,18 +178,14 @@ def engine(setup: Setup) -> Measured:
     """Measure users per second of rounds by precision and users that train at once, and peak memory."""
     rows, cohort, failed = ENGINE, COHORT, 0
     if setup.is_quick:
-        rows, cohort = (("float32", 1), ("bf16", 2)), 2
-    for precision, at_once in rows:
-        name = f"{precision}, {at_once} at once"
+        rows, cohort = (("float32", 1, False), ("bf16", 2, False)), 2
+    for precision, at_once, on_chip in rows:
+        name = f"{precision}, {at_once} at once" + (", weights on the chip" if on_chip else "")
         try:
-            measured = bench_engine(
-                setup.device,
-                [at_once],
-                [precision],
-                cohort,
-                words=setup.words,
-                sizes=setup.sizes,
-            )
+            with kernels_on_chip() if on_chip else nullcontext():
+                measured = bench_engine(
+                    setup.device, [at_once], [precision], cohort, words=setup.words, sizes=setup.sizes
+                )
         except Exception as error:  # measure the other rows after any error
             yield failure(name, error)
             failed += 1
@@ -201,6 +201,14 @@ def engine(setup: Setup) -> Measured:
             yield Figure(f"{name}: memory by StackedTrainer.memory", row["said_gigabytes"], "GB")
     if failed:
         raise RunFailed(f"{failed} rows failed; engine.log has their errors")
+
+
+def kernels_on_chip() -> AbstractContextManager[Any]:
+    """Train with the recurrence whose weights stay on the chip within the block."""
+    from benchmarks.gpu.resident import ResidentPositionKernels
+    from flsim.training.cohort import triton_positions
+
+    return patch.object(triton_positions, "TritonPositionKernels", ResidentPositionKernels)
 
 
 def failure(name: str, error: Exception) -> Figure:

@@ -1,5 +1,6 @@
 """The parts of `make gpu` that time kernels: time by kind of kernel, and the recurrence with other tiles."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -8,16 +9,17 @@ import torch
 
 from benchmarks.engine import LAYOUT, DrawnUsers, profiled, start_of, table_of
 from benchmarks.gpu.figures import Detail, Figure
-from benchmarks.gpu.parts import AT_ONCE, Measured, Setup, failure
+from benchmarks.gpu.parts import AT_ONCE, Measured, Setup, failure, kernels_on_chip
 from flsim.base.rng import stream
 from flsim.training.cohort.engine import StackedTrainer
 from flsim.training.cohort.packing import Participant
 from flsim.training.update import LocalHParams
 
 TILES = ((2**14, 2), (2**13, 3), (2**13, 2), (2**12, 4))  # bytes of a block of weights, and blocks loaded at once
+RESIDENT = ((128, 4), (128, 8), (64, 4))  # units of a program whose weights stay on the chip, and its warps
 # Kernels by a part of their names; a kernel has the first kind that matches.
 KINDS = {
-    "recurrence, forward and backward": ("_recur_positions",),
+    "recurrence, forward and backward": ("_recur_",),
     "output layer": ("_predict",),
     "gradients by weights, and update": ("_descend",),
     "products of cuBLAS": ("gemm", "nvjet", "cutlass", "cublas", "aten::bmm"),
@@ -56,24 +58,41 @@ def _profiled(setup: Setup) -> tuple[Any, int]:
 def recurrence(setup: Setup) -> Measured:
     """Measure the recurrence by position with other tiles: milliseconds of a step, forward and backward.
 
-    Set the fastest tiles as `BLOCK` and `STAGES` of `flsim.training.cohort.triton_positions`.
+    Set the fastest tiles as `BLOCK` and `STAGES` of `flsim.training.cohort.triton_positions`. If the recurrence of
+    `resident` is faster, it replaces that of this module.
     """
     if setup.device != "cuda":
         yield Figure("tiles", "a CPU has no kernel with tiles")
         return
+    from benchmarks.gpu import resident
     from flsim.training.cohort import triton_positions
 
-    for size, stages in TILES:
-        name = f"{size // 1024} KB, {stages} stages"
+    variants: list[tuple[str, AbstractContextManager[Any], AbstractContextManager[Any]]] = [
+        (
+            f"{size // 1024} KB, {stages} stages",
+            patch.multiple(triton_positions, BLOCK=size, STAGES=stages),
+            nullcontext(),
+        )
+        for size, stages in TILES
+    ]
+    variants += [
+        (
+            f"on the chip, {units} units, {warps} warps",
+            patch.multiple(resident, UNITS=units, WARPS=warps),
+            kernels_on_chip(),
+        )
+        for units, warps in RESIDENT
+    ]
+    for name, sizes, kernels in variants:
         try:
-            with patch.multiple(triton_positions, BLOCK=size, STAGES=stages):
+            with sizes, kernels:
                 events, steps = _profiled(setup)
         except Exception as error:  # measure the other tiles after any error
             yield failure(name, error)
             continue
         times = {"forth": 0.0, "back": 0.0}
         for event in events:
-            if "_recur_positions" in event.key:
+            if "_recur_" in event.key:
                 times["back" if "_back" in event.key else "forth"] += event.self_device_time_total / 1e3 / steps
         for way, milliseconds in times.items():
             yield Figure(f"{name}, {way}", milliseconds, "ms")

@@ -1,6 +1,9 @@
 """Helpers for tests of Triton's kernels by its interpreter, which must be chosen before Triton is imported."""
 
+import math
+import multiprocessing
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,6 +92,34 @@ def check(
     for one, other in zip(written, expected, strict=True):
         atol = tolerance * max(1.0, float(other.nan_to_num().abs().max()))
         torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=atol, equal_nan=True)
+
+
+class AtOnce:
+    """A kernel whose programs wait for each other: each runs in a process, and all share the memory of tensors.
+
+    Programs must not ask for their place in the grid, because each process launches a grid of one.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return partial(self._launch, math.prod(grid))
+
+    def _launch(self, programs: int, *arguments: Any, **named: Any) -> None:
+        for tensor in _tensors_in(arguments):
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
+        fork = multiprocessing.get_context("fork")
+        processes = [fork.Process(target=self._kernel[(1,)], args=arguments, kwargs=named) for _ in range(programs)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert {process.exitcode for process in processes} == {0}
+
+
+# The interpreter copies tensors back after a launch, over what other processes have written since.
+interpreter.GridExecutor._restore_args_dev = lambda self, devices, hosts, named, named_hosts: None
 
 
 def _copied(value: Any, dtype: torch.dtype) -> Any:

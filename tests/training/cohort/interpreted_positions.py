@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreting import COUNTS, D, H, N, U, V, check, normal
+from interpreting import COUNTS, AtOnce, D, H, N, U, V, check, normal
 from smoothing import smooth_steps
 from stacking import (
     amplification,
@@ -26,6 +26,7 @@ from torch_positions import TorchPositionKernels
 from training_oracle import train_cohort
 from triton.runtime import interpreter  # type: ignore[import-untyped]
 
+from benchmarks.gpu import resident as resident_kernels
 from flsim.base.rng import stream
 from flsim.data.records import Layout
 from flsim.models.architectures import ModelHParams
@@ -62,9 +63,21 @@ def beyond(values: Tensor, counts: Tensor) -> Tensor:
     return values.masked_fill(places[..., None], torch.nan)
 
 
+@pytest.fixture
+def resident(monkeypatch: pytest.MonkeyPatch) -> type[TritonPositionKernels]:
+    for name in ("_recur_resident", "_recur_resident_back"):
+        monkeypatch.setattr(resident_kernels, name, AtOnce(getattr(resident_kernels, name)))
+    monkeypatch.setattr(resident_kernels, "UNITS", 16)
+    return resident_kernels.ResidentPositionKernels
+
+
+@pytest.mark.parametrize("is_resident", [False, True])
 @pytest.mark.parametrize(("times", "rows", "width", "units"), [(4, 5, D, H), (2, 67, 3, 5), (1, 17, 3, 20)])
-def test_recurrence(times: int, rows: int, width: int, units: int) -> None:
+def test_recurrence(
+    times: int, rows: int, width: int, units: int, is_resident: bool, resident: type[TritonPositionKernels]
+) -> None:
     """Forwards, and backwards from there; 67 rows are more than a program takes."""
+    checked = partial(check, kernels=resident if is_resident else TritonPositionKernels, oracle=TorchPositionKernels)
     starts = starts_of(times, rows)
     positions = int(starts.max()) + 3
     gates, bias = beyond(normal(U, positions, 3 * units), starts[:, -1]), normal(U, 3 * units)

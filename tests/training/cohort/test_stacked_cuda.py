@@ -100,6 +100,21 @@ def test_a_step_by_position_gives_the_same_bits_each_time() -> None:
         assert all(torch.equal(value, first.delta[name]) for name, value in other.delta.items())
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@smooth_steps()
+def test_weights_that_stay_on_the_chip_change_nothing(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But rounding: three programs share the 70 units of a user. Twice, they give the same bits."""
+    from benchmarks.gpu import resident
+
+    monkeypatch.setattr(resident, "UNITS", 32)
+    population, hparams, start = random_population(USERS, 60, LAYOUT), options(precision), start_on_gpu()
+    trainer = StackedTrainer(start, hparams, LAYOUT, USERS, resident.ResidentPositionKernels(precision))
+    first, again = (train_stacked(trainer, start, population, hparams) for _ in range(2))
+    expected = train_stacked(StackedTrainer(start, hparams, LAYOUT, USERS), start, population, hparams)
+    assert_within(first, expected, start, precision, 4, times=2)
+    assert all(torch.equal(value, first.delta[name]) for name, value in again.delta.items())
+
+
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_what_it_says_of_memory_holds(precision: Any) -> None:
     hparams, users = options(precision), 32

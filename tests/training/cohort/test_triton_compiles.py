@@ -25,10 +25,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for L
 
 SHARED = 227 * 1024  # bytes of shared memory that a program may have: NVIDIA's Hopper tuning guide, section 1.4.1.1
 SHARED_OF_AN_A100 = 163 * 1024  # NVIDIA's Ampere tuning guide, section 1.4.2.2
+MULTIPROCESSOR = 228 * 1024, 64 * 1024  # bytes of its shared memory, and its registers: the same section
+RESERVED = 1024  # bytes of shared memory of each program that CUDA takes: the same section
 STACK = 16  # bytes of a thread that may be in memory for want of registers
 # By kernels, not launched.
 CALLED = {"_tanh", "_summed", "_gate", "_advanced", "_differentiated", "_former", "_settle", "_times", "_rows"}
-CALLED |= {"_store_gradient"}
+CALLED |= {"_store_gradient", "_group", "_meet", "_sum", "_three", "_both"}
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int32: "*i32"}
 
 
@@ -67,22 +69,22 @@ class Compiler:
             self.compiled[key] = triton.compile(source, target=target, options=options)
 
 
-def stack(machine_code: bytes, folder: Path) -> int:
-    """Bytes of a thread's stack, as NVIDIA's own tool reads them."""
+def usage(machine_code: bytes, resource: str, folder: Path) -> int:
+    """Registers of a thread, REG, or bytes of its STACK, as NVIDIA's own tool reads them."""
     triton = pytest.importorskip("triton")
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     (folder / "code").write_bytes(machine_code)
     said = subprocess.run([tool, "--dump-resource-usage", folder / "code"], check=True, capture_output=True, text=True)
-    return int(re.findall(r"STACK:(\d+)", said.stdout)[0])
+    return int(re.findall(rf"{resource}:(\d+)", said.stdout)[0])
 
 
-def waiting_loads(compiled: Any) -> list[str]:
+def waiting_loads(compiled: Any, depth: int = 2) -> list[str]:
     """Loads of blocks in loops within loops that Triton left where they are, so that each of them is waited for."""
     loops, loads = [False], []
     for line in compiled.asm["ttgir"].splitlines():
         if line.lstrip().startswith("}"):
             loops.pop()
-        if sum(loops) > 1 and re.search(r"tt\.load.*tensor<\d+x\d+x", line):
+        if sum(loops) >= depth and re.search(r"tt\.load.*tensor<\d+x\d+x", line):
             loads.append(line)
         if line.rstrip().split(" loc(")[0].endswith("{"):
             loops.append("scf.for" in line)
@@ -103,7 +105,7 @@ def compilers_in(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> list[Compile
 def assert_within_limits(compilers: list[Compiler], folder: Path) -> None:
     for compiled in (compiled for compiler in compilers for compiled in compiler.compiled.values()):
         assert compiled.metadata.shared <= SHARED, compiled.name
-        assert stack(compiled.asm["cubin"], folder) <= STACK, compiled.name
+        assert usage(compiled.asm["cubin"], "STACK", folder) <= STACK, compiled.name
 
 
 def assert_gates_are_prefetched(compilers: list[Compiler]) -> None:
@@ -143,16 +145,13 @@ def test_a_whole_step_compiles(precision: Any, optimizer: str, tmp_path: Path, m
     assert_within_limits(compilers, tmp_path)
 
 
-def recur_by_position(precision: Any, width: int, rows: int) -> None:
+def recur_by_position(kernels: Any, precision: Any, width: int, rows: int) -> None:
     """Launch the recurrence both ways over two times, with the paper's 670 units, padded."""
-    from flsim.training.cohort.triton_positions import TritonPositionKernels
-
     units, low = 672, torch.bfloat16 if precision == "bf16" else torch.float32
     gates, bias = torch.zeros(1, 2 * rows, 3 * units, dtype=low), torch.zeros(1, 3 * units, dtype=low)
     recurrent, projection = torch.zeros(1, width, 3 * units, dtype=low), torch.zeros(1, units, width, dtype=low)
     outputs, cells = torch.zeros(1, 2 * rows, width, dtype=low), torch.zeros(1, 2 * rows, units)
     starts = torch.tensor([[0, rows, 2 * rows]]).int()
-    kernels = TritonPositionKernels(precision)
     kernels.recur_positions(gates, bias, recurrent, projection, outputs, outputs, cells, gates, starts, rows)
     kernels.recur_positions_back(gates, recurrent, projection, outputs, cells, starts, rows)
 
@@ -165,10 +164,30 @@ def test_the_recurrence_of_the_widest_embeddings_fits_an_a100(precision: Any, mo
     from flsim.training.cohort.triton_kernels import WIDEST
 
     compilers = compilers_in(monkeypatch, triton_positions)
-    recur_by_position(precision, WIDEST[precision], rows=64)
+    recur_by_position(triton_positions.TritonPositionKernels(precision), precision, WIDEST[precision], rows=64)
     compiled = [compiled for compiler in compilers for compiled in compiler.compiled.values()]
     assert len(compiled) == 2
     assert max(one.metadata.shared for one in compiled) <= SHARED_OF_AN_A100
+
+
+def test_two_programs_whose_weights_stay_on_the_chip_fit_a_multiprocessor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loops load the 16 rows of a batch only: weights have at least 32 rows."""
+    from benchmarks.gpu import resident
+
+    compilers = compilers_in(monkeypatch, resident)
+    recur_by_position(resident.ResidentPositionKernels("bf16"), "bf16", 96, rows=16)
+    compiled = [compiled for compiler in compilers for compiled in compiler.compiled.values()]
+    assert len(compiled) == 2
+    assert_within_limits(compilers, tmp_path)
+    for one in compiled:
+        shared, registers = (resource // 2 for resource in MULTIPROCESSOR)
+        assert one.metadata.shared + RESERVED <= shared
+        assert 32 * one.metadata.num_warps * usage(one.asm["cubin"], "REG", tmp_path) <= registers
+        loads = waiting_loads(one, depth=1)
+        assert loads
+        assert all("tensor<16x" in line for line in loads)
 
 
 @pytest.mark.parametrize(
