@@ -38,13 +38,27 @@ def _group(flags, P: tl.constexpr):
 
 
 @triton.jit
-def _meet(arrivals, expected):
-    """Make what this program wrote visible to its group, and wait for the expected number of arrivals."""
-    tl.debug_barrier()  # so that all threads of this program have written
+def _arrive(arrivals):
+    """Make what all threads of this program wrote visible to its group."""
+    tl.debug_barrier()
     tl.atomic_add(arrivals, 1, sem="release")
+
+
+@triton.jit
+def _wait(arrivals, expected):
+    """Wait until as many programs of the group as expected arrived, and see what they wrote."""
     while tl.atomic_add(arrivals, 0, sem="acquire") < expected:
         pass
     tl.debug_barrier()
+
+
+@triton.jit
+def _at(starts, time, row, first, T):
+    """Return which rows have a position at a time, and their positions; no row has one before or after all times."""
+    exists = (time >= 0) & (time < T)
+    time = tl.where(exists, time, 0)
+    begin = tl.load(starts + time)
+    return exists & (row < tl.load(starts + time + 1) - begin), (first + begin + row)[:, None]
 
 
 @triton.jit
@@ -123,15 +137,10 @@ def _recur_resident(
     output = tl.zeros((BB, BD), low)
     second = tl.zeros((BB, BE), low)
     c = tl.zeros((BB, BH), tl.float32)
-    times = _times(starts, T, BT)
-    live = row < tl.load(starts + tl.minimum(1, T))
-    now = (user * N + row)[:, None]
+    live, now = _at(starts, 0, row, user * N, T)
     f_next, o_next, g_next = _three(gates, now * (3 * H) + h[None, :], H, live[:, None] & inside[None, :])
-    for time in range(times):
-        begin = tl.load(starts + time)
-        end = tl.load(starts + time + 1)
-        live = row < end - begin
-        now = (user * N + begin + row)[:, None]
+    for time in range(_times(starts, T, BT)):
+        live, now = _at(starts, time, row, user * N, T)
         valid = live[:, None] & inside[None, :]
         real = live[:, None] & (d < D)[None, :]
         second_real = live[:, None] & (e < D)[None, :]
@@ -145,11 +154,11 @@ def _recur_resident(
         mine = sums + (part * BB + rows)[:, None] * D
         tl.store(mine + d[None, :], tl.dot(m, down, input_precision=PRECISION), real)
         tl.store(mine + e[None, :], tl.dot(m, second_down, input_precision=PRECISION), second_real)
-        # Loads and stores that nobody waits for, while the other programs arrive.
-        following = row < tl.load(starts + tl.minimum(time + 2, T)) - end
-        after = (user * N + end + row)[:, None]
-        place = now * (3 * H) + h[None, :]
+        _arrive(arrivals)
+        # Loads and stores that no other program needs, while the other programs arrive.
+        following, after = _at(starts, time + 1, row, user * N, T)
         f_next, o_next, g_next = _three(gates, after * (3 * H) + h[None, :], H, following[:, None] & inside[None, :])
+        place = now * (3 * H) + h[None, :]
         tl.store(gates + place, f.to(low), valid)
         tl.store(gates + place + H, o.to(low), valid)
         tl.store(gates + place + 2 * H, g.to(low), valid)
@@ -158,7 +167,7 @@ def _recur_resident(
         if part == 0:
             tl.store(before + now * D + d[None, :], output, real)
             tl.store(before + now * D + e[None, :], second, second_real)
-        _meet(arrivals, P * (time + 1))
+        _wait(arrivals, P * (time + 1))
         output = _sum(sums, rows, d, real, P, BB, D).to(low)
         second = _sum(sums, rows, e, second_real, P, BB, D).to(low)
         if part == 0:
@@ -213,24 +222,24 @@ def _recur_resident_back(
     later = tl.zeros((BB, BD), tl.float32)
     second_later = tl.zeros((BB, BE), tl.float32)
     times = _times(starts, T, BT)
+    live, now = _at(starts, times - 1, row, user * N, T)
+    valid = live[:, None] & inside[None, :]
+    f, o, g = _three(gates, now * (3 * H) + h[None, :], H, valid)
+    c = tl.load(cells + now * H + h[None, :], valid, other=0.0)
+    live, now = _at(starts, times - 2, row, user * N, T)
+    earlier = tl.load(cells + now * H + h[None, :], live[:, None] & inside[None, :], other=0.0)
     for back in range(times):
         time = times - 1 - back
-        begin = tl.load(starts + time)
-        live = row < tl.load(starts + time + 1) - begin
-        now = (user * N + begin + row)[:, None]
-        last = (user * N + tl.load(starts + tl.maximum(time - 1, 0)) + row)[:, None]
+        live, now = _at(starts, time, row, user * N, T)
         valid = live[:, None] & inside[None, :]
         real = live[:, None] & (d < D)[None, :]
         second_real = live[:, None] & (e < D)[None, :]
-        place = now * (3 * H) + h[None, :]
-        f, o, g = _three(gates, place, H, valid)
-        c = tl.load(cells + now * H + h[None, :], valid, other=0.0)
-        earlier = tl.load(cells + last * H + h[None, :], valid & (time > 0), other=0.0)
         output = (later + tl.load(d_outputs + now * D + d[None, :], real, other=0.0)).to(low)
         second = (second_later + tl.load(d_outputs + now * D + e[None, :], second_real, other=0.0)).to(low)
         dm = _both(output, second, up, second_up, PRECISION)
-        f, o, g = f.to(tl.float32), o.to(tl.float32), g.to(tl.float32)
-        df, do, dg, carried = _differentiated(f, o, g, c, earlier, carried, dm)
+        df, do, dg, carried = _differentiated(
+            f.to(tl.float32), o.to(tl.float32), g.to(tl.float32), c, earlier, carried, dm
+        )
         df = tl.where(valid, df, 0.0).to(low)
         do = tl.where(valid, do, 0.0).to(low)
         dg = tl.where(valid, dg, 0.0).to(low)
@@ -243,13 +252,20 @@ def _recur_resident_back(
         more = tl.dot(df, f_second, input_precision=PRECISION)
         more = tl.dot(do, o_second, more, input_precision=PRECISION)
         tl.store(mine + e[None, :], tl.dot(dg, g_second, more, input_precision=PRECISION), second_real)
+        _arrive(arrivals)
+        place = now * (3 * H) + h[None, :]
         tl.store(gates + place, df, valid)
         tl.store(gates + place + H, do, valid)
         tl.store(gates + place + 2 * H, dg, valid)
-        _meet(arrivals, P * (back + 1))
+        live, last = _at(starts, time - 1, row, user * N, T)
+        f, o, g = _three(gates, last * (3 * H) + h[None, :], H, live[:, None] & inside[None, :])
+        c = earlier
+        live, last = _at(starts, time - 2, row, user * N, T)
+        earlier = tl.load(cells + last * H + h[None, :], live[:, None] & inside[None, :], other=0.0)
+        _wait(arrivals, P * (back + 1))
         later = _sum(sums, rows, d, real, P, BB, D)
         second_later = _sum(sums, rows, e, second_real, P, BB, D)
-        # Only now, because before the meeting other programs still read what this overwrites.
+        # Only now, because other programs may read what this overwrites until they arrive.
         if part == 0:
             tl.store(d_outputs + now * D + d[None, :], output, real)
             tl.store(d_outputs + now * D + e[None, :], second, second_real)
@@ -288,16 +304,8 @@ class ResidentPositionKernels(TritonPositionKernels):
         blocks, programs = triton.cdiv(rows, row_block), triton.cdiv(units, unit_block)
         groups = users * blocks
         sizes: dict[str, Any] = {"T": times, "N": positions, "BLOCKS": blocks, "GROUPS": groups}
-        sizes |= {
-            "D": width,
-            "H": units,
-            "P": programs,
-            "BB": row_block,
-            "BD": first,
-            "BE": block(width - first),
-            "BH": unit_block,
-            "BT": block(times),
-        }
+        sizes |= {"D": width, "BD": first, "BE": block(width - first), "H": units, "BH": unit_block}
+        sizes |= {"P": programs, "BB": row_block, "BT": block(times)}
         sizes |= {"PRECISION": self._precision, "num_warps": WARPS, "num_stages": 1}
         parts = gates.new_empty(2, groups, programs, row_block, width, dtype=torch.float32)
         flags = torch.zeros(1 + groups, dtype=torch.int32, device=gates.device)

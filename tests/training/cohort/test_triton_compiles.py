@@ -30,7 +30,7 @@ RESERVED = 1024  # bytes of shared memory of each program that CUDA takes: the s
 STACK = 16  # bytes of a thread that may be in memory for want of registers
 # By kernels, not launched.
 CALLED = {"_tanh", "_summed", "_gate", "_advanced", "_differentiated", "_former", "_settle", "_times", "_rows"}
-CALLED |= {"_store_gradient", "_group", "_meet", "_sum", "_three", "_both"}
+CALLED |= {"_store_gradient", "_group", "_arrive", "_wait", "_at", "_sum", "_three", "_both"}
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int32: "*i32"}
 
 
