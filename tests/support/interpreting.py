@@ -36,7 +36,7 @@ _cast, _dot = interpreter.InterpreterBuilder.cast_impl, interpreter.InterpreterB
 
 
 def _rounding_cast(self: Any, source: Any, target: Any) -> Any:
-    """Round to the nearest bfloat16, ties to even, as a GPU does; the interpreter truncates, and keeps integers' bits."""
+    """Round to the nearest bfloat16, ties to even, as a GPU does; the interpreter truncates, or keeps integer bits."""
     if target.scalar != tl.bfloat16 or source.dtype.scalar == tl.bfloat16:
         return _cast(self, source, target)
     bits = source.data.astype(np.float32).view(np.uint32)

@@ -39,7 +39,7 @@ def free_place() -> str:
 def started(
     *options: str, folder: Path | None = None, within: Sequence[str] = (), **environment: str
 ) -> Iterator[psutil.Process]:
-    """Start a node and yield its `ray start` process, with more environment variables; `within`: see `helpers.start`."""
+    """Start a node with more environment variables, and yield its `ray start`; for `within`, see `helpers.start`."""
     process = subprocess.Popen(
         [*within, str(Path(sys.executable).with_name("ray")), "start", "--block", *WORKERS_PORTS, *options],
         cwd=folder,
