@@ -164,7 +164,7 @@ def test_columns_cover_the_width_with_little_padding() -> None:
 
 
 def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSum, UpdateSum, Params]:
-    """Return the sums of the trainer and the local engine, with users of 1, 0 and 5 records, and not 16 n units."""
+    """Return sums of the trainer and the local engine for users of 1, 0 and 5 records; 19 is no multiple of 16."""
     model, population = model_of(0, LAYOUT_40, ModelHParams(6, 19)), random_population(3, 5, LAYOUT_40)
     exact = train_cohort(model, population, range(3), hparams, 0, 0, 0.5)
     start = start_of(model.float())
@@ -187,7 +187,7 @@ def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSu
 )
 @smooth_steps()
 def test_stacked_users_equal_the_local_engine(precision: Any, schedule: str, others: dict[str, Any]) -> None:
-    """Sums are equal up to rounding. With a schedule, the rate is in memory. The interpreter has float32 for TF32."""
+    """Sums are equal up to rounding. With a schedule, the rate is in memory. The interpreter uses float32 for TF32."""
     hparams = LocalHParams(precision=precision, **others)
     rounded, of_loss = ("bf16", None) if precision == "bf16" else ("float32", 1e-6)
     assert_within(*trained(hparams, schedule), rounded, 2, times=amplification(hparams), of_loss=of_loss)
