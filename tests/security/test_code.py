@@ -165,7 +165,7 @@ def run(experiment: Experiment) -> Run:
 
 
 def test_no_file_of_a_run_is_unpickled(run: Run, crater: Path) -> None:
-    """A checkpoint, a file of the planted corpus, settings or status that is a bomb is refused as a damaged file."""
+    """A bomb in place of a checkpoint, a file of the planted corpus, the settings or the status is refused."""
     path = run.save(run.training().first_state())
     for work in (load, run.load):
         refused_with_bombs([path], crater, lambda work=work: work(path))  # type: ignore[misc]

@@ -120,7 +120,7 @@ def test_files_of_a_corpus_that_are_links_to_elsewhere_are_refused(make_corpus: 
 
 
 def test_a_corpus_may_itself_be_a_link(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    """Such a link may lead to a larger disk."""
+    """For example, the link may lead to a larger disk."""
     corpus = make_corpus([[[1, 2]]])
     (tmp_path / "here").symlink_to(corpus.path)
     assert Corpus.open(tmp_path / "here", verify=True).digest == corpus.digest
@@ -155,7 +155,7 @@ def report(sweep: Path) -> None:
 
 
 def test_log_lines_with_a_checkpoint_outside_the_folder_are_skipped(tmp_path: Path) -> None:
-    """Such lines are skipped as truncated lines are."""
+    """Readers skip such lines, as they skip truncated lines."""
     run, good = write_run(tmp_path / "run"), "round-000040.safetensors"
     line = {"outcome": "failed", "attempt": 1, "seconds": 1.0, "ended": 1.0, "reason": "x"}
     lines = [json.dumps(line | {"checkpoint": name}) + "\n" for name in (*HOSTILE.values(), good)]

@@ -154,7 +154,7 @@ def test_a_file_is_named_before_it_is_executed(
 def test_a_ledger_cannot_name_code_that_the_settings_do_not(
     experiment: Experiment, copy_of_trained: Trained, command: tuple[str, ...]
 ) -> None:
-    """To compute its epsilon would execute the file, which no message names, because settings name no custom code."""
+    """Computing epsilon would execute the file without a message, because the settings name no custom code."""
     run = copy_of_trained(*PRIVATE)
     mark, file = experiment.folder / "mark", experiment.folder / "elsewhere.py"
     file.write_text(MARK.format(mark=str(mark)) + CODE["sampler"])
@@ -173,7 +173,7 @@ def test_a_ledger_cannot_name_code_that_the_settings_do_not(
 def test_without_noise_a_custom_sampler_spends_an_infinite_epsilon(
     made: Callable[[str], Experiment], flsim: Flsim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds for all cohorts, so that the sampler need not be executed."""
+    """Epsilon is infinite for all cohorts, so that the sampler need not be executed."""
     experiment = made("sampler")
     options = [part for setting in (SETTINGS["sampler"], "training.rounds=1") for part in ("--set", setting)]
     experiment.call("run", "tiny.toml", "--out", "plain", "--in-process", *options)

@@ -1,4 +1,4 @@
-"""Populations in memory. This file needs only torch and NumPy, because tests on a GPU machine have no more."""
+"""Populations in memory. This file needs only torch and NumPy, as do the tests on a machine with a GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

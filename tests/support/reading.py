@@ -19,7 +19,7 @@ Sentence = tuple[str, str | None, str]  # user, split, words
 def read(
     path: Path, format: str, source: Path | None = None, columns: tuple[str, str] = COLUMNS
 ) -> tuple[list[Post], Counter[str]]:
-    """Return the posts of a file, which is read part by part, and the counts of what was dropped."""
+    """Return the posts of a file, which is read part by part, and how much was dropped, by reason."""
     dropped: Counter[str] = Counter()
     parts = FORMATS[format].parts(path, source or path, columns)
     return [post for part in parts for post in FORMATS[format].read(part, dropped)], dropped

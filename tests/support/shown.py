@@ -25,7 +25,7 @@ def to_latex(table: pd.DataFrame) -> str:
 
 
 def read_typed(text: str, types: Mapping[str, str]) -> pd.DataFrame:
-    """Return exactly the frame that was written; the CSV parser of pandas may miss the last bit of a number."""
+    """Return exactly the written frame. Numbers are parsed separately: the parser of pandas may miss the last bit."""
     cells = pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False, na_values=[""])
     return cells.astype({name: types[name] for name in cells.columns})
 

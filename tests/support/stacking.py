@@ -1,4 +1,4 @@
-"""Helpers for tests of the stacked trainer; like `populations`, this file needs torch, numpy and pytest only."""
+"""Helpers for tests of the stacked trainer; like `populations`, this file needs only torch, NumPy and pytest."""
 
 import math
 

@@ -42,7 +42,7 @@ def llama_like(folder: Path) -> Path:
 
 
 def bert_like(folder: Path) -> Path:
-    """Write a tokenizer as BERT's: lower-cased word pieces, padding, and the tokens [CLS] and [SEP]."""
+    """Write a tokenizer as BERT's: lower-cased word pieces, padding, and [CLS] and [SEP] for begin and end."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

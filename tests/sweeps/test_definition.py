@@ -185,7 +185,7 @@ def test_the_secret_sharers_tables_have_a_run_for_each_published_row(table: str,
 
 
 def test_the_secret_sharers_noise_gives_the_published_epsilons() -> None:
-    """This holds for the number of records of the smoke tier's corpus, and the delta that follows from this number."""
+    """Steps, epsilon and delta follow from the number of records of the smoke tier's corpus."""
     for run in experiment("secret-sharer-table7", "smoke")[1]:
         config, published = run.config, run.published or {}
         if config.privacy.mechanism == "dp" and published["epsilon"] < 10:

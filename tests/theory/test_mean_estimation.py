@@ -134,7 +134,7 @@ def test_rounds_of_the_platform_forget_as_fast_as_the_formula() -> None:
 
 @pytest.mark.parametrize(("sampler", "population"), [("fixed-size", 12), ("with-replacement", None)])
 def test_the_platforms_cohorts_have_the_variance_of_the_formula(sampler: str, population: int | None) -> None:
-    """This is the mean of 6 of 12 values, over 4,000 draws; a sample variance has a relative error of sqrt(2 / n)."""
+    """4,000 draws of the mean of 6 of 12 values; a sample variance has a relative standard error of sqrt(2 / n)."""
     values, draws = np.arange(12.0), 4_000
     means = [values[draw_cohort(0, round_, 12, 6, sampler)].mean() for round_ in range(draws)]
     expected = MeanEstimation(1, 0.1, cohort=6, population=population).variance_factor * values.var() / 6

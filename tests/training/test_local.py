@@ -91,7 +91,8 @@ records_strategy = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6),
 def test_sums_equal_a_loop_over_users_and_words(
     users: list[list[list[int]]], epochs: int, batch_size: int, clip: float | None, seed: int
 ) -> None:
-    """Updates have the weight examples, or min(1, S / norm) with a clip. Some users have no records. float64, 1e-10."""
+    """Sums weight updates by examples, or with a clip by min(1, S / norm), as an independent loop over words does.
+    Users have unequal numbers of records, or none. float64, 1e-10."""
     hparams, model = LocalHParams(epochs, batch_size, learning_rate=0.5), model_of(0)
     before = start_of(model)
     total = train_cohort(model, InMemory(LAYOUT, users), range(len(users)), hparams, seed, 0, clip)
@@ -185,6 +186,7 @@ def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction
     tensors: list[np.ndarray],
     bound: float,
 ) -> None:
+    """The oracles are `exact_norm`, and the update times bound / norm if the norm exceeds the bound."""
     update = params(tensors)
     clipped = UpdateSum.of_user(update, 7, 1.0, 5, clip=bound)
     before, after = exact_norm(update), exact_norm(clipped.delta)
@@ -203,7 +205,7 @@ def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction
 
 @pytest.mark.parametrize("clip", [None, 0.2])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_update_that_is_not_finite_is_counted_and_never_becomes_a_number(value: float, clip: float | None) -> None:
+def test_an_update_that_is_not_finite_is_counted_and_makes_sums_not_finite(value: float, clip: float | None) -> None:
     """Infinity times 0 is NaN, and min(1, S / NaN) is 1 in some languages; neither may make the sum finite."""
     update = {"a": torch.tensor([1.0, value], dtype=torch.float64), "b": torch.ones(2, dtype=torch.float64)}
     refused = UpdateSum.of_user(update, 3, 1.0, 5, clip=clip)
@@ -276,9 +278,7 @@ def test_rates_are_those_of_the_closed_forms(name: str, total: int, data: st.Dat
 
 
 @given(st.sampled_from(sorted(CLOSED)), st.integers(1, 50), st.integers(0, 60), st.floats(1e-6, 10))
-def test_a_warmup_rises_along_a_line_and_leaves_the_rest_to_the_schedule(
-    name: str, total: int, warmup: int, rate: float
-) -> None:
+def test_a_warmup_is_linear_and_the_schedule_begins_after_it(name: str, total: int, warmup: int, rate: float) -> None:
     for step in range(total):
         expected = (
             rate * (step + 1) / warmup if step < warmup else rate_at(rate, name, step - warmup, max(total - warmup, 1))
@@ -305,7 +305,7 @@ def test_a_round_trains_at_its_own_rate_in_every_engine(optimizer: str, micro_co
 
 
 def test_schedules_use_the_length_of_training() -> None:
-    """The loop of a run, `flsim verify` and `flsim.simulate` equals rounds at fixed rates; a length is necessary."""
+    """The loop of a run, `flsim verify` and `flsim.simulate` equals rounds at fixed rates. Schedules need a length."""
     server = FedAvgHParams(cohort=3, server_schedule="cosine", rounds=99)
     local = LocalHParams(batch_size=3, schedule="linear")
     training = FederatedTraining(POPULATION, ModelHParams(3, 5), server, local, length=4)

@@ -81,8 +81,8 @@ def change(state: State, start: State) -> Params:
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
-def test_it_equals_the_autograd_engine(precision: Any, others: dict[str, Any]) -> None:
-    """Results are equal up to `rounding`. A plain step rounds embeddings twice, after each of their two uses."""
+def test_the_stacked_engine_equals_the_autograd_engine(precision: Any, others: dict[str, Any]) -> None:
+    """Results are equal up to `rounding`. A plain step rounds embeddings twice: as input and as output layer."""
     training = training_of(precision, others)
     oracle = replace(training, device="cpu", engine="autograd", hparams=replace(training.hparams, precision="float32"))
     start = begin(training)

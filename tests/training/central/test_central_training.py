@@ -286,7 +286,7 @@ def test_record_gradients_equal_autograd_one_record_at_a_time(records: list[list
 def test_without_noise_a_step_is_along_the_clipped_sum_over_l(
     records: list[list[int]], clip: float, expected: int, physical_batch: int
 ) -> None:
-    """This holds for each physical batch size; Opacus adds 1e-6 to a norm before it divides by it. float64, 1e-10."""
+    """The physical batch size changes nothing; Opacus divides by the norm plus 1e-6. float64, 1e-10."""
     model = model_of(0)
     gradients = [gradient_of_record(model, record) for record in records]
     factors = [min(1.0, clip / (norm(gradient) + 1e-6)) for gradient in gradients]
@@ -299,7 +299,7 @@ def test_without_noise_a_step_is_along_the_clipped_sum_over_l(
 
 
 def test_an_empty_lot_is_noise_of_deviation_z_c_over_l() -> None:
-    """Each of the two tests rejects correct noise, with uniform p-values, for one in 10^5 seeds; the seeds are fixed.
+    """P-values of correct noise are uniform: each of the two tests rejects one in 10^5 seeds; the seeds are fixed.
     A deviation with an error of 5% fails, because 5% are 7 standard errors over about 10,000 numbers."""
     draws = [
         torch.cat([value.flatten() for value in steps_along([], 0.4, 1.5, expected=3, step=step).values()])

@@ -94,7 +94,7 @@ def test_the_gradient_is_clipped_before_the_decay(engine: EngineName) -> None:
 
 
 def test_dropout_is_a_function_of_seed_and_step_and_has_mean_one() -> None:
-    """Factors are 0 or 1 / 0.7; the mean of 4 x 10^5 is within 5 standard errors of 1, except for 6 in 10^7 seeds."""
+    """The mean of 4 x 10^5 factors of 0 or 1 / 0.7 is within 5 standard errors of 1, except for 6 in 10^7 seeds."""
     drawn = factors(0.3, 0, 5, 50, 20, 200)
     assert drawn.shape == (2, 50, 20, 200)
     np.testing.assert_array_equal(np.unique(drawn), np.array([0, 1 / 0.7], np.float32))
@@ -104,7 +104,7 @@ def test_dropout_is_a_function_of_seed_and_step_and_has_mean_one() -> None:
         assert not np.array_equal(drawn, other)
 
 
-def test_budgets() -> None:
+def test_the_number_of_steps_and_the_rate_follow_from_the_batch_size() -> None:
     """100 records with 1,000 words have 13 steps per epoch at batch size 8. Rates scale with the root of batch size."""
     assert CentralHParams(batch_size=8, epochs=2).steps_over(100, 1_000) == 26
     assert CentralHParams(batch_size=8, epochs=0.5).steps_over(100, 1_000) == 7

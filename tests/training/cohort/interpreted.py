@@ -70,7 +70,7 @@ def test_cross_entropy() -> None:
 @pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])
 @pytest.mark.parametrize("with_low", [False, True])
 def test_add_rows(kernels: type[TritonKernels], with_low: bool) -> None:
-    """Sums equal PyTorch's for several programs per user; `SpreadKernels` gets sorted tokens. No unused row is read."""
+    """Sums equal PyTorch's for several programs per user; `SpreadKernels` gets sorted tokens. No unused NaN is read."""
     given, rows = parts(), normal(U, T * B, D)
     if kernels is SpreadKernels:
         for user, count in enumerate(COUNTS.tolist()):

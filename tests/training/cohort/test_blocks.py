@@ -103,7 +103,7 @@ def compared(
 
 
 def test_users_train_one_after_another_if_blocks_are_not_faster_or_not_supported(tmp_path: Path) -> None:
-    """Such cases are many positions per step, no LoRA, dropout of LoRA, and an optimizer of torch without a kernel."""
+    """Users do so for many positions per step, without LoRA, with LoRA dropout, or with an optimizer without kernel."""
     (tmp_path / "mine.py").write_text("from torch.optim import Adagrad\n")
     hparams = ModelHParams(architecture="hf", config=GPT2, lora=LORA)
 

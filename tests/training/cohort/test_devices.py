@@ -41,7 +41,7 @@ def put_back() -> Iterator[None]:
 def test_settings_are_consistent_in_the_block_and_restored_after_it(
     precision: Precision, older: str, gpu: str, cpu: str
 ) -> None:
-    """This holds for all settings before the block, even contradictory ones, and after an error in the block."""
+    """All settings from before the block are restored, even contradictory ones, also after an error in the block."""
     torch.set_float32_matmul_precision(older)
     GPU.fp32_precision, CPU.fp32_precision = gpu, cpu
     before = readings()

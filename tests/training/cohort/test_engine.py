@@ -56,7 +56,7 @@ def engine_of(start: Params, hparams: LocalHParams, users: int | None, kernels: 
     st.sampled_from((None, WideKernels(), TorchPositionKernels(), WidePositionKernels())),
 )
 @smooth_steps()
-def test_it_equals_the_local_engine(
+def test_the_cohort_engine_equals_the_local_engine(
     users: list[list[list[int]]],
     hparams: LocalHParams,
     sizes: ModelHParams,
@@ -136,7 +136,7 @@ train(2**20)
 
 
 def test_if_memory_runs_out_fewer_users_train_at_once_or_the_run_fails() -> None:
-    """With 400 MB, 100 users at once shrink to 50 for a model of 8 MB; with 1 MB, not even one user can train."""
+    """With 400 MB for seven users of a model of 8 MB, a micro-cohort of 100 shrinks to 50; with 1 MB, the run fails."""
     done = subprocess.run(
         [sys.executable, "-c", RUNS_OUT],
         capture_output=True,
@@ -176,7 +176,7 @@ def test_the_loss_is_exact_if_a_probability_underflows(micro_cohort: int | None,
     ids=["one", "three", "by position"],
 )
 def test_a_non_finite_user_is_excluded_and_changes_no_sum(micro_cohort: int | None, kernels: Kernels | None) -> None:
-    """The user is excluded with a factor of 0; infinity times 0 would be NaN. Users without word 1 stay finite."""
+    """The user is excluded with a factor of 0; infinity times 0 would be NaN. Others give word 1 a probability of 0."""
     model = model_of(0).float()
     with torch.no_grad():
         model.embedding[1], model.output_bias[1] = 1e37, -3e38

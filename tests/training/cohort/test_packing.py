@@ -52,7 +52,7 @@ def assert_same(packed: PackedGroup, expected: PackedGroup) -> None:
 @example([[], [[1]], []], LocalHParams(epochs=2), GRAPHS, True, "tff", 0)  # one word in total
 @example([[[]], [[], []]], LocalHParams(batch_size=1), EXACT, True, "tff", 0)  # records without words
 @example([[[1]], [[2]] * 12, [[3]]], LocalHParams(2, 2, max_records=5), EXACT, True, "tff", 0)
-def test_it_equals_users_laid_out_one_after_another(
+def test_packing_at_once_equals_packing_of_users_one_after_another(
     users: list[list[list[int]]], hparams: LocalHParams, rounding: Shape, bounded: bool, layout: str, seed: int
 ) -> None:
     """The array, the shapes, the order of users and their numbers of positions are equal."""

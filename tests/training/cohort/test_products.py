@@ -34,7 +34,7 @@ ZEN_4 = {"cpu_name": "AMD EPYC", "avx512_f": True, "avx512_bf16": True}
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Report to flsim only this instruction set; on a processor without AMX, oneDNN then computes in float32."""
+    """Report only this instruction set as the processor's; on a processor without AMX, oneDNN computes in float32."""
     name: str = request.param
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {name: True})
     return name

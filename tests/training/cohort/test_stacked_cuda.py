@@ -47,7 +47,7 @@ def options(precision: Any, **others: Any) -> LocalHParams:
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 @smooth_steps()
-def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any]) -> None:
+def test_stacked_users_equal_the_local_engine(precision: Any, others: dict[str, Any]) -> None:
     """Sums equal the local engine's in float64 up to `rounding`, which smooth steps amplify only a little."""
     population, hparams = random_population(USERS, 60, LAYOUT), options(precision, **others)
     model = model_of(0, LAYOUT, SIZES)
@@ -131,7 +131,7 @@ def test_peak_memory_is_at_most_the_estimate(precision: Any) -> None:
 
 
 def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) -> None:
-    """A micro-cohort of twice as many users as have weights that fit the GPU's memory shrinks, and sums are correct."""
+    """A micro-cohort whose weights need twice the GPU's memory becomes smaller, and its sums are correct."""
     hparams = options("float32", batch_size=4)
     start = start_on_gpu()
     weights = sum(value.numel() * value.itemsize for value in start.values())

@@ -109,7 +109,7 @@ def assert_within_limits(compilers: list[Compiler], folder: Path) -> None:
 
 
 def assert_gates_are_prefetched(compilers: list[Compiler]) -> None:
-    """Check both directions of a recurrence, in which a block of units takes less time than a load from memory."""
+    """Check that neither direction waits for loads of gates: a block of units takes less time than a load."""
     recurrences = [c for c in compilers if "recur" in c.kernel.fn.__name__ and c.compiled]
     assert len(recurrences) == 2
     for compiled in (compiled for compiler in recurrences for compiled in compiler.compiled.values()):
@@ -159,7 +159,7 @@ def recur_by_position(kernels: Any, precision: Any, width: int, rows: int) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_the_recurrence_of_the_widest_embeddings_fits_an_a100(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds for batches of 64 records; the wider the embedding is, the fewer rows a program has."""
+    """The kernels for batches of 64 records fit; the wider the embedding is, the fewer rows a program has."""
     from flsim.training.cohort import triton_positions
     from flsim.training.cohort.triton_kernels import WIDEST
 
