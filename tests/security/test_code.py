@@ -1,4 +1,4 @@
-"""Nothing that is read is executed, of a disk or of a message: by what code may call, and bombs that do not go off."""
+"""Tests that no file or message executes code: calls in flsim's source, harmful files, and custom code that exits."""
 
 import ast
 import io
@@ -44,7 +44,7 @@ PARAMS = {"weight": torch.zeros(2)}
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
-    """Calls: the name of the object, if it has one; the name of the function; and the call."""
+    """Yield calls: the name of the object, "" without object; the name of the function; and the call."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield "", node.func.id, node
@@ -53,7 +53,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
 
 
 def wrong_in(path: Path, tree: ast.AST) -> list[str]:
-    """What of a file could execute what it reads."""
+    """Return the imports and calls of a file that could execute data that the file reads."""
     found = []
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -66,12 +66,12 @@ def wrong_in(path: Path, tree: ast.AST) -> list[str]:
         found += [f"{of}.{name}"] * (given.get("allow_pickle", "False") != "False")
         found += [f"{of}.{name}"] * (given.get("shell", "False") != "False")
         found += [f"{of}.{name}"] * (name == "extractall" and given.get("filter") != "'data'")
-    if path == ROOT / "flsim" / "base" / "extensions.py":  # a user's own code, where a setting names it
+    if path == ROOT / "flsim" / "base" / "extensions.py":  # custom code that a setting names
         found = [name for name in found if name not in (".exec", ".compile")]
         assert [ast.unparse(call) for _, name, call in calls(tree) if name == "exec"] == [
             "exec(compile(source, str(path), 'exec'), module.__dict__)"
         ]
-    if path == ROOT / "flsim" / "base" / "pool.py":  # what it reads, it has just written itself
+    if path == ROOT / "flsim" / "base" / "pool.py":  # reads only what it has just written
         found.remove("pickle")
         loads = [ast.unparse(call) for of, name, call in calls(tree) if of == "pickle" and "load" in name]
         assert loads == ["pickle.loads(pickle.dumps(error))"]
@@ -95,12 +95,12 @@ def test_no_code_executes_what_it_reads() -> None:
         "archive.extractall(folder)",
     ],
 )
-def test_that_rule_finds_what_it_is_for(code: str) -> None:
+def test_the_rule_finds_code_that_executes_data(code: str) -> None:
     assert wrong_in(ROOT / "flsim" / "new.py", ast.parse(code))
 
 
 class Bomb:
-    """Makes a folder when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,7 +110,7 @@ class Bomb:
 
 
 def bombs(path: Path) -> dict[str, bytes]:
-    """Files in all forms that carry pickled objects; what they do is to make a folder at `path`."""
+    """Return files of each form that can contain pickled objects; if unpickled, they create a folder at `path`."""
     saved, array, archive = io.BytesIO(), io.BytesIO(), io.BytesIO()
     torch.save({"weight": Bomb(path)}, saved)
     np.save(array, np.array([Bomb(path)], object), allow_pickle=True)
@@ -123,13 +123,13 @@ def bombs(path: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def crater(tmp_path: Path) -> Iterator[Path]:
-    """What a bomb makes; not there at the end of the test."""
+    """Yield the folder that a bomb would create, and check after the test that it does not exist."""
     yield tmp_path / "crater"
     assert not (tmp_path / "crater").exists()
 
 
 @pytest.mark.parametrize("form", ["pickle", "torch", "npy", "npz"])
-def test_the_bombs_are_live(tmp_path: Path, form: str) -> None:
+def test_the_bombs_work_if_they_are_unpickled(tmp_path: Path, form: str) -> None:
     bomb = io.BytesIO(bombs(tmp_path / "crater")[form])
     if form == "pickle":
         pickle.load(bomb)
@@ -148,7 +148,7 @@ def refused(work: Callable[[], object]) -> None:
 
 
 def refused_with_bombs(paths: Iterable[Path], crater: Path, work: Callable[[], object]) -> None:
-    """The work is refused with each form of a bomb in the place of each file, and done with the files themselves."""
+    """Check that `work` is refused if a bomb replaces any of the files, and succeeds with the original files."""
     for path in paths:
         whole = path.read_bytes()
         for bomb in bombs(crater).values():
@@ -160,12 +160,12 @@ def refused_with_bombs(paths: Iterable[Path], crater: Path, work: Callable[[], o
 
 @pytest.fixture
 def run(experiment: Experiment) -> Run:
-    """A run before its first round."""
+    """Return a run before its first round."""
     return Run.create(load_config(experiment.config, ["data.partition=iid"]), experiment.folder / "run")
 
 
-def test_no_file_of_a_run_goes_off(run: Run, crater: Path) -> None:
-    """Whatever takes it instead is what a damaged file gets: a refusal, or, for a log, to be passed over."""
+def test_no_file_of_a_run_is_unpickled(run: Run, crater: Path) -> None:
+    """A bomb in place of a checkpoint, a file of the planted corpus, the settings or the status is refused."""
     path = run.save(run.training().first_state())
     for work in (load, run.load):
         refused_with_bombs([path], crater, lambda work=work: work(path))  # type: ignore[misc]
@@ -175,19 +175,19 @@ def test_no_file_of_a_run_goes_off(run: Run, crater: Path) -> None:
     refused_with_bombs(about, crater, lambda: (read_run(run.path), Run.open(run.path)))
 
 
-def test_no_file_of_a_corpus_goes_off(run: Run, crater: Path) -> None:
+def test_no_file_of_a_corpus_is_unpickled(run: Run, crater: Path) -> None:
     files = [run.corpus.path / name for name in ("manifest.json", *run.corpus.manifest["files"])]
     refused_with_bombs(files, crater, lambda: Corpus.open(run.corpus.path, verify=True))
 
 
-def test_rows_do_not_go_off(tmp_path: Path, crater: Path) -> None:
+def test_rows_and_roster_are_not_unpickled(tmp_path: Path, crater: Path) -> None:
     run = write_run(tmp_path / "run")
     files = (run / "rows" / "round-000010.parquet", run / "planted" / "roster.parquet")
     refused_with_bombs(files, crater, lambda: write_report([run], tmp_path / "report.html"))
 
 
-def test_types_and_metadata_of_parquet_do_not_go_off(tmp_path: Path, crater: Path) -> None:
-    """Arrow once unpickled extension types that a file named (CVE-2023-47248); pandas' metadata is not asked."""
+def test_types_and_metadata_of_parquet_are_not_unpickled(tmp_path: Path, crater: Path) -> None:
+    """Arrow once unpickled extension types named in a file (CVE-2023-47248). Metadata of pandas is not used."""
     rows = read_parquet(write_run(tmp_path / "run") / "rows" / "round-000010.parquet", ROWS)
     table = pa.Table.from_pandas(rows, preserve_index=False)
     bomb = pickle.dumps(Bomb(crater), protocol=0)
@@ -202,14 +202,14 @@ def test_types_and_metadata_of_parquet_do_not_go_off(tmp_path: Path, crater: Pat
 
 @pytest.mark.parametrize("form", ["pickle", "npz"])
 @pytest.mark.parametrize("name", ["a.h5", "a.sqlite", "a.parquet", "a.jsonl", "a.Posts.xml", "a.bz2"])
-def test_sources_do_not_go_off(tmp_path: Path, crater: Path, form: str, name: str) -> None:
+def test_sources_of_an_import_are_not_unpickled(tmp_path: Path, crater: Path, form: str, name: str) -> None:
     (tmp_path / name).write_bytes(bombs(crater)[form])
     refused(lambda: import_corpus([tmp_path / name], tmp_path / "corpus", ImportHParams(), workers=1))
     assert not (tmp_path / "corpus").exists()
 
 
-def test_objects_in_hdf5_do_not_go_off(tmp_path: Path, crater: Path) -> None:
-    """Bytes that are a pickle, where sentences should be, are text like any other."""
+def test_objects_in_hdf5_are_not_unpickled(tmp_path: Path, crater: Path) -> None:
+    """Pickled bytes in place of sentences are treated as text, and the import is refused."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         group = file.create_group("examples/user")
         for name in ("tokens", "creation_date", "title", "score", "tags", "type"):
@@ -217,7 +217,7 @@ def test_objects_in_hdf5_do_not_go_off(tmp_path: Path, crater: Path) -> None:
     refused(lambda: import_corpus([tmp_path / "a.h5"], tmp_path / "corpus", ImportHParams(), workers=1))
 
 
-def test_pieces_of_an_import_do_not_go_off(tmp_path: Path, crater: Path) -> None:
+def test_pieces_of_an_import_are_not_unpickled(tmp_path: Path, crater: Path) -> None:
     path = tmp_path / "bucket"
     for form in ("npz", "npy", "pickle"):
         path.write_bytes(bombs(crater)[form])
@@ -226,7 +226,7 @@ def test_pieces_of_an_import_do_not_go_off(tmp_path: Path, crater: Path) -> None
 
 
 @pytest.mark.parametrize("form", ["pickle", "npy"])
-def test_messages_do_not_go_off(crater: Path, form: str) -> None:
+def test_messages_are_not_unpickled(crater: Path, form: str) -> None:
     bomb = Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=bombs(crater)[form])
     request = encode_requests([RoundRequest(0, 0, np.zeros(1, np.int64), PARAMS)], Address("run", "digest"))[0]
     assert decode_request(request)[0].round == 0
@@ -245,11 +245,11 @@ READ = ("data", "import", "text.txt", "--format", "format.py:lines", "--out", "m
 OTHERS = {
     "format": READ,
     "factory": ("evaluate", "--model", "factory.py:model", *EVALUATE),
-    "imported factory": ("evaluate", "--model", "factory:model", *EVALUATE),  # as a module that Python imports
+    "imported factory": ("evaluate", "--model", "factory:model", *EVALUATE),  # a module that Python imports
 }
 
 
-ONCE = ("--in-process", "--set", "system.retries=0")  # without the pauses before a shard is asked again
+ONCE = ("--in-process", "--set", "system.retries=0")  # without the pauses before retries of a shard
 EXITS_HERE = ("--out", "run", *ONCE, "--set", "local.schedule=schedule.py:constant")
 
 
@@ -262,7 +262,7 @@ def assert_failed(experiment: Experiment, arguments: tuple[str, ...], why: str =
 
 
 def write(experiment: Experiment, kind: str, source: str) -> None:
-    """Write code of a kind; a file is executed once for each content, so that each test has another one."""
+    """Write code of a kind. flsim executes a file once for each content, so the content differs between tests."""
     (experiment.folder / f"{kind}.py").write_text(f"{source}# {experiment.folder}\n")
 
 
@@ -296,10 +296,10 @@ MADE_BY_EXEC = "exec('def {name}(*_): raise SystemExit(0)')"
         ("schedule", MADE_BY_EXEC.format(name="constant"), ("run", "tiny.toml", *EXITS_HERE)),
     ],
 )
-def test_code_without_a_line_of_its_own_that_exits_fails_the_command(
+def test_custom_functions_without_a_frame_in_the_file_that_exit_fail_the_command(
     experiment: Experiment, kind: str, source: str, arguments: tuple[str, ...]
 ) -> None:
-    """A function that the file imports, or that `exec` makes, has no frame in the file."""
+    """A function that the file imports, or that `exec` creates, has no frame in the file."""
     write(experiment, kind, f"{source}\n")
     (experiment.folder / "text.txt").write_text("one\n")
     experiment.config.write_text(TINY)
@@ -317,7 +317,7 @@ def test_an_attack_that_exits_fails_the_command(experiment: Experiment) -> None:
     assert_failed(experiment, ("membership", "run", "--attack", "attack.py:worst_word"))
 
 
-def test_any_other_exception_that_is_no_error_of_python_s_is_one_line(experiment: Experiment) -> None:
+def test_a_custom_base_exception_is_one_line(experiment: Experiment) -> None:
     stop = "class Stop(BaseException): ...\n\n\n"
     write(experiment, "schedule", stop + exiting("schedule", "raise Stop('enough')"))
     assert_failed(experiment, ("run", "tiny.toml", *EXITS_HERE), "Stop: enough")

@@ -1,4 +1,4 @@
-"""What we depend on is pinned, and `make audit` tells a vulnerability from silence."""
+"""Tests that all dependencies are pinned, and that `make audit` distinguishes vulnerabilities, none, and no answer."""
 
 import json
 import re
@@ -25,7 +25,7 @@ PINS: dict[str, str] = {
 
 
 def required(name: str, extras: frozenset[str], seen: dict[str, frozenset[str]]) -> dict[str, frozenset[str]]:
-    """All that a package needs here, and what that needs, by name; those that are not installed as well."""
+    """Return the direct and indirect dependencies of a package on this machine by name, with those not installed."""
     if name in seen and extras <= seen[name]:
         return seen
     seen[name] = extras | seen.get(name, frozenset())
@@ -39,7 +39,7 @@ def required(name: str, extras: frozenset[str], seen: dict[str, frozenset[str]])
     return seen
 
 
-def test_all_that_we_need_is_pinned_and_that_is_what_is_here() -> None:
+def test_all_dependencies_are_pinned_and_installed_in_the_pinned_version() -> None:
     needed = required("flsim-memorization", frozenset({"dev"}), {})
     del needed["flsim-memorization"]
     assert len(needed) > 100
@@ -51,7 +51,7 @@ def test_all_that_we_need_is_pinned_and_that_is_what_is_here() -> None:
 
 @contextmanager
 def osv(vulnerable: str = "") -> Iterator[str]:
-    """A server that speaks osv.dev's protocol on loopback: one package has a vulnerability. Its URL."""
+    """Serve osv.dev's protocol on loopback, with a vulnerability of one package, and yield the URL."""
 
     class Answers(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -83,7 +83,7 @@ def osv(vulnerable: str = "") -> Iterator[str]:
             thread.join()
 
 
-def test_the_audit_tells_a_vulnerability_from_none_and_from_silence(
+def test_the_audit_distinguishes_a_vulnerability_from_none_and_from_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(audit, "PINNED", ("constraints-peers.txt",))

@@ -1,4 +1,4 @@
-"""Names that files of data give lead nowhere but into their folder, whoever wrote them."""
+"""Tests that names in data files, such as manifests and sweeps, cannot lead to a file outside their folder."""
 
 import json
 import os
@@ -48,7 +48,7 @@ IN_TOML = ("absolute", "climbing", "climbing late", "the folder above", "the fol
 
 
 def lay_links(folder: Path) -> None:
-    """Links that lead out of a folder, to a file that is there."""
+    """Create links from a folder to an existing file outside it, to its parent folder, and to themselves."""
     secret = folder.parent / SECRET
     secret.write_text("{}")
     (folder / "link").symlink_to(secret)
@@ -57,7 +57,7 @@ def lay_links(folder: Path) -> None:
 
 
 def refused(work: Callable[[], object]) -> None:
-    """One line, and not a long one."""
+    """Check that `work` raises an InputError of one short line."""
     with pytest.raises(InputError) as caught:
         work()
     message = str(caught.value)
@@ -66,14 +66,14 @@ def refused(work: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
-def test_a_name_that_leads_out_is_refused(tmp_path: Path, name: Any) -> None:
+def test_a_name_outside_the_folder_is_refused(tmp_path: Path, name: Any) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     lay_links(folder)
     refused(lambda: inside(folder, name))
 
 
-def test_a_name_that_stays_inside_is_taken(tmp_path: Path) -> None:
+def test_a_name_inside_the_folder_is_accepted(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "train").mkdir(parents=True)
     (folder / "train" / "tokens").write_text("")
@@ -86,8 +86,8 @@ def test_a_name_that_stays_inside_is_taken(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=40) | st.text("./a\0", max_size=12))
-def test_what_is_taken_is_below_the_folder(name: str) -> None:
-    """The oracle is os.path: a path's text, with its dots worked out."""
+def test_accepted_names_are_below_the_folder(name: str) -> None:
+    """The oracle is `os.path.normpath`, which resolves the dots in the text of a path."""
     folder = Path("/no/such/folder")
     try:
         found = inside(folder, name)
@@ -120,14 +120,14 @@ def test_files_of_a_corpus_that_are_links_to_elsewhere_are_refused(make_corpus: 
 
 
 def test_a_corpus_may_itself_be_a_link(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    """To a larger disk, say."""
+    """For example, the link may lead to a larger disk."""
     corpus = make_corpus([[[1, 2]]])
     (tmp_path / "here").symlink_to(corpus.path)
     assert Corpus.open(tmp_path / "here", verify=True).digest == corpus.digest
 
 
-def test_every_file_that_is_read_must_be_sealed(make_corpus: MakeCorpus) -> None:
-    """Else a changed one would pass as what was imported."""
+def test_every_file_of_a_corpus_must_have_a_digest(make_corpus: MakeCorpus) -> None:
+    """Without a digest in the manifest, a changed file could pass as the imported file."""
     corpus = make_corpus([[[1, 2]]])
     for name in corpus.manifest["files"]:
         left = {other: about for other, about in corpus.manifest["files"].items() if other != name}
@@ -136,7 +136,7 @@ def test_every_file_that_is_read_must_be_sealed(make_corpus: MakeCorpus) -> None
 
 
 def test_a_sweep_cannot_name_runs_elsewhere(tmp_path: Path) -> None:
-    """There is a run at each of these places that can be."""
+    """The names are refused although runs exist at those of these paths that are possible."""
     made = write_sweep(tmp_path / "sweep", tmp_path / "corpus")
     write_run(tmp_path / "sweep" / SECRET)
     for link, to in (("link", made.path / SECRET), ("elsewhere", made.path), ("loop", "loop")):
@@ -154,8 +154,8 @@ def report(sweep: Path) -> None:
     write_report([sweep], sweep.parent / "report.html")
 
 
-def test_a_checkpoint_that_a_log_names_leads_nowhere(tmp_path: Path) -> None:
-    """Such lines are passed over, as one that was cut short."""
+def test_log_lines_with_a_checkpoint_outside_the_folder_are_skipped(tmp_path: Path) -> None:
+    """Readers skip such lines, as they skip truncated lines."""
     run, good = write_run(tmp_path / "run"), "round-000040.safetensors"
     line = {"outcome": "failed", "attempt": 1, "seconds": 1.0, "ended": 1.0, "reason": "x"}
     lines = [json.dumps(line | {"checkpoint": name}) + "\n" for name in (*HOSTILE.values(), good)]
@@ -180,7 +180,7 @@ def test_a_sweep_file_cannot_name_folders_elsewhere(tmp_path: Path, name: str, w
 @pytest.mark.parametrize(
     "axes", [{"canaries.p_u": [[share / 1_000 for share in range(1, 99)]]}, {"training.rounds": [5, 5]}]
 )
-def test_a_run_has_a_folder_of_its_own(tmp_path: Path, axes: dict[str, Any]) -> None:
+def test_runs_whose_names_are_too_long_or_equal_are_refused(tmp_path: Path, axes: dict[str, Any]) -> None:
     definition = MINIMAL | {"grids": [{"name": "a", "axes": axes}]}
     definition["tiers"] = {"tiny": MINIMAL["tiers"]["tiny"] | {"grids": {}}}
     path = tmp_path / "sweep.toml"
@@ -189,13 +189,13 @@ def test_a_run_has_a_folder_of_its_own(tmp_path: Path, axes: dict[str, Any]) -> 
     refused(lambda: planned_runs(found, tier_of(found, "tiny", "x"), tmp_path, str(path)))
 
 
-def test_published_numbers_are_of_experiments_alone() -> None:
+def test_published_numbers_come_only_from_the_folder_of_experiments() -> None:
     for name in HOSTILE.values():
         refused(lambda name=name: published_rows(name, "1"))  # type: ignore[misc]
 
 
-def test_a_partial_file_is_written_through_nobodys_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its folder may be one that others write to, such as /tmp, and somebody has guessed its name."""
+def test_a_partial_file_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may write to the folder, such as /tmp, and guess the name of the partial file."""
     monkeypatch.setattr("secrets.token_hex", lambda _bytes: "guessed")
     theirs = tmp_path / "theirs"
     theirs.write_text("theirs")

@@ -1,4 +1,4 @@
-"""Reading a run executes no code of the run: each command that reads runs, and each kind of custom code."""
+"""Tests that reading a run executes no custom code of the run, for each command and each kind of custom code."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,10 +18,10 @@ from flsim.base import extensions
 from flsim.privacy.ledger import Ledger
 from flsim.runs.folder import Run
 
-# Each file leaves a mark whenever it is executed.
+# Each file creates a mark when it is executed.
 MARK = "from pathlib import Path\n\nPath({mark!r}).touch()\n\n"
-# The custom code of each run that is read. A command may need the model or the sampler, and refuse before it would
-# execute other code, so that these two are in runs of their own.
+# The custom code of each run. A command that needs the model or the sampler may refuse the run before it could
+# execute other code. Therefore these two are in separate runs.
 RUNS = {
     "model": ("model",),
     "sampler": ("sampler",),
@@ -34,7 +34,7 @@ PRIVATE = (
     "privacy.noise_multiplier=0.8",
     "privacy.delta=0.001",
 )
-CANARY_USERS = ("audit.update_canaries=8", "audit.canary_coins=true")  # of the run with a sampler
+CANARY_USERS = ("audit.update_canaries=8", "audit.canary_coins=true")  # settings of the run with a custom sampler
 READING: dict[str, tuple[str, ...]] = {
     "audit": ("run",),
     "canaries": ("run",),
@@ -50,12 +50,12 @@ READING: dict[str, tuple[str, ...]] = {
     "trace": ("run",),
     "data inspect": ("corpus",),
 }
-# What docs/security.md lists: commands that execute code of a run, and name the file first.
+# The list in docs/security.md: commands that execute code of a run, and name the file first.
 EXECUTING = {"evaluate", "quantize", "reveal", "run", "verify"}
-# These read no run folder: they make corpora and runs, from files that their user wrote.
+# These read no run folder: they make corpora and runs from files that their user wrote.
 WRITING = {"demo", "plan", "settings", "sweep", "tune"}
 NEEDS_MODEL = {("membership", "model"), ("extract", "model")}
-# Who took part in which round is known only to the sampler, and these commands do not execute it.
+# Only the sampler knows who took part in which round, and these commands do not execute samplers.
 NEEDS_SAMPLER = {("trace", "sampler"), ("membership", "sampler"), ("extract", "sampler"), ("forgetting", "sampler")}
 
 
@@ -83,7 +83,7 @@ def trained(folder: Path, kinds: tuple[str, ...]) -> Experiment:
 
 
 def called(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, set[str]]:
-    """Call a command in a process that has executed no custom code yet: exit code, errors, and what code ran."""
+    """Call a command as if no custom code was executed yet; return exit code, errors, and kinds of executed code."""
     monkeypatch.setattr(extensions, "_modules", {})
     for mark in experiment.folder.glob("*.mark"):
         mark.unlink()
@@ -99,7 +99,7 @@ def test_reading_executes_nothing(
     code, error, executed = called(made(name), monkeypatch, *command.split(), *READING[command])
     if (command, name) in NEEDS_MODEL:
         assert (code, executed) == (0, {"model"}), error
-    elif command == "export":  # of these runs none is of architecture "hf"
+    elif command == "export":  # no run has architecture "hf"
         assert (code, executed) == (2, set())
         assert 'only "hf" is exported' in error
     elif (command, name) in NEEDS_SAMPLER:
@@ -131,7 +131,7 @@ def test_every_kind_of_custom_code_is_in_a_run() -> None:
 def test_a_file_is_named_before_it_is_executed(
     made: Callable[[str], Experiment], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    """The file says that it is executed; the command has named the file by then."""
+    """The command names the file before the call that executes the file."""
     experiment = made("model")
     (copy,) = (experiment.folder / "run" / "code").iterdir()
     settings = [*PRIVATE, SETTINGS["model"], "local.learning_rate=0.1"] if arguments[0] == "run" else []
@@ -154,7 +154,7 @@ def test_a_file_is_named_before_it_is_executed(
 def test_a_ledger_cannot_name_code_that_the_settings_do_not(
     experiment: Experiment, copy_of_trained: Trained, command: tuple[str, ...]
 ) -> None:
-    """Its epsilon would execute the file: the settings name no custom code, so that no file is announced."""
+    """Computing epsilon would execute the file without a message, because the settings name no custom code."""
     run = copy_of_trained(*PRIVATE)
     mark, file = experiment.folder / "mark", experiment.folder / "elsewhere.py"
     file.write_text(MARK.format(mark=str(mark)) + CODE["sampler"])
@@ -173,7 +173,7 @@ def test_a_ledger_cannot_name_code_that_the_settings_do_not(
 def test_without_noise_a_custom_sampler_spends_an_infinite_epsilon(
     made: Callable[[str], Experiment], flsim: Flsim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever cohorts the sampler draws, so that it need not be executed."""
+    """Epsilon is infinite for all cohorts, so that the sampler need not be executed."""
     experiment = made("sampler")
     options = [part for setting in (SETTINGS["sampler"], "training.rounds=1") for part in ("--set", setting)]
     experiment.call("run", "tiny.toml", "--out", "plain", "--in-process", *options)
@@ -189,10 +189,10 @@ def test_every_command_is_classified() -> None:
     assert commands.keys() - {"data"} == {*READING, *EXECUTING, *WRITING} - {"data inspect"}
 
 
-def test_an_audit_holds_a_run_against_the_stored_epsilon(
+def test_an_audit_compares_a_run_with_the_stored_epsilon(
     made: Callable[[str], Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The epsilon that an evaluation stored is the one that the code of the sampler states."""
+    """The stored epsilon of an evaluation equals the epsilon from the code of the sampler; another delta is refused."""
     experiment = made("sampler")
     monkeypatch.chdir(experiment.folder)
     run = Run.open(experiment.folder / "run")

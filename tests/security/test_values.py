@@ -1,4 +1,4 @@
-"""Files of data that hold anything at all: bad input in one line, or passed over; texts stay texts."""
+"""Tests that data files with any values are read, skipped or refused in one line, and that their texts stay text."""
 
 import json
 import re
@@ -45,7 +45,7 @@ COLUMNS: list[pa.Array] = [
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """All places in a JSON value; of a list, and of an object of like objects, those in its first item."""
+    """Yield all places in a JSON value; in a list or an object of similar objects, only places in the first item."""
     yield place
     if isinstance(value, list):
         value = dict(enumerate(value[:1]))
@@ -56,7 +56,7 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def absurd(value: Any) -> Iterator[str]:
-    """JSON texts: the value with something absurd in a place, or with nothing there."""
+    """Yield JSON texts of the value with an absurd value in one place, or without this place."""
     for place in places(value):
         for each in [*ABSURD, "gone", *([] if place else [DEEP])]:
             changed = json.loads(json.dumps({"": value}))
@@ -75,7 +75,7 @@ def absurd(value: Any) -> Iterator[str]:
 
 
 def survives(work: Callable[[], object]) -> bool:
-    """Whether it was read; else it was refused in one line."""
+    """Return True if `work` succeeds, and False if it raises an InputError; check that the error is one line."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # sums of absurd numbers
@@ -90,7 +90,7 @@ def survives(work: Callable[[], object]) -> bool:
 
 
 def survive(file: Path, texts: Iterator[str], work: Callable[[], object]) -> None:
-    """All texts, in the file's place; some are read and some refused, or the test would tell nothing."""
+    """Check `work` with each text as content of the file. Some texts must be read, and some refused."""
     whole, found = file.read_bytes(), set()
     for text in texts:
         file.write_text(text, encoding="utf-8")
@@ -101,14 +101,14 @@ def survive(file: Path, texts: Iterator[str], work: Callable[[], object]) -> Non
 
 
 def render_parts(path: Path, *_: object) -> None:
-    """What a report and a notebook say of a run or a sweep, but for the figures."""
+    """Compute the content of a report and of data frames for a run or a sweep, without figures."""
     of = gather([path])
     provenance.provenance(of)
     provenance.failures(of)
     frames(path)
 
 
-def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
+def test_absurd_values_in_the_description_of_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=(10,))
     file = run / "run.json"
     survive(file, absurd(json.loads(file.read_text())), lambda: render_parts(run, state_of(run, 0.0)))
@@ -124,15 +124,15 @@ def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_lines_of_logs_are_passed_over(tmp_path: Path, name: str, line: dict[str, Any]) -> None:
+def test_absurd_lines_of_logs_are_skipped(tmp_path: Path, name: str, line: dict[str, Any]) -> None:
     run = write_run(tmp_path / "run", rounds=(10,), status="running")
     for text in absurd(line):
         (run / name).write_text(f"{text}\n")
         assert survives(lambda: render_parts(run, state_of(run, 0.0)))
 
 
-def test_what_a_sweep_says_of_its_runs(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs" / "a", rounds=(10,))  # b waits
+def test_absurd_values_in_the_description_of_a_sweep(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", rounds=(10,))  # run b has not started
     published = {"table": "9", "data": "IID", "rs": 65, "canaries": 90}
     one = {
         "name": "a",
@@ -166,14 +166,14 @@ def read_all(path: Path) -> None:
 
 
 def sealed_anew(path: Path, name: str) -> None:
-    """Have the manifest say what the file is now, as someone would who means harm."""
+    """Update size and digest of the changed file in the manifest, as an attacker would."""
     manifest = json.loads((path / "manifest.json").read_text())
     file = path / name
     manifest["files"][name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_what_a_corpus_says_of_itself(experiment: Experiment) -> None:
+def test_absurd_values_in_the_files_of_a_corpus(experiment: Experiment) -> None:
     hparams = CanaryHParams(p_u=(0.2,), p_e=(0.5, 1.0), count=2)
     path = plant_corpus(Corpus.open(experiment.folder / "corpus"), experiment.folder / "planted", hparams, 0).path
     manifest = json.loads((path / "manifest.json").read_text())
@@ -191,7 +191,7 @@ def test_what_a_corpus_says_of_itself(experiment: Experiment) -> None:
 
 
 def columns(table: pa.Table) -> Iterator[pa.Table]:
-    """The table without each column, with two others in its place, and with metadata for pandas that lies."""
+    """Yield tables without each column, with two other columns in its place, with false metadata, empty and doubled."""
     for place, name in enumerate(table.column_names):
         yield table.drop_columns([name])
         for value in (COLUMNS[place % len(COLUMNS)], COLUMNS[(place + 2) % len(COLUMNS)]):
@@ -203,14 +203,14 @@ def columns(table: pa.Table) -> Iterator[pa.Table]:
 
 
 @pytest.mark.parametrize("name", ["rows/round-000010.parquet", "planted/roster.parquet"])
-def test_tables_of_a_run(tmp_path: Path, name: str) -> None:
+def test_absurd_columns_in_the_tables_of_a_run(tmp_path: Path, name: str) -> None:
     run = write_run(tmp_path / "run", rounds=(10,))
     for table in columns(pq.read_table(run / name)):
         pq.write_table(table, run / name)
         survives(lambda: (render(gather([run])), frames(run)))
 
 
-def test_what_was_planted_in_a_run(experiment: Experiment) -> None:
+def test_absurd_values_in_the_planted_files_of_a_run(experiment: Experiment) -> None:
     path = Run.create(load_config(experiment.config, ["data.partition=iid"]), experiment.folder / "run").path
     file = path / "planted" / "population.json"
     said = json.loads(file.read_text())
@@ -221,8 +221,8 @@ def test_what_was_planted_in_a_run(experiment: Experiment) -> None:
         survives(lambda: (Run.open(path).users[0], Run.open(path).canaries))
 
 
-def test_a_row_that_repeats_for_ever_is_not_read(tmp_path: Path) -> None:
-    """Hundreds of millions of equal rows are a file of some kilobytes, and gigabytes in memory."""
+def test_a_table_of_too_many_equal_rows_is_refused(tmp_path: Path) -> None:
+    """Hundreds of millions of equal rows need only kilobytes in a file, but gigabytes in memory."""
     path = tmp_path / "round-000010.parquet"
     with pq.ParquetWriter(path, ROWS) as writer:
         one = pa.table([["run"], [10], ["rs"], ["c00"], [1.0]], schema=ROWS)
@@ -233,7 +233,7 @@ def test_a_row_that_repeats_for_ever_is_not_read(tmp_path: Path) -> None:
         read_parquet(path, ROWS)
 
 
-# Texts that others chose, such as names of runs, titles and words, stay texts in all that is written of them.
+# Texts from other people, such as names of runs, titles and words, stay text in all pages and tables.
 
 
 HOSTILE = (
@@ -242,7 +242,7 @@ HOSTILE = (
 )
 
 
-def test_a_report_holds_no_script_whatever_runs_are_called(tmp_path: Path) -> None:
+def test_a_report_has_no_script_even_if_names_are_hostile(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     path = write_run(sweep / "runs" / "a", setting=f"IID, {HOSTILE}", reason=HOSTILE, name="a", status="completed")
     planted = roster(0)
@@ -258,7 +258,7 @@ def test_a_report_holds_no_script_whatever_runs_are_called(tmp_path: Path) -> No
     page = render(gather([sweep]))
     tree = LexborHTMLParser(page)
     title = tree.css("h1")[0].text()
-    assert HOSTILE.split()[0] in title  # it was shown, as a text
+    assert HOSTILE.split()[0] in title  # the name is shown as text
     assert page.count("&lt;script&gt;") > 10
     assert "{{7*7}}" in title
     nodes = tree.css("*")
@@ -279,10 +279,10 @@ def test_a_report_holds_no_script_whatever_runs_are_called(tmp_path: Path) -> No
     assert "default-src 'none'" in str(policy)
 
 
-def test_tables_hold_no_markup_whatever_runs_are_called() -> None:
+def test_tables_have_no_markup_even_if_names_are_hostile() -> None:
     labels, units = [Column("Setting", [HOSTILE], is_number=False)], [[Column("RS", ["1"])]]
     row = markdown(labels, units, width=1_000).splitlines()[2]
-    assert re.sub(r"\\.", "", row).count("|") == 3  # the cells' own borders
+    assert re.sub(r"\\.", "", row).count("|") == 3  # the borders of cells
     assert not re.search(r"(?<!\\)(<\w|`|\[)", row)
     text = latex(labels, units)
     commands = set(re.findall(r"\\[A-Za-z]+", text))

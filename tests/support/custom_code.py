@@ -1,4 +1,4 @@
-"""Custom code of each kind, as small as it can be: files that a user writes and names in settings or commands."""
+"""Minimal custom code of each kind: files that a user writes and names in settings or commands."""
 
 import ast
 import random
@@ -124,7 +124,7 @@ SETTINGS = {
 
 
 def exiting(kind: str, statement: str = "raise SystemExit(0)") -> str:
-    """Return the code of a kind in which each function but a constructor exits with its first statement."""
+    """Return the code of a kind, in which `statement` is the first statement of each function except constructors."""
     tree = ast.parse(CODE[kind])
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name != "__init__":
@@ -133,7 +133,7 @@ def exiting(kind: str, statement: str = "raise SystemExit(0)") -> str:
 
 
 def import_held_out_users(experiment: Experiment) -> None:
-    """Import the corpus of 40 users, of whom some are held out, with a custom format: `format.py` if it is there."""
+    """Import a corpus of 40 users, some of them held out, with the custom format `format.py`; write it if missing."""
     rng, words = random.Random(0), [f"w{index}" for index in range(30)]
     lines = [f"u{user:02d} {' '.join(rng.choices(words, k=8))}." for user in range(40) for _ in range(8)]
     (experiment.folder / "text.txt").write_text("\n".join(lines) + "\n")

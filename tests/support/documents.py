@@ -1,4 +1,4 @@
-"""The documents as their readers take them: blocks of code, the marks above them, and the commands in them."""
+"""Parser of the documents: blocks of code, the marks above them, and the commands in them."""
 
 import re
 import shlex
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {"command-line.md", "configuration.md"}  # by the commands that they describe
+GENERATED = {"command-line.md", "configuration.md"}  # from the commands and settings that they describe
 PROGRAMS = {
     *("flsim", "make", "python", "pip", "pytest", "git", "ray", "flwr", "export", "for", "tensorboard"),
     *("curl", "grep", "jq", "tail", "docker", "kubectl", "sbatch", ".venv/bin/python"),
 }
-# Marks of a block: `test_documents_run.py` runs it; another file of tests does; nothing does, with the reason.
+# Marks: `test_documents_run.py` runs the block; another test file runs it; no test runs it, for the given reason.
 RUNS, RUNS_IN, NOT_RUN, WHOLE_PAGE = "runs", "runs in ", "not run: ", "not run on this page: "
 SAVED_AS = "saved as "
 
@@ -22,17 +22,17 @@ class Block:
     """A block of code in a document."""
 
     document: Path
-    line: int  # number of its first line, from 1
-    language: str  # of a fenced block; "" of one without a language, and of an indented one
+    line: int  # number of the first line of the block; lines count from 1
+    language: str  # of a fenced block; "" if the block has no language or is indented
     text: str
-    mark: str  # the comment right above it, or that of the whole page; "" if there is none
+    mark: str  # the comment directly above the block, or the mark of the page; "" if there is none
 
     def __str__(self) -> str:
         return f"{self.document.relative_to(ROOT)}:{self.line}"
 
     @property
     def is_shell(self) -> bool:
-        """Whether a reader types it into a shell."""
+        """Whether readers type this block into a shell."""
         if self.language:
             return self.language == "sh"
         programs = re.findall(r"^(?:\w+=\S+ )*(\S+)", self.text, re.MULTILINE)
@@ -40,13 +40,13 @@ class Block:
 
 
 def written_documents() -> list[Path]:
-    """The documents that people write."""
+    """Return the paths of the documents that are not generated."""
     pages = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in GENERATED]
     return [ROOT / "README.md", *pages, ROOT / "experiments" / "README.md"]
 
 
 def blocks_of(document: Path) -> list[Block]:
-    """The blocks of code in a document, fenced or indented, in order."""
+    """Return the blocks of code in a document, fenced or indented, in order."""
     lines = document.read_text(encoding="utf-8").splitlines()
     page = next((mark for line in lines if (mark := _mark(line)).startswith(WHOLE_PAGE)), "")
     blocks, mark, number = [], page, 0
@@ -70,13 +70,13 @@ def blocks_of(document: Path) -> list[Block]:
 
 
 def _mark(line: str) -> str:
-    """What a line says that is a comment of HTML."""
+    """Return the text of a line that is an HTML comment; "" for other lines."""
     comment = re.fullmatch(r"<!-- (.*) -->", line.strip())
     return comment[1] if comment else ""
 
 
 def commands_of(block: Block) -> Iterator[list[str]]:
-    """Yield the words of each command of a block of shell; without a language, before the first empty line."""
+    """Yield the words of each command of a shell block; without a language, only those before the first empty line."""
     text = (block.text if block.language else block.text.split("\n\n")[0]).replace("\\\n", " ")
     for name, values in re.findall(r"\bfor (\w+) in ([^;]+); do", text):
         text = re.sub(rf"\$\{{?{name}\b\}}?", values.split()[0], text)
@@ -90,12 +90,12 @@ def commands_of(block: Block) -> Iterator[list[str]]:
                 if command:
                     yield command
                 command = []
-            elif command or not re.match(r"\w+=", word):  # variables of the environment come first
+            elif command or not re.match(r"\w+=", word):  # environment variables come before the command
                 command.append(word)
 
 
 def inline_commands(document: Path) -> Iterator[list[str]]:
-    """Yield the words of each command of flsim that stands within a sentence or a table, which may be part of one."""
+    """Yield the words of each flsim command within a sentence or a table; the command may be incomplete."""
     text = re.sub(r"^( *)```.*?^\1```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for command in re.findall(r"`(flsim [^`]+)`", text):
         yield command.split()

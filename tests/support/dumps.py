@@ -1,4 +1,4 @@
-"""Helpers for tests of data: dumps and JSON lines written by hand, and folders as bytes."""
+"""Helpers for tests of data: small dumps and JSON lines, contents of folders, and memory of processes."""
 
 import json
 import subprocess
@@ -37,16 +37,16 @@ def write_jsonl(path: Path, posts: Iterable[tuple[str | int, str]]) -> Path:
 
 
 def folder_bytes(folder: Path, without: str = "") -> dict[str, bytes]:
-    """Return the content of all files of a folder by their relative paths, without the file of one name."""
+    """Return the content of each file of a folder by relative path, except the file with the path `without`."""
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in files.items() if name != without}
 
 
 def peak_kilobytes(code: str, *arguments: Path) -> int:
-    """Return the peak memory of a Python process and those that it starts, together; what they share counts once.
+    """Return the peak of the total memory of a Python process and its child processes; shared memory counts once.
 
-    Pages of files are left out. The system takes them back, and how much of a library counts for a process depends on
-    how many other processes on the machine have loaded it.
+    Pages of files do not count. The system can reclaim these pages, and the share of a library that counts for a
+    process depends on the number of other processes on the machine that have loaded the library.
     """
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("memory is read from /proc/PID/smaps_rollup, which this system has not")
@@ -60,11 +60,11 @@ def peak_kilobytes(code: str, *arguments: Path) -> int:
 
 
 def _kilobytes(pid: int) -> int:
-    """Return a process's memory without pages of files; of memory that it shares with others, its share."""
+    """Return the memory of a process without pages of files; memory shared by n processes counts as 1/n."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-    return 0  # it ended
+    return 0  # the process has ended
 
 
 def peak_of_reading(path: Path, format: str) -> int:
@@ -82,14 +82,14 @@ for part in format.parts(path, path, ("user", "text")):
 
 
 def alive(pid: int) -> bool:
-    """Whether a process has not ended; one that nobody has waited for yet has."""
+    """Return whether a process runs; a zombie, for which its parent has not waited yet, does not."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 def children(pid: int) -> list[int]:
-    """Processes that a process has started and that have not ended."""
+    """Return the ids of the child processes of a process that have not been waited for."""
     with suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []

@@ -1,4 +1,4 @@
-"""The work of evaluators in tests: it notes who does what, and fails, waits or dies by the name of a checkpoint."""
+"""Work of evaluators in tests: it logs process and checkpoint, and fails, waits or exits by the checkpoint's name."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from flsim.base.errors import Diverged
 from flsim.results.rows import Evaluation
 from server.pool.grid import EvaluationService
 
-TIMEOUT = 300.0  # seconds; nothing in these tests takes more than a few on a quiet machine
+TIMEOUT = 300.0  # seconds; on an idle machine, each wait in these tests takes a few seconds at most
 
 
 def note(folder: Path, line: str) -> None:
@@ -41,7 +41,7 @@ def wait_for(path: Path, look: Callable[[], object] = lambda: None) -> None:
 
 
 def work(run: Path, checkpoint: Path) -> None:
-    """Note in the run's parent folder who works on what, and do what the checkpoint's name says, or wait."""
+    """Log checkpoint and process in the run's parent folder; then fail, wait or exit by the checkpoint's name."""
     name, folder = checkpoint.name, run.parent
     note(folder, f"{name} {os.getpid()} {os.nice(0)} {torch.get_num_threads()}")
     (folder / f"{name}.started").touch()
@@ -68,7 +68,7 @@ def outcomes_of(ended: Sequence[Evaluation]) -> list[tuple[str, str, int]]:
 
 
 def poll_until(service: EvaluationService) -> list[tuple[str, str, int]]:
-    """Return the evaluations that ended first."""
+    """Return the outcomes of the first poll that finds ended evaluations."""
     deadline = time.monotonic() + TIMEOUT
     while not (ended := service.poll()):
         assert time.monotonic() < deadline, "no evaluation ended"

@@ -1,4 +1,4 @@
-"""Faults that are injected into a process of a run, or into a place that it writes to, some of them temporary."""
+"""Faults that tests inject into a process of a run, or into a folder that it writes to; some are temporary."""
 
 import os
 import signal
@@ -15,18 +15,18 @@ import pytest
 from faulty import fill
 
 Relief = Callable[[], object]
-ROOM = "96m"  # of each small place: for what Ray needs by itself
+ROOM = "96m"  # size of each small filesystem: enough for what Ray writes
 OURS = {"ray::Client": "client", "ray::_Evaluator": "evaluator", "ray::train": "trainer"}
 
 
 @dataclass(frozen=True)
 class Harm:
-    """A kind of harm; `strike` does it to a process and returns what ends it, or raises psutil.Error."""
+    """A kind of fault; `strike` injects it into a process and returns what ends it, or raises psutil.Error."""
 
     name: str
     strike: Callable[[psutil.Process], Relief]
-    seconds: float = 0.0  # the most that it lasts; 0 if there is nothing to end
-    ends: frozenset[int] = frozenset()  # exit codes of a command that comes to harm, in addition to 0 and 1
+    seconds: float = 0.0  # the longest duration of the fault; 0 if nothing has to end it
+    ends: frozenset[int] = frozenset()  # possible exit codes of a command with this fault, in addition to 0 and 1
 
 
 def _signalled(number: signal.Signals, process: psutil.Process) -> Relief:
@@ -40,30 +40,30 @@ def _stopped(process: psutil.Process) -> Relief:
 
 
 def _short_of_memory(process: psutil.Process) -> Relief:
-    """What the process maps from now on is refused."""
+    """Limit the address space of the process to its current size, so that the system refuses new memory."""
     soft, hard = process.rlimit(psutil.RLIMIT_AS)
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, hard))
     return partial(process.rlimit, psutil.RLIMIT_AS, (soft, hard))
 
 
 def _full(place: str, driver: psutil.Process) -> Relief:
-    """The place as the process sees it, which is not ours of the same name."""
+    """Fill a folder of the process's own mount namespace, in which another filesystem has the same path."""
     theirs = Path(f"/proc/{driver.pid}/root{place}")
     try:
         is_small = theirs.stat().st_dev != Path(place).stat().st_dev
     except OSError:
         is_small = False
     if not is_small:
-        raise psutil.NoSuchProcess(driver.pid)  # it ended, or has not got so far as to mount it
+        raise psutil.NoSuchProcess(driver.pid)  # the process has ended, or has not mounted the filesystem yet
     return partial(fill(theirs).unlink, missing_ok=True)
 
 
-CRASHES = frozenset({-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS})  # what C++ makes of memory that is not there
+CRASHES = frozenset({-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS})  # how C++ code ends if memory is refused
 KILLED = Harm("killed", partial(_signalled, signal.SIGKILL), ends=frozenset({-signal.SIGKILL}))
 TERMINATED = Harm(
     "terminated",
     partial(_signalled, signal.SIGTERM),
-    ends=frozenset({-signal.SIGTERM, 128 + signal.SIGTERM}),  # before Python listens, and after
+    ends=frozenset({-signal.SIGTERM, 128 + signal.SIGTERM}),  # before and after Python installs its signal handler
 )
 STOPPED = Harm("stopped", _stopped, seconds=30.0)
 SHORT_OF_MEMORY = Harm("short of memory", _short_of_memory, seconds=20.0, ends=CRASHES)
@@ -72,7 +72,7 @@ TO_PROCESSES = (KILLED, TERMINATED, STOPPED, SHORT_OF_MEMORY)
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What `helpers.start` is to run a command within, and the small filesystems that only the command has."""
+    """The `within` and `environment` of `helpers.start`, and the small filesystems that only this command has."""
 
     within: Sequence[str] = ()
     environment: Mapping[str, str] | None = None
@@ -80,7 +80,7 @@ class Surroundings:
 
     @property
     def harms(self) -> dict[str, Harm]:
-        """By the name of the place."""
+        """Faults of the small filesystems, by the name of the filesystem."""
         names = ("TMPDIR", "/dev/shm")[: len(self.places)]
         return {
             name: Harm("full", partial(_full, place), seconds=20.0, ends=CRASHES)
@@ -90,8 +90,8 @@ class Surroundings:
 
 @contextmanager
 def small_places(temporary: str = ROOM, shared: str = ROOM) -> Iterator[Surroundings]:
-    """A TMPDIR and shared memory of its own for each command, each of a size; none where that is not allowed."""
-    with tempfile.TemporaryDirectory(prefix="small-", dir="/tmp") as folder:  # short: Ray's sockets lie there
+    """Yield surroundings that give each command its own small TMPDIR and shared memory; none if mounts are refused."""
+    with tempfile.TemporaryDirectory(prefix="small-", dir="/tmp") as folder:  # short, for Ray's sockets
         mounts = f"mount -t tmpfs -o size={temporary} t {folder}; mount -t tmpfs -o size={shared} s /dev/shm"
         within = ("unshare", "--mount", "sh", "-c", f'set -e; {mounts}; exec "$@"', "sh")
         try:
@@ -103,7 +103,7 @@ def small_places(temporary: str = ROOM, shared: str = ROOM) -> Iterator[Surround
 
 
 def kind_of(process: psutil.Process, driver: int) -> str:
-    """What a person calls it; nothing where it has ended."""
+    """Return the kind of a process of a run, such as "client", or its name; "" if the process has ended."""
     with suppress(psutil.NoSuchProcess):
         if process.status() == psutil.STATUS_ZOMBIE:
             return ""
@@ -116,14 +116,14 @@ def kind_of(process: psutil.Process, driver: int) -> str:
 
 
 def title_of(process: psutil.Process) -> str:
-    """The first part of its command line; nothing where it has ended."""
+    """Return the first word of a process's command line; "" if the process has ended."""
     with suppress(psutil.Error):
         return (process.cmdline() or [""])[0]
     return ""
 
 
 def living(folder: Path) -> list[psutil.Process]:
-    """Processes that were started there, whoever they belong to now."""
+    """Return the running processes whose working directory is this folder, whichever process is now their parent."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -136,7 +136,7 @@ def living(folder: Path) -> list[psutil.Process]:
 
 @contextmanager
 def little_memory(megabytes: int) -> Iterator[Surroundings]:
-    """All of a command's processes together have so much; Linux kills one where that is not enough."""
+    """Limit the total memory of all processes of a command; Linux kills a process if they need more."""
     root = Path("/sys/fs/cgroup")
     group = (root / "memory" if (root / "memory").is_dir() else root) / f"flsim-{os.getpid()}"
     try:

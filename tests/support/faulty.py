@@ -1,4 +1,4 @@
-"""Helpers for tests of faults: a run that is long enough to be disturbed, and the faults to inject."""
+"""Helpers for tests of faults: a run that lasts long enough for an interruption, and faults to inject."""
 
 import inspect
 import json
@@ -24,11 +24,11 @@ FURTHER = 5  # rounds
 
 
 def assert_equal_runs(broken: Path, whole: Path) -> None:
-    """Parameters, moments, clip, ledger and rows, bit for bit; and a log line for every round, with the same digest."""
+    """Check that parameters, moments, clip, ledger, rows and the digests of all rounds are equal, bit for bit."""
     assert_same(broken, whole)
     (mine, _), (theirs, _) = (load(latest(run / "checkpoints") or run) for run in (broken, whole))
     assert (mine.round, mine.ledger) == (theirs.round, theirs.ledger)
-    assert getattr(mine, "clip", None) == getattr(theirs, "clip", None)  # central runs adapt none
+    assert getattr(mine, "clip", None) == getattr(theirs, "clip", None)  # central runs have no adaptive clip
     assert digest_of(mine) == digest_of(theirs)
     assert digests(broken) == digests(whole)
     assert json.loads((broken / "run.json").read_text())["status"] == "completed"
@@ -40,20 +40,20 @@ def digests(run: Path) -> list[tuple[int, str]]:
 
 
 def events(run: Path) -> list[str]:
-    """What the run's log names; nothing before there is one."""
+    """Return the names of the events in a run's log; none if the log does not exist yet."""
     if not (run / "log.jsonl").exists():
         return []
     return [json.loads(line)["event"] for line in (run / "log.jsonl").read_text().splitlines()]
 
 
 def resume(experiment: Experiment, out: str, *options: str) -> str:
-    """Go on with a run to its end; what was said."""
+    """Resume a run, train it to its end, and return what the command printed to stderr."""
     go_on(experiment)
     return experiment.flsim("run", experiment.config, "--out", out, *OPTIONS, *options, "--resume").stderr
 
 
 def begin(experiment: Experiment, out: str, *overrides: str, until_round: int) -> tuple["Popen[bytes]", list[int]]:
-    """A run in the background that has come so far, and soon waits for `go_on`; its clients' processes."""
+    """Start a run whose clients wait for `go_on` soon after `until_round`; return its process and its clients' ids."""
     sick_client(experiment, most=until_round + FURTHER)
     process = start(experiment, "--out", out, *OPTIONS, *(part for text in overrides for part in ("--set", text)))
     workers = wait_for_round(experiment.folder / out, until_round)
@@ -61,18 +61,18 @@ def begin(experiment: Experiment, out: str, *overrides: str, until_round: int) -
 
 
 def go_on(experiment: Experiment) -> None:
-    """No client waits any more."""
+    """Let the waiting clients continue."""
     (experiment.folder / "go_on").touch()
 
 
 def ended(experiment: Experiment, process: "Popen[bytes]") -> tuple[int, str]:
-    """Exit code, and the last line that was said."""
+    """Wait for the end of a run, and return its exit code and the last line that it printed."""
     code, printed = finish(experiment, process)
     return code, " ".join(printed.strip().splitlines()[-1].split())
 
 
 def of_run(process: "Popen[bytes]", name: str) -> list[psutil.Process]:
-    """Processes of a run whose command line holds a name."""
+    """Return the processes of a run whose command line contains a name."""
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
@@ -85,7 +85,7 @@ def of_run(process: "Popen[bytes]", name: str) -> list[psutil.Process]:
 
 @contextmanager
 def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
-    """A real filesystem of a few MB."""
+    """Mount a real filesystem of a few MB."""
     path.mkdir()
     mounted = run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path)], capture_output=True)
     if mounted.returncode:
@@ -97,7 +97,7 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Take all that is left of a filesystem; the file that holds it."""
+    """Fill a filesystem, and return the file that occupies the space."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 16, 1 << 12, 1):
@@ -111,16 +111,16 @@ def fill(folder: Path) -> Path:
 
 
 def nothing(users: list[int]) -> None:
-    """No harm."""
+    """Do nothing, in place of a fault."""
 
 
 def sick_client(
     experiment: Experiment, harm: Callable[[list[int]], None] = nothing, most: float = float("inf")
 ) -> None:
-    """The experiment's clients are the real one, to which `harm` is done with the users of each request before.
+    """Write a client app that calls `harm` with the users of each request, and then trains as the real client app.
 
-    After `most` rounds they wait for `go_on`. They do not start while the experiment's folder has a file `none_starts`.
-    Python and Ray import from the folder that a run is started in before all others.
+    From round `most` on, clients wait for `go_on`. They do not start while the experiment's folder has a file
+    `none_starts`. Python and Ray import this app, because the folder in which a run starts comes first on the path.
     """
     real = Path(clients.app.__file__).resolve()
     package = experiment.folder / "clients"
@@ -156,7 +156,7 @@ def train(message, context):
 
 
 def wait_for(path: Path, pattern: str, seconds: float = 120) -> None:
-    """Until a file has a line like that."""
+    """Wait until the text of a file matches a pattern."""
     wait_until(lambda: path.exists() and bool(re.search(pattern, path.read_text())), seconds)
 
 

@@ -1,4 +1,4 @@
-"""Flower's own commands, as its users type them."""
+"""Flower's own commands, in the form in which its users type them."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ import psutil
 
 @dataclass
 class Flower:
-    """Flower's commands with a home of their own, so that nothing of the user's is touched."""
+    """Flower's commands with a separate home folder, so that no file of the user changes."""
 
     folder: Path
     log: Path = field(init=False)
@@ -34,11 +34,11 @@ class Flower:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-            "RAY_ADDRESS": "local",  # Flower's simulation would join any cluster of this machine
+            "RAY_ADDRESS": "local",  # otherwise Flower's simulation joins any Ray cluster on this machine
         }
 
     def start(self, *command: str | Path, **environment: str | Path) -> subprocess.Popen[bytes]:
-        """In the background, in our folder; what it says is in the log."""
+        """Start a command in the background, in `folder`; its output goes to the log."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [str(part) for part in command],
@@ -50,7 +50,7 @@ class Flower:
             )
 
     def flwr(self, *arguments: str | Path, **environment: str) -> str:
-        """What one of Flower's commands prints."""
+        """Run one of Flower's commands, and return what it prints."""
         command = ["flwr", *map(str, arguments)]
         with self.log.open("ab") as log:
             done = subprocess.run(
@@ -65,14 +65,14 @@ class Flower:
         return self.log.read_text(errors="replace")[-20_000:]
 
     def is_up(self, port: str) -> bool:
-        """Whether a SuperLink answers on a port of this machine."""
+        """Return whether a SuperLink answers on a port of this machine."""
         try:
             return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).is_success
         except httpx.HTTPError:
             return False
 
     def processes(self) -> list[psutil.Process]:
-        """Whatever was started with a home in our folder, by us or by Flower."""
+        """Return all processes with a home in `folder`, whether this class or Flower started them."""
         return [each for each in psutil.process_iter() if _home_of(each).startswith(str(self.folder))]
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """Results of three small sweeps as data frames, and the files in `tests/frozen` that hold them.
 
-Each sweep `NAME.toml` was trained once. `NAME.zip` holds its runs: settings, rows, rosters, rounds, the last checkpoint
-and the corpus. `NAME/FRAME.csv` holds what flsim computes of them. The numbers are not known to be right, but they must
-not change when only the program changes. To train again and replace all files, after a change that is meant to change
-numbers:
+Each sweep `NAME.toml` was trained once. `NAME.zip` contains its runs: settings, rows, rosters, rounds, the last
+checkpoint and the corpus. `NAME/FRAME.csv` contains what flsim computes from these runs. The numbers are not known to
+be right, but they must not change when only the program changes. After a change that changes numbers on purpose, this
+command trains again and replaces all files:
 
     .venv/bin/python tests/support/frozen_results.py
 """
@@ -30,13 +30,13 @@ EXACT, OF_MODELS = 1e-9, 1e-4  # relative differences; models compute in float32
 TOLERANCE = {
     "private/audit": OF_MODELS,
     **{f"forgetting/extract-{table}": OF_MODELS for table in ("strings", "rates", "eidetic", "seeds")},
-    "private/membership": 1e-3,  # two records of nearly one score may change places, which moves a rate
+    "private/membership": 1e-3,  # two records with nearly equal scores may swap ranks, which changes a rate
 }
-UNREAD = {"configs", "logs", "tensorboard", "report.html", "log.jsonl", "README"}  # what no frame is computed of
+UNREAD = {"configs", "logs", "tensorboard", "report.html", "log.jsonl", "README"}  # files that frames do not need
 
 
 def frames_of(name: str, folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the name and the content of each data frame that flsim computes of an unpacked sweep."""
+    """Yield the name and the content of each data frame that flsim computes from an unpacked sweep."""
     runs = folder / "runs"
     yield "table", flsim.table(folder)
     if name == "worlds":
@@ -72,7 +72,7 @@ def _compare_pairs(folder: Path) -> pd.DataFrame:
 
 
 def unpack(name: str, into: Path) -> Path:
-    """Write the runs of a sweep into a folder, and return the sweep's own folder there."""
+    """Unpack the runs of a sweep into a subfolder of a folder, and return the subfolder."""
     with ZipFile(FROZEN / f"{name}.zip") as archive:
         archive.extractall(into / name)
     return into / name
@@ -84,7 +84,7 @@ def text_of(frame: pd.DataFrame, folder: Path) -> str:
 
 
 def read(text: str) -> pd.DataFrame:
-    """Return CSV as a frame: numbers and flags as float64, and anything else as strings."""
+    """Return CSV as a frame: flags as the float64 values 0 and 1, numbers as numbers, and all else as strings."""
     table = pd.read_csv(StringIO(text))
     for column in table:
         if set(table[column].dropna().astype(str)) <= {"True", "False"}:
@@ -93,9 +93,9 @@ def read(text: str) -> pd.DataFrame:
 
 
 def assert_equal(found: pd.DataFrame, frozen: pd.DataFrame, tolerance: float, label: str) -> None:
-    """Check numbers and flags up to a relative tolerance, and which rows have equal text: its wording may change.
+    """Check numbers and flags to a relative tolerance, and which rows have equal text, because its wording may change.
 
-    New columns may be there as well, and columns may be in another order.
+    The found frame may have more columns, and columns in another order.
     """
     assert len(found) == len(frozen), label
     for column in frozen:
@@ -109,7 +109,7 @@ def assert_equal(found: pd.DataFrame, frozen: pd.DataFrame, tolerance: float, la
 
 
 def _pack(sweep: Path, out: Path) -> None:
-    """Write what frames need of a trained sweep, with the corpus at a path relative to the run folder."""
+    """Pack the files of a trained sweep that frames need, with the path of the corpus relative to the run folder."""
     newest = {max(folder.iterdir()) for folder in sweep.glob("runs/*/checkpoints")}
     with ZipFile(out, "w", ZIP_LZMA) as archive:
         for path in sorted(path for path in sweep.rglob("*") if path.is_file()):

@@ -1,7 +1,7 @@
-"""Damaged files, read: ``python fuzzing.py FOLDER FORMAT FIRST LAST`` in a process of its own, as libhdf5 may crash.
+"""Program that reads damaged files: ``python fuzzing.py FOLDER FORMAT FIRST LAST``.
 
-Every case prints its number before it begins, and its outcome when it is over; a case that takes too long is killed by
-the alarm clock, which is one way of crashing.
+The program is a process of its own because libhdf5 may crash. Each case prints its number before it begins, and its
+outcome at its end. A timer kills a case that takes too long, which counts as a crash.
 """
 
 import resource
@@ -19,7 +19,7 @@ MEMORY = 8 * 2**30  # bytes of address space
 
 
 def outcome(content: bytes, path: Path, format: str, case: int) -> str:
-    """Read a valid file's content, damaged for this case: posts or an InputError, and nothing else."""
+    """Damage a valid file's content as this case does, and read it: only posts or an InputError may result."""
     path.write_bytes(damaged(content, stream(0, "fuzz", format, case)))
     message = ""
     try:
@@ -47,7 +47,7 @@ def main(folder: Path, format: str, first: int, last: int) -> None:
     for case in range(first, last):
         say(f"{case} ")
         signal.setitimer(signal.ITIMER_REAL, LONGEST_CASE)
-        path = folder / f"{case}.damaged"  # listings of HDF5 files are kept, by path and time
+        path = folder / f"{case}.damaged"  # a new path: listings of HDF5 files are cached by path and time
         say(f"{outcome(content, path, format, case)}\n")
         path.unlink()
 

@@ -1,4 +1,4 @@
-"""Helpers that several test files share."""
+"""Helpers that many test files share: small experiments, commands, comparisons of runs, and refusals."""
 
 import csv
 import json
@@ -33,7 +33,7 @@ Flsim = Callable[..., tuple[int, str, str]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A corpus and a configuration that train in a second, and the command line to do it with."""
+    """A corpus and a configuration that train in a second, and the command line to train them."""
 
     folder: Path
 
@@ -50,7 +50,7 @@ class Experiment:
         return done
 
     def call(self, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run the command in this process, which is faster: for what needs no processes of Ray's."""
+        """Run the command in this process, which is faster, if it needs no processes of Ray."""
         out, err = StringIO(), StringIO()
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
             patch.chdir(self.folder)
@@ -62,7 +62,7 @@ class Experiment:
         return done
 
     def run(self, name: str, *overrides: str, options: Sequence[str] = ()) -> Path:
-        """Train with the given overrides, in a process of its own if it needs Ray; the run folder."""
+        """Train with the given overrides, in a new process if training needs Ray, and return the run folder."""
         settings = [part for override in overrides for part in ("--set", override)]
         run = self.call if "--in-process" in options else self.flsim
         run("run", self.config, "--out", name, *settings, *options)
@@ -87,21 +87,21 @@ def rows(run: Path) -> pd.DataFrame:
 
 
 def assert_same(run: Path, other: Path) -> None:
-    """Bit for bit: final parameters and every row."""
+    """Check that final parameters and all rows are equal, bit for bit."""
     mine, theirs = final_params(run), final_params(other)
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     pd.testing.assert_frame_equal(rows(run), rows(other), check_exact=True)
 
 
 def assert_table_says_diverged(experiment: Experiment, reason: str) -> None:
-    """And why, and shows no measurement."""
+    """Check that the table shows the status, the reason, and no measurements."""
     (row,) = csv.DictReader(experiment.call("table", "run", "--format", "csv").stdout.splitlines())
     assert (row["status"], row["reason"]) == ("diverged", reason)
     assert row["rs"] == row["mean_exposure"] == row["perplexity"] == ""
 
 
 def assert_close(run: Path, other: Path) -> None:
-    """Up to float rounding: float32 parameters to 1e-6, values to 1e-5; ranks and counts exactly."""
+    """Check that runs are equal up to rounding: parameters to 1e-6, values to 1e-5; ranks and counts exactly."""
     mine, theirs = final_params(run), final_params(other)
     for name in mine:
         torch.testing.assert_close(mine[name], theirs[name], rtol=1e-6, atol=1e-6)
@@ -111,7 +111,7 @@ def assert_close(run: Path, other: Path) -> None:
 def start(
     experiment: Experiment, *options: str, within: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """A run in the background, within a command that becomes it; its output goes to a file, not a pipe."""
+    """Start a run in the background; the words `within` come before its command. Its stderr goes to the file `said`."""
     command = [*within, sys.executable, "-m", "flsim", "run", str(experiment.config), *options]
     with (experiment.folder / "said").open("wb") as output:
         return subprocess.Popen(
@@ -125,13 +125,13 @@ def start(
 
 
 def finish(experiment: Experiment, process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """Exit code and what was said. Two commands that start Ray at once take 200 s where the load is 15 on two cores."""
+    """Return exit code and stderr. Two commands that start Ray at once take 200 s under a load of 15 on two cores."""
     code = process.wait(timeout=300)
     return code, (experiment.folder / "said").read_text()
 
 
 def wait_for_round(run: Path, round_: int) -> list[str]:
-    """Wait until a round is logged; the processes that trained it."""
+    """Wait until a round is logged, and return the names of the client processes that trained it."""
     until = time.monotonic() + 400
     while time.monotonic() < until:
         if (run / "rounds.jsonl").exists():
@@ -143,7 +143,7 @@ def wait_for_round(run: Path, round_: int) -> list[str]:
 
 
 def killed_and_whole(experiment: Experiment, *overrides: str, workers: int = 1) -> tuple[Path, Path]:
-    """Train a run that is killed in its fifth round and resumed, and one that is left in peace; both folders."""
+    """Return the folders of a run that is killed after round 4 and resumed, and of an uninterrupted run."""
     options = tuple(part for override in overrides for part in ("--set", override))
     killed = experiment.folder / "killed"
     process = start(experiment, "--out", killed.name, *options)
@@ -191,7 +191,7 @@ checkpoint_every = 7
 """
 
 
-TESTED = (  # a private run with canary users, of whom coins leave out about half
+TESTED = (  # a private run with canary users; coins exclude about half of these users
     "training.sampler='poisson'",
     "privacy.mechanism='dp'",
     "privacy.clip=0.5",
@@ -202,7 +202,7 @@ TESTED = (  # a private run with canary users, of whom coins leave out about hal
 
 
 def train_here(experiment: Experiment, overrides: Sequence[str]) -> Path:
-    """Train and evaluate the experiment in this process, without Ray, into the folder `run`."""
+    """Train and evaluate the experiment in this process, without Ray, and return the folder `run`."""
     run = Run.create(load_config(experiment.config, overrides), experiment.folder / "run")
     go_on_here(run)
     return run.path
@@ -217,7 +217,7 @@ def go_on_here(run: Run) -> None:
     run.mark("completed")
 
 
-PRIVATE = (  # every part of a state: noise, a clip that adapts, moments, ledger; cohorts of any size
+PRIVATE = (  # all parts of a state: noise, an adaptive clip, moments, a ledger; cohort sizes vary
     "training.sampler='poisson'",
     "training.server_optimizer='adam'",
     "training.server_learning_rate=0.01",
@@ -230,7 +230,7 @@ PRIVATE = (  # every part of a state: noise, a clip that adapts, moments, ledger
 
 
 def assert_refused(folder: Path, arguments: Sequence[str], message: str) -> None:
-    """The command of these arguments is refused in one line, with exit code 2, and changes nothing in the folder."""
+    """Check that a command fails with one line and exit code 2, and creates or removes no file in the folder."""
     before = sorted(folder.rglob("*"))
     done = Experiment(folder).call(*arguments, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -239,7 +239,7 @@ def assert_refused(folder: Path, arguments: Sequence[str], message: str) -> None
 
 
 def refusal(flsim: Flsim, *arguments: object) -> str:
-    """Return the one line, below lines of progress, in which a command refuses its arguments with exit code 2."""
+    """Return the error message of a command that fails with exit code 2: one line, after lines of progress."""
     code, out, err = flsim(*arguments)
     refusals = [line for line in err.splitlines() if line.startswith("flsim: ")]
     assert (code, out, refusals) == (2, "", err.splitlines()[-1:]), err
@@ -247,7 +247,7 @@ def refusal(flsim: Flsim, *arguments: object) -> str:
 
 
 def enumerated(probabilities: Sequence[float], successes: int) -> float:
-    """Return the probability of so many successes or more, as the sum over all outcomes."""
+    """Return the probability of at least `successes` successes, as the sum over all outcomes."""
     outcomes = product((0, 1), repeat=len(probabilities))
     return sum(
         math.prod(p if hit else 1 - p for p, hit in zip(probabilities, outcome, strict=True))

@@ -1,4 +1,4 @@
-"""Reading of a report's page: its elements and its text, section by section."""
+"""Parser of a report's page: its elements, and its text by section."""
 
 import re
 from html.parser import HTMLParser
@@ -7,7 +7,7 @@ VOID = {"meta", "wbr", "br"}
 
 
 class Page(HTMLParser):
-    """Elements with their attributes, in order, and all text, of one space between words."""
+    """The elements of a page with their attributes, in order, and its text with one space between words."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Page(HTMLParser):
 
 
 def plain(setting: str) -> str:
-    """A setting as text shows it: with a lowered index in place of an underscore."""
+    """Return a setting as the text of the page shows it: with a subscript in place of an underscore."""
     return setting.replace("b_", "b")
 
 
 def described(page: Page, title: str) -> str:
-    """The description of the image of that title."""
+    """Return the description of the image with a title."""
     match = re.search(rf">{re.escape(title)}</title><desc id=\"[^\"]+\">(.*?)</desc>", page.html)
     assert match, title
     return match[1]

@@ -1,4 +1,4 @@
-"""Helpers for tests of Triton's kernels by its interpreter, which must be chosen before Triton is imported."""
+"""Helpers for tests of kernels in Triton's interpreter, which must be selected before Triton is imported."""
 
 import math
 import multiprocessing
@@ -25,7 +25,7 @@ _patch_tensor = interpreter._patch_lang_tensor
 
 
 def _patch(tensor: Any, scope: Any) -> None:
-    """Triton 3.6 takes int() of an array of one number, which NumPy 2.4 refuses."""
+    """Replace `__index__`: Triton 3.6 calls int() on an array of one number, which NumPy 2.4 refuses."""
     _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
@@ -36,7 +36,7 @@ _cast, _dot = interpreter.InterpreterBuilder.cast_impl, interpreter.InterpreterB
 
 
 def _rounding_cast(self: Any, source: Any, target: Any) -> Any:
-    """Round to the nearest bfloat16, ties to even, as a GPU does; the interpreter cuts, and keeps integers' bits."""
+    """Round to the nearest bfloat16, ties to even, as a GPU does; the interpreter truncates, or keeps integer bits."""
     if target.scalar != tl.bfloat16 or source.dtype.scalar == tl.bfloat16:
         return _cast(self, source, target)
     bits = source.data.astype(np.float32).view(np.uint32)
@@ -44,7 +44,7 @@ def _rounding_cast(self: Any, source: Any, target: Any) -> Any:
 
 
 def _dot_of_bfloat16(self: Any, left: Any, right: Any, *others: Any) -> Any:
-    """Multiply what bfloat16 values stand for; the interpreter multiplies their bits as integers."""
+    """Multiply the values of bfloat16 operands; the interpreter multiplies their bits as integers."""
     factors = (self.cast_impl(one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one for one in (left, right))
     return _dot(self, *factors, *others)
 
@@ -58,7 +58,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def parts() -> Parts:
-    """Positions in any order, with tokens that repeat; user 1 has none."""
+    """Return positions in random order, with repeated tokens; user 1 has no positions."""
     rng = stream(0, "test", "parts")
     tokens = torch.from_numpy(rng.integers(0, 7, (U, T, B))).int()
     places = torch.zeros(U, N, dtype=torch.int32)
@@ -76,10 +76,10 @@ def check(
     kernels: Callable[[Precision], Any] = TritonKernels,
     oracle: Callable[[], Any] = Kernels,
 ) -> None:
-    """Both kernels on the same arguments, PyTorch's in float64: they write, or return, the same.
+    """Check that both kernels write and return the same for the same arguments; PyTorch's compute in float64.
 
-    The tolerance is relative to the largest value of a tensor, or 1; by default it is 80 roundings of float32. NaN is
-    what neither may write. The interpreter multiplies TF32 in float32.
+    The tolerance is relative to the largest value of a tensor, or to 1 if that is larger; the default is about 80
+    roundings of float32. NaN marks values that neither may write. The interpreter multiplies TF32 in float32.
     """
 
     def run(tested: Any, dtype: torch.dtype) -> list[Tensor]:
@@ -95,7 +95,7 @@ def check(
 
 
 class AtOnce:
-    """A kernel whose programs wait for each other: each runs in a process, and all share the memory of tensors.
+    """A kernel whose programs wait for each other: each program is a process, and all share the memory of tensors.
 
     Programs must not ask for their place in the grid, because each process launches a grid of one.
     """
@@ -118,7 +118,7 @@ class AtOnce:
         assert {process.exitcode for process in processes} == {0}
 
 
-# The interpreter copies tensors back after a launch, over what other processes have written since.
+# The interpreter copies tensors back after a launch, and would overwrite what other processes have written since.
 interpreter.GridExecutor._restore_args_dev = lambda self, devices, hosts, named, named_hosts: None
 
 

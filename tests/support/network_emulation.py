@@ -1,4 +1,4 @@
-"""Emulation of two machines by network namespaces, and a process that carries packets between their TUN devices."""
+"""Two machines, emulated with network namespaces and a process that carries packets between their TUN devices."""
 
 import ctypes
 import fcntl
@@ -25,15 +25,15 @@ HOSTS = ("10.213.7.1", "10.213.7.2")
 
 @dataclass(frozen=True)
 class Line:
-    """What joins two machines."""
+    """The connection of two machines."""
 
-    cut: Path  # nothing arrives while there is such a file
+    cut: Path  # no packet arrives while this file exists
     within: tuple[tuple[str, ...], tuple[str, ...]]  # the first words of a command that runs on each machine
 
 
 @contextmanager
 def joined_machines(folder: Path, delay: float, loss: float) -> Iterator[Line]:
-    """Two namespaces with the addresses of `HOSTS`, joined with a delay in seconds each way, and a loss of packets."""
+    """Connect two namespaces with the addresses `HOSTS`, with a delay in seconds each way and a rate of packet loss."""
     names = [f"flsim-{os.getpid()}-{side}" for side in "ab"]
     cut = folder / "cut"
     try:
@@ -51,7 +51,7 @@ def joined_machines(folder: Path, delay: float, loss: float) -> Iterator[Line]:
                         ("link", "set", "lo", "up"),
                         ("addr", "add", f"{host}/24", "dev", DEVICE),
                         ("link", "set", DEVICE, "up"),
-                        ("route", "add", "default", "dev", DEVICE),  # Ray takes the address of this route
+                        ("route", "add", "default", "dev", DEVICE),  # Ray uses the address of this route
                     ):
                         assert not _ip("-n", name, *words)
                 first, second = (("nsenter", f"--net={NAMESPACES / name}") for name in names)
@@ -64,7 +64,7 @@ def joined_machines(folder: Path, delay: float, loss: float) -> Iterator[Line]:
 
 
 def _ip(*words: str) -> str:
-    """What went wrong; nothing where nothing did."""
+    """Run an `ip` command, and return its error message; "" if it succeeded."""
     try:
         done = subprocess.run(["ip", *words], capture_output=True, text=True)
     except OSError as error:
@@ -73,7 +73,7 @@ def _ip(*words: str) -> str:
 
 
 def _device(name: str) -> int:
-    """A TUN device in a namespace, in which this process stays."""
+    """Open a TUN device in a namespace; this process stays in the namespace."""
     with (NAMESPACES / name).open() as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
@@ -83,7 +83,7 @@ def _device(name: str) -> int:
 
 
 def carry(first: int, second: int, delay: float, loss: float, cut: Path) -> None:
-    """Carry packets both ways, for ever."""
+    """Carry packets in both directions, without end."""
     other, chance = {first: second, second: first}, random.Random(0)
     on_the_way: list[tuple[float, int, int, bytes]] = []
     sent = 0

@@ -1,4 +1,4 @@
-"""One small network of each architecture, with its computation in plain numpy, one token at a time."""
+"""A small network of each architecture, and an independent computation of it in plain NumPy."""
 
 import numpy as np
 import torch
@@ -26,12 +26,12 @@ ALL = (CIFG, *OTHERS)
 
 
 def name_of(hparams: object) -> str:
-    """Of a test's parameter."""
+    """Return the name of a test's parameter."""
     return hparams.label or "CIFG" if isinstance(hparams, ModelHParams) else str(hparams)
 
 
 def random_network(hparams: ModelHParams, seed: int, scale: float = 1.0, layout: Layout = LAYOUT) -> NextWordModel:
-    """Normal weights, biases too, of the given standard deviation, in float64; `LAYOUT` has four words."""
+    """Return a float64 network; its weights and biases are normal, with deviation `scale`. `LAYOUT` has four words."""
     model, rng = build(layout.vocabulary_size, hparams).double(), stream(seed, "test", "network")
     assert isinstance(model, NextWordModel)
     with torch.no_grad():
@@ -41,7 +41,7 @@ def random_network(hparams: ModelHParams, seed: int, scale: float = 1.0, layout:
 
 
 def loud_network(vocabulary_size: int, factor: float) -> CIFGLanguageModel:
-    """Initialized weights times a factor, in float64, so that scores are far apart."""
+    """Return a float64 network with its initial weights times a factor, so that scores are far apart."""
     model = CIFGLanguageModel(vocabulary_size, ModelHParams(4, 6)).initialize(1).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -50,7 +50,7 @@ def loud_network(vocabulary_size: int, factor: float) -> CIFGLanguageModel:
 
 
 class Equations(Oracle):
-    """Scores of an LSTM, a GRU, a transformer or a convolutional network by the equations of the papers alone."""
+    """Scores of an LSTM, a GRU, a transformer or a convolutional network, only from the equations of the papers."""
 
     def __init__(self, model: NextWordModel) -> None:
         super().__init__(model)
@@ -102,7 +102,7 @@ class Equations(Oracle):
         return np.asarray(self._norm(x, self.p["norm.weight"], self.p["norm.bias"])[-1])
 
     def _convolve(self, x: Array) -> Array:
-        """One filter, one position and one tap at a time."""
+        """Compute the convolutional layers, one filter, position and tap at a time."""
         for layer in range(self.hparams.layers):
             w, b = self.p[f"filters.{layer}.weight"], self.p[f"filters.{layer}.bias"]
             taps = w.shape[2]

@@ -1,4 +1,4 @@
-"""Published rows of 90 canaries, and the flags of as many of ours."""
+"""Published rows of experiments with 90 canaries, and lists of 90 flags to compare with them."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""A network of one vector, whose gradients can be computed by hand, and five users of it."""
+"""A network of one vector, whose gradients can be computed by hand, and the records of five users."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ class Bias(TrainableModel):
 
 
 def frequencies(records: list[list[int]]) -> Vector:
-    """How often each token is to be predicted in a user's records, ends included, as a share."""
+    """Return each token's share of the targets in a user's records, end-of-record tokens included."""
     counts = np.zeros(LAYOUT.vocabulary_size)
     for words in records:
         for token in [*words, *([LAYOUT.eos] if len(words) < LAYOUT.record_words else [])]:

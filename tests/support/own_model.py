@@ -1,4 +1,4 @@
-"""The network of docs/models.md, as a user writes it in a file beside the configuration."""
+"""The network of docs/models.md, in a file next to the configuration, as a user writes it."""
 
 from pathlib import Path
 
@@ -26,12 +26,12 @@ checkpoint_every = 10
 
 
 def line_of(part: str) -> int:
-    """The line of the file that begins with a text, from 1."""
+    """Return the number of the first line of the file that begins with a text; lines count from 1."""
     return 1 + [line.startswith(part) for line in TWISTED.splitlines()].index(True)
 
 
 def write_model(folder: Path, *changes: tuple[str, str]) -> Path:
-    """Write the file, with parts of its text replaced."""
+    """Write the file, with the given replacements in its text."""
     text = TWISTED
     for old, new in changes:
         assert old in text

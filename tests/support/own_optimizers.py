@@ -1,4 +1,4 @@
-"""Optimizers and schedules of a user's own, in a file as a person writes it."""
+"""Custom optimizers and schedules, in a file as a user writes it."""
 
 OWN = '''import torch
 

@@ -1,4 +1,4 @@
-"""Populations in memory; this file needs torch and numpy only, as tests on a machine with a GPU do."""
+"""Populations in memory. This file needs only torch and NumPy, as do the tests on a machine with a GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from flsim.data.records import Layout, Records, Unchanging
 
 @dataclass(frozen=True)
 class InMemory(Unchanging):
-    """A population of given users, each a list of records, each a list of ids."""
+    """A population of given users; a user is a list of records, and a record is a list of token ids."""
 
     layout: Layout
     users: list[list[list[int]]]
@@ -25,7 +25,7 @@ class InMemory(Unchanging):
 
 
 def split_of(users: Sequence[Sequence[list[int]]], vocabulary_size: int = 100) -> Split:
-    """Return users, each a list of records, each a list of ids, as a split of a corpus in memory."""
+    """Return a split of a corpus in memory, with these users; their records are lists of token ids."""
     flat = Records.from_lists([record for user in users for record in user])
     offsets = np.cumsum([0, *map(len, users)], dtype=np.int64)
     return Split(Layout(vocabulary_size), flat.tokens, flat.offsets, offsets, Path("nowhere"))

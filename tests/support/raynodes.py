@@ -1,4 +1,4 @@
-"""Ray nodes as a user starts them, each on this machine, for tests of clusters."""
+"""Ray nodes on this machine, started as a user starts them, for tests of clusters."""
 
 import os
 import socket
@@ -15,14 +15,14 @@ from waiting import wait_until
 
 from server.pool.grid import RayGrid
 
-# Ray gives workers and drivers ports from 10002 on without looking whether they are taken, which ends a process of
-# another cluster's tests that run at the same time; with 0 the kernel chooses.
+# Ray assigns ports from 10002 on to workers and drivers without a check that the ports are free. This ends a process of
+# another cluster that a test runs at the same time. With 0, the kernel chooses free ports.
 WORKERS_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
-PORTS = iter(range(20_000 + os.getpid() * 101 % 10_000, 32_768))  # below those that Linux gives away
+PORTS = iter(range(20_000 + os.getpid() * 101 % 10_000, 32_768))  # below the ports that Linux assigns
 
 
 def free_port() -> int:
-    """Another one each time."""
+    """Return a free port, a different one for each call."""
     for port in PORTS:
         with socket.socket() as free, suppress(OSError):
             free.bind(("", port))
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 def free_place() -> str:
-    """An address of this machine that others reach, with a port that is free."""
+    """Return an address of this machine that other machines can reach, with a free port."""
     return f"{ray.util.get_node_ip_address()}:{free_port()}"
 
 
@@ -39,7 +39,7 @@ def free_place() -> str:
 def started(
     *options: str, folder: Path | None = None, within: Sequence[str] = (), **environment: str
 ) -> Iterator[psutil.Process]:
-    """A node that is up, with more environment variables; its `ray start`. `within` is as in `helpers.start`."""
+    """Start a node with more environment variables, and yield its `ray start`; for `within`, see `helpers.start`."""
     process = subprocess.Popen(
         [*within, str(Path(sys.executable).with_name("ray")), "start", "--block", *WORKERS_PORTS, *options],
         cwd=folder,
@@ -59,12 +59,12 @@ def started(
 
 
 def joined(address: str, folder: Path | None = None, **environment: str) -> AbstractContextManager[psutil.Process]:
-    """A node of one CPU that has joined."""
+    """Start a node with one CPU that joins the cluster at an address."""
     return started("--address", address, "--num-cpus=1", folder=folder, **environment)
 
 
 def older_release(folder: Path, library: str) -> str:
-    """A folder in which a library's metadata says version 0.1; earlier on a path, it is believed."""
+    """Return a folder whose metadata gives a library version 0.1; the first such folder on the path determines it."""
     metadata = folder / f"{library}-0.1.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text(f"Metadata-Version: 2.1\nName: {library}\nVersion: 0.1\n")
@@ -72,7 +72,7 @@ def older_release(folder: Path, library: str) -> str:
 
 
 def listening(processes: Sequence[psutil.Process]) -> set[str]:
-    """Addresses on which these processes accept connections from a network."""
+    """Return the addresses on which these processes accept connections from a network."""
     found = set()
     for process in processes:
         try:
@@ -83,7 +83,7 @@ def listening(processes: Sequence[psutil.Process]) -> set[str]:
 
 
 def replies_of(grid: RayGrid, messages: list[Message]) -> list[Message]:
-    """All replies, in the order of their arrival."""
+    """Return all replies, in the order of their arrival."""
     ids, replies = grid.push_messages(messages), list[Message]()
 
     def have_come() -> bool:
@@ -99,7 +99,7 @@ def tree(process: psutil.Process) -> list[psutil.Process]:
 
 
 def named(processes: Iterable[psutil.Process], name: str) -> psutil.Process:
-    """One with that name; others may end meanwhile. AssertionError if there is none."""
+    """Return a process with a name, or raise AssertionError; other processes may end meanwhile."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             if process.name() == name:
@@ -108,12 +108,12 @@ def named(processes: Iterable[psutil.Process], name: str) -> psutil.Process:
 
 
 def without_agents(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Two small helpers of Ray's look for their cluster for a minute before they end, too."""
+    """Return the processes without Ray's two agents, which look for their cluster for a minute before they end."""
     return [process for process in processes if not _is_agent(process)]
 
 
 def _is_agent(process: psutil.Process) -> bool:
-    """By its title, or by the file that it runs, while it has not got so far as to take one."""
+    """Return whether a process is an agent, by its title or, before it sets its title, by the file that it runs."""
     try:
         return any(part.endswith(("Agent", "agent.py", "agent/main.py")) for part in map(str.strip, process.cmdline()))
     except psutil.NoSuchProcess:

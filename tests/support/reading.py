@@ -1,4 +1,4 @@
-"""Helpers for tests of readers: a whole file read as the import reads it, and files damaged on purpose."""
+"""Helpers for tests of readers: they read a complete file as the import does, and damage files on purpose."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ Sentence = tuple[str, str | None, str]  # user, split, words
 def read(
     path: Path, format: str, source: Path | None = None, columns: tuple[str, str] = COLUMNS
 ) -> tuple[list[Post], Counter[str]]:
-    """The posts of a file, part after part, and what was dropped."""
+    """Return the posts of a file, which is read part by part, and how much was dropped, by reason."""
     dropped: Counter[str] = Counter()
     parts = FORMATS[format].parts(path, source or path, columns)
     return [post for part in parts for post in FORMATS[format].read(part, dropped)], dropped
@@ -27,7 +27,7 @@ def read(
 
 @contextmanager
 def parts_of(size: int) -> Iterator[None]:
-    """Parts of so many bytes and records."""
+    """Set the largest size of a part, in bytes and in records."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "PART_BYTES", size)
         patch.setattr(parts, "PART_RECORDS", size)
@@ -35,7 +35,7 @@ def parts_of(size: int) -> Iterator[None]:
 
 
 def check_post(post: Post) -> None:
-    """What every post promises."""
+    """Check what holds for each post: a known split, encodable text, and sentences with single spaces."""
     assert post.split in ("train", "heldout", "test", None)
     assert post.user.encode("utf-8").decode("utf-8") == post.user
     for sentence in post.sentences:
@@ -45,7 +45,7 @@ def check_post(post: Post) -> None:
 
 
 def damaged(content: bytes, rng: np.random.Generator) -> bytes:
-    """One of: bytes changed, cut short, a piece taken out, doubled, or put in from elsewhere."""
+    """Return the content truncated, with a piece removed, repeated or overwritten, or with single bytes changed."""
     size = len(content)
     kind = rng.integers(6)
     first, last = sorted(int(offset) for offset in rng.integers(0, size + 1, 2))
@@ -56,10 +56,10 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
     if kind == 2:
         return content[:last] + content[first:]
     changed = bytearray(content)
-    if kind == 3:  # a piece over another one
+    if kind == 3:  # one piece overwrites another piece
         length = min(int(rng.integers(1, 64)), size - last)
         changed[last : last + length] = content[first : first + length]
-    elif kind == 4:  # a number at its limits
+    elif kind == 4:  # bytes of extreme numbers
         value = (b"\x00", b"\xff", b"\x7f", b"\x80")[rng.integers(4)]
         changed[first : first + int(rng.integers(1, 9))] = value * min(int(rng.integers(1, 9)), size - first)
     else:

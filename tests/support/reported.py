@@ -1,4 +1,4 @@
-"""Run folders and a sweep as training leaves them, with numbers that tests of reports know."""
+"""Run folders and a sweep as training writes them, with numbers that tests of reports know."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,16 @@ CANARIES = [f"c{index:02d}" for index in range(len(GRID) * COUNT)]
 
 @dataclass(frozen=True)
 class Made:
-    """A sweep and its parts: name -> what was written."""
+    """A written sweep, and what its runs contain, by their names."""
 
     path: Path
     settings: dict[str, str]
-    rs: dict[str, int]  # canaries memorized at the end
-    exposure: dict[str, float]  # mean at the end
+    rs: dict[str, int]  # number of canaries memorized at the end
+    exposure: dict[str, float]  # mean exposure at the end
 
 
 def roster(seed: int, copies: Sequence[int] = ()) -> pd.DataFrame:
-    """A canary per configuration and copy of it; with `copies`, of so many insertions each and no probabilities."""
+    """Return `COUNT` canaries per configuration; with `copies`, canaries with exact insertions and no probabilities."""
     pairs = [pair for pair in GRID for _ in range(COUNT)] if not copies else [(nan, nan)] * len(CANARIES)
     planted = (
         [copies[index * len(copies) // len(CANARIES)] for index in range(len(CANARIES))]
@@ -66,7 +66,7 @@ def write_run(
     model: Mapping[str, float] | None = None,
     **about: Any,
 ) -> Path:
-    """A run whose first `memorized` canaries are memorized at the end, at the ceiling; others have drawn exposures."""
+    """Write a run whose first `memorized` canaries end at the ceiling of exposure; other exposures are random."""
     seed = config.seed if config else 0
     (folder / "planted").mkdir(parents=True)
     roster(seed, copies).to_parquet(folder / "planted" / "roster.parquet")
@@ -94,7 +94,7 @@ def write_run(
 
 
 def write_sweep(path: Path, corpus: Path) -> Made:
-    """Write a sweep of FedAvg, DP-FedAvg, SGD, a diverged, a failed and an unstarted run; the first are published."""
+    """Write a sweep of FedAvg, DP-FedAvg, SGD, a diverged, a running and a missing run; FedAvg has published rows."""
     made = Made(path, {}, {}, {})
     listed: list[dict[str, Any]] = []
 

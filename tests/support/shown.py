@@ -1,4 +1,4 @@
-"""Tables as tests ask for them: in text, and read back from CSV."""
+"""Helpers for tests of tables: tables as text, and tables that are read back from CSV."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ def to_latex(table: pd.DataFrame) -> str:
 
 
 def read_typed(text: str, types: Mapping[str, str]) -> pd.DataFrame:
-    """Exactly the frame that was written; numbers are converted apart, as pandas' own parser may miss the last bit."""
+    """Return exactly the written frame. Numbers are parsed separately: the parser of pandas may miss the last bit."""
     cells = pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False, na_values=[""])
     return cells.astype({name: types[name] for name in cells.columns})
 
 
 def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
-    """A table by run or by series."""
+    """Return the table, by run or by series, that was written as CSV."""
     by: By = "series" if "seeds" in text.partition("\n")[0].split(",") else "run"
     return described(read_typed(text, types(by, own)), own)

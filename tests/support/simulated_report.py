@@ -1,4 +1,4 @@
-"""Reports on simulated rows: runs whose canaries have exposures around a level that a test chooses."""
+"""Reports from simulated rows: runs whose canaries have exposures around a level that a test chooses."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def gathered_of(configs: Sequence[Config], level: Level, seeds: int = 3) -> Gath
 
 
 def table_1() -> list[Config]:
-    """Return configurations of SGD and FedAvg in both partitions, at two batch sizes, each with its own rate."""
+    """Return configurations in both partitions: SGD with two batch sizes, and FedAvg with three cohort sizes."""
     data = {partition: DataHParams(Path("corpus"), partition) for partition in ("iid", "non-iid")}
     sgd = [
         CentralConfig(data[partition], training=CentralTrainingHParams(steps=99, batch_size=size))

@@ -16,15 +16,15 @@ EPSILON = 1.0
 def smooth_steps() -> Iterator[None]:
     """Set the epsilon of Adam and RMSProp to 1, in all engines; usable as a decorator.
 
-    With an epsilon of 1e-8 a gradient's component that is nearly 0 moves its weight by up to the whole learning rate,
-    in the direction that rounding chose: no tolerance that is derived from a number format tells that from a fault.
+    With an epsilon of 1e-8, a component of a gradient that is nearly 0 can move its weight by the full learning rate,
+    in a direction that rounding determines. No tolerance derived from a number format separates this from a fault.
 
-    With an epsilon of 1 rounding stays what it is. Adam's direction is m / (s + epsilon), where m is a mean of the
-    gradients so far and s the root of a weighted mean of their squares. Gradients that are off by at most d move m by
-    at most d, s by at most d (triangle inequality), and |m| <= 1.09 s within 14 steps (Cauchy and Schwarz). So the
-    direction is off by at most d / (s + epsilon) + 1.09 s d / (s + epsilon)^2, which is largest where s is about 0:
-    d / epsilon. A step is as smooth as one of plain SGD. In RMSProp s^2 is a sum whose factors add up to less than 0.14
-    within 14 steps, so s is off by at most 0.37 d, and |g| <= 10 s: the direction is off by at most 1.5 d / epsilon.
+    An epsilon of 1 does not amplify rounding. Adam's direction is m / (s + epsilon): m is a mean of the gradients so
+    far, and s is the root of a weighted mean of their squares. If gradients have errors of at most d, then m and s have
+    errors of at most d (triangle inequality), and |m| <= 1.09 s within 14 steps (Cauchy and Schwarz). The error of the
+    direction is at most d / (s + epsilon) + 1.09 s d / (s + epsilon)^2. This is largest for s near 0: d / epsilon, as
+    smooth as a step of plain SGD. In RMSProp, s^2 is a sum whose factors add up to less than 0.14 within 14 steps.
+    Therefore s has an error of at most 0.37 d, |g| <= 10 s, and the direction an error of at most 1.5 d / epsilon.
     """
     with ExitStack() as patches:
         for name in ("Adam", "RMSprop"):
@@ -34,8 +34,8 @@ def smooth_steps() -> Iterator[None]:
 
 
 def amplified(bound: float) -> float:
-    """Return how many times a relative error of gradients is at most, in smooth steps of Adam, by their norm's bound.
+    """Return the largest factor by which smooth steps of Adam amplify a relative error of gradients of a bounded norm.
 
-    No component exceeds the bound, and neither does s: the directions' norm is at least that of m / (bound + epsilon).
+    No component exceeds the bound, nor does s: the norm of the directions is at least that of m / (bound + epsilon).
     """
     return 1 + bound / EPSILON

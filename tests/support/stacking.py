@@ -1,4 +1,4 @@
-"""Helpers for tests of the stacked trainer; like `populations`, this file needs torch, numpy and pytest only."""
+"""Helpers for tests of the stacked trainer; like `populations`, this file needs only torch, NumPy and pytest."""
 
 import math
 
@@ -27,7 +27,7 @@ def start_of(model: CIFGLanguageModel) -> Params:
 
 
 def random_population(users: int, records: int, layout: Layout, seed: int = 0) -> InMemory:
-    """As many records for each but the first two, which have one and none."""
+    """Return users with `records` random records each; the first user has one record, and the second has none."""
     rng = stream(seed, "test", "population")
 
     def record() -> list[int]:
@@ -46,7 +46,7 @@ def train_stacked(
     seed: int = 0,
     clip: float | None = None,
 ) -> UpdateSum:
-    """The whole population as one micro-cohort, with the clip and the sum of `flsim.algorithms.fedavg.train_users`."""
+    """Train all users as one micro-cohort; clip and sum updates as `flsim.algorithms.fedavg.train_users` does."""
     group = [Participant(population[user], stream(seed, "local", 0, user)) for user in range(len(population))]
     losses, tokens = trainer.train(start, trainer.pack(group))
     counts, factors = Counts(), []
@@ -67,7 +67,7 @@ def assert_same_counts(found: UpdateSum, expected: UpdateSum) -> None:
 
 
 def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
-    """Counts exactly; sums to the tolerance, relative to the largest value of the expected one where that exceeds 1."""
+    """Check that counts are equal, and sums up to the tolerance times the largest expected value, or 1 if larger."""
     largest = max(1.0, *(float(value.abs().max()) for value in expected.delta.values()))
     for name, value in expected.delta.items():
         assert found.delta[name].dtype == torch.float64
@@ -78,7 +78,7 @@ def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> Non
 
 
 def amplification(hparams: LocalHParams) -> float:
-    """How many times the rounding of gradients may count: once, but for smooth steps of Adam."""
+    """Return the factor by which steps amplify the rounding of gradients: 1, except for smooth steps of Adam."""
     return amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
 
 
@@ -92,7 +92,7 @@ def assert_within(
     times: float = 1.0,
     of_loss: float | None = None,
 ) -> None:
-    """The sum is as near to an exact one as `rounding` derives, `times` as far at most; counts are equal."""
+    """Check that the error of a sum is less than `times` the bound of `rounding`, and that counts are equal."""
     tolerance = times * rounding(precision, start, exact.counts.norms / exact.counts.users, steps)
     assert relative_error(found.delta, exact.delta) < tolerance
     assert found.counts.loss == pytest.approx(exact.counts.loss, rel=of_loss or tolerance)
@@ -100,16 +100,16 @@ def assert_within(
 
 
 def relative_error(found: Params, exact: Params) -> float:
-    """Norm of the difference over the norm of what is exact, all tensors as one vector."""
+    """Return the norm of the difference divided by the norm of the exact value, with all tensors as one vector."""
     return global_norm({name: found[name] - value for name, value in exact.items()}) / global_norm(exact)
 
 
 def rounding(precision: str, start: Params, norm: float, steps: int) -> float:
-    """Relative error to expect of a user's update of this norm, at most.
+    """Return the largest expected relative error of a user's update of this norm.
 
-    Each step rounds every weight to float32, by 2^-24 of it: sqrt(steps) times that, as rounding errors are
-    independent. A gradient passes through about a dozen tensors that are rounded (embeddings, gates, o tanh c, r,
-    logits, and their gradients), by 2^-24 in float32, 2^-11 in TF32 and 2^-8 in bfloat16: sqrt(12) times that.
+    Each step rounds every weight to float32, with a relative error of 2^-24; independent errors add up to sqrt(steps)
+    times that. A gradient passes through about a dozen rounded tensors (embeddings, gates, o tanh c, r, logits, and
+    their gradients), with an error of 2^-24 in float32, 2^-11 in TF32 and 2^-8 in bfloat16: sqrt(12) times that.
     """
     weights: float = 2**-24 * math.sqrt(steps) * global_norm(start) / norm
     return weights + math.sqrt(12) * {"float32": 2**-24, "tf32": 2**-11, "bf16": 2**-8}[precision]

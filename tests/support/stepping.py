@@ -63,7 +63,7 @@ def tensors(state: State) -> dict[str, torch.Tensor]:
 
 
 def same(one: State, other: State) -> bool:
-    """Bit for bit."""
+    """Return whether two states are equal, bit for bit."""
     ours, theirs = tensors(one), tensors(other)
     return (one.round, one.ledger, ours.keys()) == (other.round, other.ledger, theirs.keys()) and all(
         torch.equal(value, theirs[name]) for name, value in ours.items()

@@ -1,4 +1,4 @@
-"""Settings of tiny networks of transformers, by its names."""
+"""Settings of tiny networks of the transformers library, with the names that the library uses."""
 
 import pytest
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Folders of small tokenizers of three families, as `save_pretrained` would write them, for tests without a network."""
+"""Folders of small tokenizers of three families, as `save_pretrained` writes them, for tests without a network."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def _written(folder: Path, tokenizer: Any, **special: str) -> Path:
 
 
 def gpt2_like(folder: Path) -> Path:
-    """Byte-level BPE with one special token, which is begin and end, and no padding, as GPT-2."""
+    """Write a tokenizer as GPT-2's: byte-level BPE, without padding; one special token marks begin and end."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -32,7 +32,7 @@ def gpt2_like(folder: Path) -> Path:
 
 
 def llama_like(folder: Path) -> Path:
-    """BPE over pieces that begin with a mark for the space, with unknown, begin and end, as Llama 2."""
+    """Write a tokenizer as Llama 2's: BPE over pieces that begin with a mark for the space; unknown, begin and end."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -42,7 +42,7 @@ def llama_like(folder: Path) -> Path:
 
 
 def bert_like(folder: Path) -> Path:
-    """Lower-cased word pieces with padding, and other names for begin and end, as BERT."""
+    """Write a tokenizer as BERT's: lower-cased word pieces, padding, and [CLS] and [SEP] for begin and end."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

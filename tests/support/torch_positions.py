@@ -1,6 +1,6 @@
-"""The operations of a step by position in plain PyTorch, on a CPU: the reference for Triton's kernels.
+"""The operations of a training step by position, in plain PyTorch on a CPU: the reference for Triton's kernels.
 
-The recurrence is that of a padded step.
+The recurrence uses the kernels of a padded step.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from flsim.training.cohort.kernels import Kernels, PositionKernels, Prediction, 
 
 
 class WideKernels(Kernels):
-    """PyTorch's kernels of a padded step, for which models get more units."""
+    """PyTorch's kernels of a padded step, which round the number of units up to a multiple of 16."""
 
     multiple = 16
 
@@ -70,13 +70,13 @@ class TorchPositionKernels(PositionKernels):
 
 
 class WidePositionKernels(TorchPositionKernels):
-    """PyTorch's kernels by position, for which models get more units."""
+    """PyTorch's kernels by position, which round the number of units up to a multiple of 16."""
 
     multiple = 16
 
 
 def _places(starts: Tensor, rows: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
-    """Where each position is in padded activations, (user, time, row), and among positions, (user, position)."""
+    """Return each position's index in padded activations, (user, time, row), and in positions, (user, position)."""
     user, time, row = (torch.arange(rows) < starts.diff()[..., None]).nonzero(as_tuple=True)
     return (user, time, row), (user, starts[user, time] + row)
 
@@ -99,7 +99,7 @@ def _scores(prediction: Prediction) -> Tensor:
 
 
 def _errors(prediction: Prediction) -> Tensor:
-    """Return the gradient by the logits [u, N, V], 0 after the positions of a user."""
+    """Return the gradient with respect to the logits [u, N, V], which is 0 after the last position of a user."""
     errors = (_scores(prediction) - prediction.log_sums[..., None]).exp_()
     chosen = prediction.targets.long()[..., None]
     errors.scatter_add_(-1, chosen, torch.full_like(chosen, -1, dtype=errors.dtype))

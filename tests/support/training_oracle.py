@@ -1,4 +1,4 @@
-"""The oracle of all engines, with arguments in the order that their tests have."""
+"""The oracle of all engines, with its arguments in the order that tests of engines use."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ def train_cohort(
     clip: float | None = None,
     rounds: int | None = None,
 ) -> UpdateSum:
-    """The sum over users that begin with the model's parameters."""
+    """Return the sum of the updates of a cohort that begins with the model's parameters."""
     start = {name: value.detach().clone() for name, value in model.trainable.items()}
     request = RoundRequest(round_, 0, np.fromiter(cohort, np.int64), start, clip)
     return train_users(request, users, model, hparams, seed=seed, rounds=rounds)

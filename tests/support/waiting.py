@@ -1,4 +1,4 @@
-"""Helpers to wait, and to be interrupted, for test processes that must load nothing else."""
+"""Helpers to wait and to receive interrupts, for test processes that must load no other module."""
 
 import signal
 import time
@@ -13,5 +13,5 @@ def wait_until(happened: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def hear_ctrl_c() -> None:
-    """In a new process: a shell's background job ignores Ctrl-C, and so would its children."""
+    """Let a new process handle Ctrl-C, which a shell's background job ignores, as do its child processes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""What a sweep file says, and the runs that it means."""
+"""Tests of sweep files and of the runs that they define, among them the files in experiments/."""
 
 from functools import cache
 from itertools import product
@@ -18,8 +18,8 @@ from flsim.runs.sweeps.definition import Planned, Tier, load, planned_runs, tier
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 TABLES = ("table1", "table2", "table3", "table4")
 TIERS = ("smoke", "small", "paper")
-RECORDS = 1_479  # of the synthetic corpus of this smoke tier
-SECRET_SHARER = {"1": 7, "2": 35, "3": 3, "4": 20, "7": 9}  # published rows of the architectures that are here
+RECORDS = 1_479  # in the synthetic corpus of the smoke tier of the Secret Sharer's table 7
+SECRET_SHARER = {"1": 7, "2": 35, "3": 3, "4": 20, "7": 9}  # by table: rows of flsim's architectures
 TINY: dict[str, Any] = {"about": "x", "corpus": {"synthetic": {"users": 10}}, "seeds": [3, 4]}
 TINY |= {"set": {"local": {"learning_rate": 0.5}}}
 MINIMAL: dict[str, Any] = {
@@ -43,7 +43,7 @@ MINIMAL: dict[str, Any] = {
 
 @cache
 def experiment(name: str, tier: str) -> tuple[Tier, list[Planned]]:
-    """Return a tier and the runs of one seed of a sweep of experiments/."""
+    """Return a tier of a sweep in experiments/, and the tier's runs with seed 0."""
     path = EXPERIMENTS / f"{name}.toml"
     definition = load(path)
     return definition.tiers[tier], planned_runs(definition, definition.tiers[tier], "corpus", str(path), [0])
@@ -64,8 +64,8 @@ def test_a_grid_is_the_product_of_its_axes_and_seeds(tmp_path: Path) -> None:
     assert all(run.config.seed == run.seed for run in runs)
 
 
-def test_later_settings_win_in_the_order_that_is_documented(tmp_path: Path) -> None:
-    """Base, grid, tier, the tier's grid, axes."""
+def test_later_settings_replace_earlier_ones_in_the_documented_order(tmp_path: Path) -> None:
+    """The order is base, grid, tier, the tier's grid, axes."""
     first = planned(tmp_path, MINIMAL)[0].config
     assert isinstance(first, FederatedConfig)
     assert first.training.cohort == 5  # grid over base
@@ -98,13 +98,13 @@ def test_seeds_grids_and_settings_can_be_chosen(tmp_path: Path) -> None:
         ({"tiers": {"tiny": TINY | {"grids": {"a": {"axes": {"training.rounds": [1]}}}}}}, "has 1 values in a tier"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_errors_in_a_sweep_file_are_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         planned(tmp_path, MINIMAL | change)
     assert "\n" not in str(error.value)
 
 
-def test_what_runs_differ_in_is_no_setting_of_all(tmp_path: Path) -> None:
+def test_settings_in_which_runs_differ_cannot_be_overridden(tmp_path: Path) -> None:
     for override, message in (
         ("seed=3", "use --seeds"),
         ("training.rounds=7", "grids.a varies it; choose other grids"),
@@ -115,7 +115,7 @@ def test_what_runs_differ_in_is_no_setting_of_all(tmp_path: Path) -> None:
             planned(tmp_path, MINIMAL, overrides=[override])
 
 
-def test_a_runs_configuration_is_no_sweep_and_a_sweep_is_no_runs() -> None:
+def test_a_configuration_is_refused_as_a_sweep_and_a_sweep_as_a_configuration() -> None:
     with pytest.raises(InputError, match="not a sweep, because it has no grids"):
         load(EXPERIMENTS / "demo.toml")
     with pytest.raises(InputError, match="this file is a sweep, not the configuration of a run; train it with"):
@@ -158,7 +158,7 @@ def test_the_paper_tier_has_the_papers_settings(table: str) -> None:
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize(("tier", "users"), [("smoke", 400), ("small", 4_000)])
 def test_tiers_scale_cohorts_and_canaries_with_the_population(table: str, tier: str, users: int) -> None:
-    """Cohorts keep the paper's ratio, each canary can expect a sharer, canaries take an eighth of records at most."""
+    """Cohort sizes keep the paper's ratios, canaries expect at least one sharer, and replace at most 1/8 of records."""
     at, runs = experiment(table, tier)
     assert at.corpus.synthetic is not None
     assert at.corpus.synthetic.users == users
@@ -185,7 +185,7 @@ def test_the_secret_sharers_tables_have_a_run_for_each_published_row(table: str,
 
 
 def test_the_secret_sharers_noise_gives_the_published_epsilons() -> None:
-    """At the records that the smoke tier's corpus has; delta is its own."""
+    """Steps, epsilon and delta follow from the number of records of the smoke tier's corpus."""
     for run in experiment("secret-sharer-table7", "smoke")[1]:
         config, published = run.config, run.published or {}
         if config.privacy.mechanism == "dp" and published["epsilon"] < 10:

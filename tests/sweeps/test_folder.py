@@ -1,4 +1,4 @@
-"""A sweep's folder: what may be there, and what is said where something else is. Nothing is trained."""
+"""Tests of a sweep's folder: what may be in this folder, and what is refused. No test trains."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ synthetic = { users = 12, test_users = 2, heldout_users = 0, words_per_user = 60
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> SweepFolder:
-    """The sweep SMALL with the planned runs of grid sgd, as `flsim sweep` writes it; no run has begun."""
+    """Write the sweep SMALL with the planned runs of grid sgd, as `flsim sweep` does; no run has begun."""
     path = tmp_path_factory.mktemp("written")
     (path / "small.toml").write_text(SMALL)
     made = SweepFolder(path / "out")
@@ -53,7 +53,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> SweepFolder:
 
 @pytest.fixture
 def folder(written: SweepFolder, tmp_path: Path) -> SweepFolder:
-    """A copy of it, which a test may change."""
+    """Return a copy of the written sweep, which a test may change."""
     shutil.copytree(written.path.parent, tmp_path, dirs_exist_ok=True)
     return SweepFolder(tmp_path / "out")
 
@@ -70,7 +70,7 @@ def add(folder: SweepFolder, command: str, **options: Any) -> list[Planned]:
     return planned
 
 
-def test_where_a_sweep_cannot_be_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_refused_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "mine").mkdir()
@@ -99,26 +99,26 @@ def test_a_heading_names_the_grids_that_were_trained(folder: SweepFolder) -> Non
     assert read_sweep(folder.path).heading == "t"
 
 
-def test_two_do_not_sweep_one_folder(folder: SweepFolder) -> None:
+def test_a_second_sweep_of_one_folder_is_refused(folder: SweepFolder) -> None:
     with (
         folder.hold_lock(),
         pytest.raises(InputError, match="another `flsim sweep` uses this folder"),
         folder.hold_lock(),
     ):
         pass
-    (folder.path / FILE).unlink()  # as where it was killed before it had written that
+    (folder.path / FILE).unlink()  # as after a sweep that was killed before it wrote this file
     with folder.hold_lock():
         pass
 
 
-def test_only_a_sweeps_own_corpus_is_made(folder: SweepFolder, tmp_path: Path) -> None:
+def test_a_sweep_makes_only_the_corpus_in_its_folder(folder: SweepFolder, tmp_path: Path) -> None:
     tier = load(tmp_path / "small.toml").tiers["smoke"]
     with pytest.raises(InputError, match="not a corpus"):
         open_corpus(tier, tmp_path / "mistyped" / "corpus", folder.path)
     assert open_corpus(tier, tmp_path / "corpus", tmp_path).path == tmp_path / "corpus"
 
 
-def test_runs_of_a_grid_that_is_no_more_come_last(folder: SweepFolder, tmp_path: Path) -> None:
+def test_runs_of_a_removed_grid_come_last(folder: SweepFolder, tmp_path: Path) -> None:
     planned = add(folder, "flsim sweep")
     definition = load(tmp_path / "small.toml")
     only = replace(definition, grids=definition.grids[1:])
@@ -148,7 +148,7 @@ def test_runs_with_other_settings_or_another_corpus_are_not_added(folder: SweepF
         assert_refused(tmp_path, [*command, *arguments], message)
 
 
-def test_length_machines_seeds_and_grids_can_be_added_with_a_command_each(folder: SweepFolder) -> None:
+def test_lengths_seeds_and_grids_can_be_added_and_each_command_is_listed_with_its_runs(folder: SweepFolder) -> None:
     longer = ["training.steps=20", "system.threads=2", "evaluation.every=5"]
     add(folder, "longer", only=["sgd"], overrides=longer)
     add(folder, "longer", only=["sgd"], overrides=["training.steps=20"])
@@ -163,7 +163,7 @@ def test_length_machines_seeds_and_grids_can_be_added_with_a_command_each(folder
     ]
 
 
-def test_a_folder_of_an_older_version_takes_runs_as_before(folder: SweepFolder) -> None:
+def test_runs_can_be_added_to_a_folder_of_an_older_version(folder: SweepFolder) -> None:
     about = json.loads((folder.path / FILE).read_text())
     del about["shared"], about["commands"]
     (folder.path / FILE).write_text(json.dumps(about))
@@ -203,7 +203,7 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize(("setting", "message"), IMPOSSIBLE.items())
 def test_a_sweep_is_refused_before_its_corpus_is_made(tmp_path: Path, setting: str, message: str) -> None:
-    """12 users of 60 words have at most 12 records of 5 words each, and half of a tenth of those a canary."""
+    """12 users with 60 words have at most 12 records of 5 words each: 144. A canary expects 0.1 x 0.5 of them: 7.2."""
     (tmp_path / "sweep.toml").write_text(SWEEP)
     assert_refused(tmp_path, ["sweep", "sweep.toml", "--set", setting], message)
 

@@ -1,4 +1,4 @@
-"""`flsim sweep` for real: killed or told to end and continued, with runs that fail, share rounds or are shadows."""
+"""Tests of real `flsim sweep` commands: killed or interrupted and continued, with runs that fail or share rounds."""
 
 import json
 import os
@@ -39,7 +39,7 @@ from flsim.runs.sweeps.folder import RunState, Screen, SweepFolder, state_of
 from server.launch import refuse_what_does_not_fit, share
 from server.sweep import JobEnd, SweepJob, train_all, twins_of
 
-DEADLINE = 900.0  # a busy machine takes half a minute to start a run
+DEADLINE = 900.0  # seconds; a run takes half a minute to start on a busy machine
 SWEEP = """
 title = "Two partitions"
 question = "?"
@@ -67,7 +67,7 @@ def write_sweep(folder: Path, base: str, grids: str, users: int = 12, seeds: str
 
 
 def begin(folder: SweepFolder) -> subprocess.Popen[str]:
-    """Begin the sweep in a process group, as a terminal does."""
+    """Start the sweep in a new process group, as a terminal does."""
     return subprocess.Popen(
         [sys.executable, "-m", "flsim", "sweep", "sweep.toml", "--out", "out"],
         cwd=folder.path.parent,
@@ -80,16 +80,16 @@ def begin(folder: SweepFolder) -> subprocess.Popen[str]:
 
 
 def finish(folder: SweepFolder) -> tuple[int, str, str]:
-    """Continue the sweep to its end; exit code, standard output and standard error."""
+    """Continue the sweep to its end, and return exit code, standard output and standard error."""
     process = begin(folder)
     table, messages = process.communicate(timeout=DEADLINE)
     return process.returncode, table, messages
 
 
 def interrupt(folder: SweepFolder, name: str, number: signal.Signals) -> tuple[int, str]:
-    """Begin the sweep and send it a signal once a run has a checkpoint or ten rounds; exit code and messages.
+    """Start the sweep, send a signal once a run has a checkpoint or ten rounds, and return exit code and messages.
 
-    A terminal sends Ctrl-C to the whole process group. Nothing that the sweep has started outlives it.
+    A terminal sends Ctrl-C to the complete process group. All processes that the sweep started must end with it.
     """
     process, run = begin(folder), folder.run(name)
 
@@ -111,7 +111,7 @@ def completed(folder: SweepFolder) -> set[str]:
 
 
 def assert_trained_as_without_a_stop(path: Path) -> Run:
-    """Bit for bit: the rounds in this process, without a stop."""
+    """Check that training without a stop, in this process, gives the same parameters, bit for bit."""
     run = Run.open(path)
     torch.set_num_threads(1)
     training = run.training()
@@ -135,13 +135,13 @@ set = { training = { rounds = 1, cohort = 12 }, system = { shards = 1 } }
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_killed_continues_and_a_run_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_killed_sweep_continues_and_a_failed_run_does_not_stop_the_others(tmp_path: Path) -> None:
     base = (
-        'data = { user_holdout = 0.25, shadow = "user" }\nsystem = { checkpoint_every = 10 }'  # shadow runs resume too
+        'data = { user_holdout = 0.25, shadow = "user" }\nsystem = { checkpoint_every = 10 }'  # shadow runs also resume
     )
     folder = write_sweep(tmp_path, base, FAILING)
     interrupt(folder, "good-iid-seed0", signal.SIGKILL)
-    over = completed(folder)  # the other one, if its processes had more of the machine
+    over = completed(folder)  # the other run may be completed, if it trained faster
     assert "good-iid-seed0" not in over
 
     code, table, messages = finish(folder)
@@ -152,7 +152,7 @@ def test_a_sweep_that_was_killed_continues_and_a_run_that_fails_leaves_the_other
     assert f"1 of 3 runs failed, the first bad-seed0: {why}" in messages
     assert "IID, SGD, b_r=4" in table
     assert "<html" in (folder.path / "report.html").read_text()
-    [session] = read_sweep(folder.path).sessions  # the killed one could not record any
+    [session] = read_sweep(folder.path).sessions  # the killed sweep could not record its session
     assert list(session["failed"]) == ["bad-seed0"]
     assert set(session["trained"]) == completed(folder) - over
     assert session["peak_memory"] > 2**28
@@ -172,7 +172,7 @@ def test_a_sweep_that_was_killed_continues_and_a_run_that_fails_leaves_the_other
     assert read_sweep(folder.path).runs[0].name == "good-iid-seed0"
 
 
-EVERY = 5_000  # steps, some seconds, between checkpoints of the central run
+EVERY = 5_000  # steps between checkpoints of the central run, which take some seconds
 CENTRAL = f"""kind = "central", steps = {3 * EVERY}, batch_size = 4, learning_rate = 0.1 }},
     system = {{ checkpoint_every = {EVERY} """
 ON_RAY = "rounds = 300, cohort = 4 }, system = { shards = 2, checkpoint_every = 1_000_000 "
@@ -186,7 +186,7 @@ ON_RAY = "rounds = 300, cohort = 4 }, system = { shards = 2, checkpoint_every = 
         pytest.param(ON_RAY, signal.SIGINT, id="Ctrl-C, a run with a Ray of its own"),
     ],
 )
-def test_runs_of_a_sweep_that_is_told_to_end_are_saved(tmp_path: Path, training: str, number: signal.Signals) -> None:
+def test_runs_of_an_interrupted_sweep_are_saved(tmp_path: Path, training: str, number: signal.Signals) -> None:
     grid = f'[[grids]]\nname = "one"\naxes = {{}}\nset = {{ training = {{ {" ".join(training.split())} }} }}\n'
     folder = write_sweep(tmp_path, "", grid)
     path = folder.run("one-seed0")
@@ -210,8 +210,8 @@ def planned(name: str, config: FederatedConfig) -> Planned:
     return Planned(name, "grid", config.seed, {}, None, config)
 
 
-def test_who_shares_rounds_with_whom() -> None:
-    """By all settings but the arm, and only where there is a round before the first window."""
+def test_an_arm_out_shares_rounds_with_the_arm_in_of_equal_settings() -> None:
+    """Twins differ only in the arm, and share rounds only if training has a round before the first window."""
     base = FederatedConfig(DataHParams("corpus"))
     late = replace(base, canaries=replace(base.canaries, windows=((0.5, 0.6),)))
     other = replace(late, seed=1)
@@ -230,8 +230,8 @@ def test_who_shares_rounds_with_whom() -> None:
 
 
 @pytest.mark.slow
-def test_an_arm_out_begins_with_its_arm_in(tmp_path: Path) -> None:
-    """It waits, though it comes first and both fit at once; it has the bits of a training of its own."""
+def test_an_arm_out_starts_from_rounds_of_its_arm_in(tmp_path: Path) -> None:
+    """Arm `out` waits for arm `in`, though both fit at once, and ends with the bits of training without arm `in`."""
     grid = """
 [[grids]]
 name = "arms"
@@ -263,17 +263,17 @@ def central(**system: object) -> Config:
     ("config", "nodes", "expected"),
     [
         (federated(shards=3, cpus_per_client=2), [CPU_NODE], (6, 0)),
-        (federated(), [CPU_NODE], (2, 0)),  # where the settings leave the shards open, as a run finds room for two
+        (federated(), [CPU_NODE], (2, 0)),  # if shards are not set, a run needs CPUs for two
         (central(threads=2), [CPU_NODE], (2, 0)),
-        # Shares of training and of evaluation: two such runs fit on a GPU beside each other, five of the next.
+        # Shares of training and evaluation add up: two such runs fit on a GPU at once, and five of the next.
         (federated(shards=1, gpus_per_client=0.4, gpus_for_evaluation=0.1), [GPU_NODE], (1, 0.5)),
         (central(device="cuda", gpus=0.15, gpus_for_evaluation=0.05), [GPU_NODE], (1, 0.2)),
-        (central(device="cuda"), [GPU_NODE], (1, 1)),  # by default all of one
+        (central(device="cuda"), [GPU_NODE], (1, 1)),  # by default one complete GPU
         (federated(shards=1), [GPU_NODE], (1, 1)),
         (federated(shards=2, gpus_per_client=0.9, gpus_for_evaluation=0.1), [GPU_NODE], (2, 2)),  # Ray has no 1.9 GPUs
     ],
 )
-def test_a_run_holds_what_its_processes_take(
+def test_a_run_reserves_the_cpus_and_gpus_of_its_processes(
     config: Config, nodes: list[dict[str, float]], expected: tuple[int, float]
 ) -> None:
     assert share(config, nodes) == expected
@@ -295,7 +295,7 @@ def test_a_run_holds_what_its_processes_take(
         ),
     ],
 )
-def test_what_no_machine_has_is_refused_and_says_what_to_set(config: Config, needs: str, remedy: str) -> None:
+def test_a_run_that_fits_no_node_is_refused_with_a_remedy(config: Config, needs: str, remedy: str) -> None:
     with pytest.raises(InputError, match=f"^run a needs {needs}, but no Ray node has .*{remedy}$"):
         refuse_what_does_not_fit("a", config, [CPU_NODE])
     for on_cpus in (federated(shards=1, gpus_per_client=0), central(device="cpu", gpus=0)):
@@ -303,8 +303,8 @@ def test_what_no_machine_has_is_refused_and_says_what_to_set(config: Config, nee
 
 
 @pytest.mark.slow
-def test_a_run_that_cannot_begin_says_why_and_the_next_one_is_tried(tmp_path: Path) -> None:
-    """Real processes, one after another, without a cluster of the sweep's own."""
+def test_a_run_that_cannot_start_reports_why_and_the_next_run_is_tried(tmp_path: Path) -> None:
+    """Runs are real processes, one after another, without a Ray cluster that the sweep starts."""
     jobs = []
     for name in ("one", "two"):
         config = FederatedConfig(DataHParams(tmp_path / f"corpus of {name}"))
@@ -328,7 +328,7 @@ def run_folder(folder: Path, status: str, round_: int, log: str = "") -> Path:
     return folder
 
 
-def test_what_a_run_is_at(tmp_path: Path) -> None:
+def test_the_state_of_a_run(tmp_path: Path) -> None:
     log = '{"round": 30, "loss": 2.5}\n{"round": 41, "loss": 2.25}\n'
     running = run_folder(tmp_path / "a", "running", 40, log)
     assert state_of(running, began=0) == RunState("runs", 0.41, "41/100, loss 2.25")
@@ -341,14 +341,14 @@ def test_what_a_run_is_at(tmp_path: Path) -> None:
     assert state_of(run_folder(tmp_path / "d", "diverged", 12), began=0) == RunState("diverged", 1.0, "")
 
 
-def test_a_run_that_trains_on_is_not_over(tmp_path: Path) -> None:
-    """A search lets the better half of its trials train on; a sweep leaves what is finished."""
+def test_a_completed_run_that_a_search_continues_waits(tmp_path: Path) -> None:
+    """A search continues the better half of its trials; a sweep does not continue completed runs."""
     run, later = run_folder(tmp_path / "a", "completed", 40), time.time() + 60
     assert state_of(run, later) == RunState("waits", note="stopped at 40")
     assert state_of(run, later, is_finished=True) == RunState("completed", 1.0, "")
 
 
-def test_a_terminal_shows_bars_of_runs_that_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_bars_of_the_runs_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = StringIO()
     console = Console(file=said, width=80, force_terminal=True, color_system=None)
     monkeypatch.setattr(module, "console", console)
@@ -366,7 +366,7 @@ def test_a_terminal_shows_bars_of_runs_that_train(tmp_path: Path, monkeypatch: p
     assert "cohort0-" not in text
 
 
-def test_elsewhere_a_run_that_begins_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_each_start_or_failure_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = SweepFolder(tmp_path)
     run_folder(folder.run("one"), "running", 5)
     with Screen(folder, ["one", "two"], began=0).live() as screen:

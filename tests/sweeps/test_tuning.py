@@ -1,4 +1,4 @@
-"""Files of `flsim tune` and of its outcome: what they mean, and what is refused before anything is trained."""
+"""Tests of the files of `flsim tune` and of its outcome: their meaning, and what is refused before training."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +45,7 @@ TUNE: dict[str, Any] = {
 
 
 def merged(into: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """Return nested values with changes."""
+    """Return nested values with the changes merged into them."""
     parts = {
         key: merged(into[key], value) if isinstance(value, dict) and isinstance(into.get(key), dict) else value
         for key, value in change.items()
@@ -64,7 +64,7 @@ def search_of(path: Path) -> Search:
 
 
 def outcome(path: Path, **changes: Any) -> TuningOutcome:
-    """Write an outcome that chose 0.4 for IID and 3.2 for non-IID users."""
+    """Write and return an outcome with learning rate 0.4 for IID users, and 3.2 for non-IID users."""
     groups = tuple(
         GroupOutcome(
             name=f"a-{partition}",
@@ -105,7 +105,7 @@ def planned(tmp_path: Path, **options: Any) -> list[Planned]:
     return planned_runs(definition, definition.tiers["smoke"], tmp_path / "corpus", str(source), **options)
 
 
-def test_a_trial_has_the_runs_of_its_group_and_measures_utility_alone(tmp_path: Path) -> None:
+def test_a_trial_has_the_runs_of_its_group_and_measures_only_utility(tmp_path: Path) -> None:
     search = search_of(write_files(tmp_path))
     first, second = search.groups()
     assert [group.name for group in (first, second)] == ["a-iid", "a-non-iid"]
@@ -121,7 +121,7 @@ def test_a_trial_has_the_runs_of_its_group_and_measures_utility_alone(tmp_path: 
         assert config.evaluation.every > config.training.rounds  # type: ignore[attr-defined]
 
 
-def test_a_share_of_a_run_is_the_run_at_that_length(tmp_path: Path) -> None:
+def test_a_share_of_a_run_is_the_same_run_with_fewer_rounds(tmp_path: Path) -> None:
     write_files(tmp_path, sweep={"base": {"training": {"rounds": 10}}})
     make_synthetic(tmp_path / "corpus", SyntheticHParams(**SMALL), 0)
     search = search_of(tmp_path / "tune.toml")
@@ -152,7 +152,7 @@ def test_a_share_of_a_run_is_the_run_at_that_length(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, tune: dict[str, Any], sweep: dict[str, Any], message: str) -> None:
+def test_bad_searches_are_refused(tmp_path: Path, tune: dict[str, Any], sweep: dict[str, Any], message: str) -> None:
     write_files(tmp_path, tune, sweep)
     assert_refused(tmp_path, ["tune", "tune.toml"], message)
 
@@ -167,7 +167,7 @@ def test_other_files_are_not_searches(tmp_path: Path) -> None:
         assert_refused(tmp_path, arguments, message)
 
 
-def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_path: Path) -> None:
+def test_a_sweep_uses_the_chosen_values_and_names_the_search(tmp_path: Path) -> None:
     write_files(tmp_path)
     without = [run.name for run in planned(tmp_path)]
     write_files(tmp_path, sweep={"tiers": {"smoke": {"tuned": "tuned.toml"}}})
@@ -175,7 +175,7 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
     assert (read.groups, read.seeds, read.halving) == (written.groups, (7, 8), (0.5, 1.0))
     assert read.groups[0].trials[1].has_diverged
     runs = planned(tmp_path)
-    assert [run.name for run in runs] == without  # names stay as they are
+    assert [run.name for run in runs] == without  # names do not change
     rates = {(run.config.data.partition, run.config.local.learning_rate) for run in runs}  # type: ignore[attr-defined]
     assert rates == {("iid", 0.4), ("non-iid", 3.2)}
     definition, folder = load(tmp_path / "sweep.toml"), SweepFolder(tmp_path / "out")
@@ -206,7 +206,7 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
         ([], {"groups": ()}, "tuned.toml: no values were tuned for grid a with data.partition iid, training.cohort 2"),
     ],
 )
-def test_what_was_tuned_on_is_refused(
+def test_seeds_and_settings_of_the_search_and_outcomes_of_other_sweeps_are_refused(
     tmp_path: Path, arguments: list[str], changes: dict[str, Any], message: str
 ) -> None:
     write_files(tmp_path, sweep={"tiers": {"smoke": {"tuned": "tuned.toml"}}})
@@ -223,8 +223,8 @@ def test_the_corpus_of_the_search_is_not_reported(tmp_path: Path) -> None:
     read_outcome(tmp_path / "tuned.toml").refuse_corpus("1" * 64, "another corpus")
 
 
-def test_an_outcome_is_of_the_training_that_was_tuned(tmp_path: Path) -> None:
-    """What is measured or chosen by the search may change; other settings of training, canaries and axes may not."""
+def test_the_digest_of_an_outcome_covers_the_training_that_was_tuned(tmp_path: Path) -> None:
+    """Measurement, seeds and tuned settings may change; other settings of training, canaries and axes may not."""
 
     def digest_with(change: dict[str, Any]) -> str:
         write_files(tmp_path, sweep=change)
@@ -253,7 +253,7 @@ def test_a_damaged_outcome_is_named(tmp_path: Path, text: str) -> None:
 
 
 class Trainer:
-    """A stand-in for `server.sweep.train_all`, which measures jobs in some order and may be killed after a number."""
+    """A replacement of `server.sweep.train_all` that measures jobs in a given order, until a kill after some jobs."""
 
     def __init__(self, order: Callable[[list[SweepJob]], Iterable[SweepJob]], killed_after: int = 10**9) -> None:
         self.order, self.left = order, killed_after
@@ -271,8 +271,8 @@ class Trainer:
             yield JobEnd(job.name, None)
 
 
-def test_neither_the_order_of_ends_nor_a_kill_changes_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials that diverge, at rates above 3, stop nothing; what was measured before the kill is not trained again."""
+def test_the_order_of_runs_and_a_kill_do_not_change_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials that diverge, at rates above 3, stop no search. Trials measured before the kill are not trained again."""
     grid = {"name": "a", "axes": {"data.partition": ["iid", "non-iid"]}}
     write_files(tmp_path, {"seeds": [7]}, {"base": {"training": {"rounds": 8, "cohort": 2}}, "grids": [grid]})
     search = search_of(tmp_path / "tune.toml")

@@ -1,4 +1,4 @@
-"""`flsim tune` for real: killed in the middle and gone on with; then a sweep takes what was chosen."""
+"""Test of real `flsim tune` commands: a search is killed and continued, and a sweep uses the chosen values."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 from flsim.runs.config import load
 from flsim.runs.sweeps.definition import read_outcome
 
-DEADLINE = 1_200.0  # a busy machine takes half a minute to start a run
+DEADLINE = 1_200.0  # seconds; a run takes half a minute to start on a busy machine
 SWEEP = """
 title = "A rate"
 question = "?"
@@ -49,12 +49,12 @@ def flsim(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def measured(runs: Path) -> dict[Path, int]:
-    """When each measurement was stored."""
+    """Return the time at which each measurement was stored."""
     return {path: path.stat().st_mtime_ns for path in runs.glob("*/rows/*.parquet")}
 
 
 @pytest.mark.nightly
-def test_a_search_that_was_killed_goes_on_and_a_sweep_takes_what_it_chose(tmp_path: Path) -> None:
+def test_a_killed_search_continues_and_a_sweep_uses_the_chosen_values(tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text(SWEEP)
     (tmp_path / "tune.toml").write_text(TUNE)
     runs = tmp_path / "out" / "runs"
@@ -65,14 +65,14 @@ def test_a_search_that_was_killed_goes_on_and_a_sweep_takes_what_it_chose(tmp_pa
         assert time.monotonic() < until
         time.sleep(0.05)
     os.kill(first.pid, signal.SIGKILL)
-    first.communicate(timeout=DEADLINE)  # what it began ends with it
+    first.communicate(timeout=DEADLINE)  # the processes that it started end with it
     before = measured(runs)
     assert not (tmp_path / "out" / "tuned.toml").exists()
 
     second = flsim(tmp_path, "tune", "tune.toml")
     printed, told = second.communicate(timeout=DEADLINE)
     assert second.returncode == 0, told
-    assert before.items() <= measured(runs).items()  # nothing that was measured was measured again
+    assert before.items() <= measured(runs).items()  # no measurement was repeated
     assert max(map(len, printed.splitlines())) <= 80
     tuned = read_outcome(tmp_path / "out" / "tuned.toml")
     (group,) = tuned.groups

@@ -1,4 +1,4 @@
-"""Forgetting of means: the formulas against the paper's, against simulated recursions, and against real rounds."""
+"""Tests of the theory of forgetting: formulas against the paper's, recursions, integrals and rounds of the platform."""
 
 import math
 from fractions import Fraction
@@ -21,9 +21,9 @@ PAPER = MeanEstimation.injected(4, 0.01)
 
 @pytest.mark.parametrize("rate", [0.01, 0.49])
 @pytest.mark.parametrize("rounds", [1, 7, 40])
-def test_an_injected_example_separates_as_the_papers_distributions(rate: float, rounds: int) -> None:
-    """Jagielski et al. (2022), appendix D.3: means mu + (theta_0^+- - mu)(1 - 2 eta)^k, where theta_0^+ - theta_0^- is
-    4 eta v, and covariance eta (1 - (1 - 2 eta)^(2k)) / (1 - eta) Sigma."""
+def test_the_separation_of_an_injected_example_follows_from_the_papers_distributions(rate: float, rounds: int) -> None:
+    """Jagielski et al. (2022), appendix D.3: the means are mu + (theta_0^+- - mu)(1 - 2 eta)^k, with
+    theta_0^+ - theta_0^- = 4 eta v, and the covariance is eta (1 - (1 - 2 eta)^(2k)) / (1 - eta) Sigma."""
     v, sigma = np.array([1.0, -2.0, 0.5]), np.array([[2.0, 0.3, 0.0], [0.3, 1.0, -0.2], [0.0, -0.2, 0.7]])
     apart = 4 * rate * v * (1 - 2 * rate) ** rounds
     covariance = rate * (1 - (1 - 2 * rate) ** (2 * rounds)) / (1 - rate) * sigma
@@ -33,13 +33,13 @@ def test_an_injected_example_separates_as_the_papers_distributions(rate: float, 
 
 
 @pytest.mark.parametrize(("steps", "cohort", "population"), [(1, 1, None), (3, 5, None), (3, 5, 8), (2, 1, 6)])
-def test_the_federated_form_is_the_recursion_of_rounds(steps: int, cohort: int, population: int | None) -> None:
-    """Derived: mean and variance of theta, carried from round to round without a closed form. The variance of a mean of
-    C of N numbers is by enumeration of pairs: with variance 1 over N, two draws have covariance -1 / (N - 1)."""
+def test_the_federated_formula_equals_a_recursion_over_rounds(steps: int, cohort: int, population: int | None) -> None:
+    """The test computes mean and variance of theta round by round, without a closed form. The variance of a mean of
+    C of N numbers is a sum over pairs: for numbers of variance 1, two draws have the covariance -1 / (N - 1)."""
     rate, distance = 0.07, 3.0
     one = MeanEstimation(distance, rate, steps, cohort, population)
     moved_by = 0.0
-    for _ in range(steps):  # of one user, towards a mean of 1
+    for _ in range(steps):  # local steps of one user, towards a mean of 1
         moved_by += 2 * rate * (1 - moved_by)
     between = 0.0 if population is None else -1 / (population - 1)
     of_cohort = (cohort + cohort * (cohort - 1) * between) / cohort**2
@@ -50,7 +50,7 @@ def test_the_federated_form_is_the_recursion_of_rounds(steps: int, cohort: int, 
 
 
 def test_accuracy_and_rates_are_those_of_the_best_threshold() -> None:
-    """Derived: the best test of two normal distributions of equal variance cuts in the middle."""
+    """Derived: the best test between two normal distributions of equal variance has its threshold in the middle."""
     for rounds in (1, 10, 100):
         d = PAPER.separation(rounds)
         densities = stats.norm(d / 2), stats.norm(-d / 2)
@@ -61,8 +61,8 @@ def test_accuracy_and_rates_are_those_of_the_best_threshold() -> None:
         assert PAPER.true_positives(rounds, 0.1) > 0.1
 
 
-def test_the_divergence_is_that_of_the_densities_and_within_theorem_1() -> None:
-    """Theorem 1: at most 2 alpha v' Sigma^-1 v / k. Renyi's divergence is integrated from its definition."""
+def test_the_divergence_equals_an_integral_and_is_within_theorem_1() -> None:
+    """Theorem 1: at most 2 alpha v' Sigma^-1 v / k. The test integrates the definition of the Renyi divergence."""
     for rounds, order in ((3, 2.0), (10, 8.0), (100, 1.5)):
         d = PAPER.separation(rounds)
         one, other = stats.norm(d), stats.norm(0)
@@ -86,14 +86,14 @@ def test_the_divergence_is_that_of_the_densities_and_within_theorem_1() -> None:
 
 @pytest.mark.parametrize("one", [PAPER, MeanEstimation(10, 0.1, 3, 7), MeanEstimation(10, 0.05, 1, 5, 9)])
 @pytest.mark.parametrize("wanted", [0.51, 0.6, 0.9])
-def test_rounds_until_an_accuracy_are_the_first_that_reach_it(one: MeanEstimation, wanted: float) -> None:
+def test_rounds_until_an_accuracy_equal_a_search_over_rounds(one: MeanEstimation, wanted: float) -> None:
     least = next(rounds for rounds in range(1, 10_000) if one.accuracy(rounds) <= wanted)
     assert one.rounds_until(wanted) == least
 
 
-def test_what_was_never_seen_is_forgotten_at_once_and_full_participation_never_forgets() -> None:
-    """The paper writes of v' Sigma^-1 v = 0 that forgetting never happens (section 5.3). By its own Theorem 1 the
-    divergence is then 0: forgetting is immediate, as +v and -v are the same example."""
+def test_a_zero_example_is_forgotten_at_once_and_full_participation_never_forgets() -> None:
+    """For v' Sigma^-1 v = 0, the paper states that forgetting never happens (section 5.3). By the paper's Theorem 1,
+    the divergence is then 0: forgetting is immediate, because +v and -v are the same example."""
     nothing = MeanEstimation.injected(0, 0.1)
     assert (nothing.separation(0), nothing.accuracy(1), nothing.renyi_bound(1, 2), nothing.rounds_until(0.6)) == (
         *(0.0, 0.5, 0.0),
@@ -108,9 +108,9 @@ def test_what_was_never_seen_is_forgotten_at_once_and_full_participation_never_f
 MEANS = FederatedMeans(moved=40, rate=0.1, steps=2, cohort=4, population=500, rounds=4)
 
 
-def test_rounds_of_the_platform_keep_the_difference_that_the_formula_says() -> None:
-    """Two runs of one seed have all but one record in common, so their difference has no noise: (s / C)(1 - s)^k 2v.
-    Theta is float32 and below 50; rounding is relative to it."""
+def test_rounds_of_the_platform_keep_the_difference_of_the_formula() -> None:
+    """Two runs of one seed differ in one record, so that their difference has no noise: (s / C)(1 - s)^k 2v.
+    Theta is float32 and below 50, and the tolerance follows from its rounding."""
     formula = MEANS.expected
     apart = MEANS.theta(3, 1) - MEANS.theta(3, -1)
     for rounds, values in enumerate(apart):
@@ -118,8 +118,8 @@ def test_rounds_of_the_platform_keep_the_difference_that_the_formula_says() -> N
         np.testing.assert_allclose(values, expected, rtol=0, atol=2e-5)
 
 
-def test_rounds_of_the_platform_forget_as_fast_as_the_formula_says() -> None:
-    """500 repetitions on each side; three Monte Carlo standard deviations."""
+def test_rounds_of_the_platform_forget_as_fast_as_the_formula() -> None:
+    """Each side has 500 repetitions; the tolerance is three Monte Carlo standard deviations."""
     pairs = MEANS.pairs(5)
     runs = pairs[0].reshape(MEANS.rounds, 5, MEANS.positions)
     assert len(np.unique(runs, axis=1)[0]) == 5, "each run has cohorts of its own"
@@ -133,20 +133,20 @@ def test_rounds_of_the_platform_forget_as_fast_as_the_formula_says() -> None:
 
 
 @pytest.mark.parametrize(("sampler", "population"), [("fixed-size", 12), ("with-replacement", None)])
-def test_the_platforms_cohorts_vary_as_the_formula_says(sampler: str, population: int | None) -> None:
-    """The mean of 6 of 12 values over 4,000 draws; a sample variance has a relative standard error of sqrt(2 / n)."""
+def test_the_platforms_cohorts_have_the_variance_of_the_formula(sampler: str, population: int | None) -> None:
+    """4,000 draws of the mean of 6 of 12 values; a sample variance has a relative standard error of sqrt(2 / n)."""
     values, draws = np.arange(12.0), 4_000
     means = [values[draw_cohort(0, round_, 12, 6, sampler)].mean() for round_ in range(draws)]
     expected = MeanEstimation(1, 0.1, cohort=6, population=population).variance_factor * values.var() / 6
     assert np.var(means) == pytest.approx(expected, rel=3 * math.sqrt(2 / draws))
 
 
-# Training in a known order: it never forgets in exact arithmetic, and in floats when the difference rounds away.
+# Training in a known order never forgets in exact arithmetic; in floats, it forgets when the difference rounds away.
 
 
 @pytest.mark.parametrize("eta", [Fraction(1, 100), Fraction(1, 3), Fraction(49, 100)])
 def test_exact_runs_always_differ_by_the_formula(eta: Fraction) -> None:
-    """Jagielski et al. (2022), Theorem 2, in rational arithmetic: whichever example differs, all later models do."""
+    """Jagielski et al. (2022), Theorem 2, in rational arithmetic: after the example that differs, all models differ."""
     examples = [Fraction(int(x), 7) for x in stream(0, "examples").integers(-20, 20, size=40)]
     for place in (0, 17, 39):
         other = [*examples[:place], examples[place] + Fraction(1, 1000), *examples[place + 1 :]]
@@ -160,15 +160,15 @@ def test_exact_runs_always_differ_by_the_formula(eta: Fraction) -> None:
 
 @pytest.mark.parametrize("kind", BITS)
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.3])
-def test_floats_are_equal_about_when_the_difference_is_below_their_spacing(rate: float, kind: str) -> None:
-    """At half the steps no pair is equal. The median is within 5% and 2 steps of the formula."""
+def test_floats_become_equal_when_the_formula_is_below_their_spacing(rate: float, kind: str) -> None:
+    """At half the predicted steps, no pair is equal. The median is within 5%, or 2 steps, of the formula."""
     counts = measured_steps_until_equal(rate, kind)
     expected = steps_until_equal(rate, moved=2, bits=BITS[kind])
     assert counts.min() > expected / 2
     assert np.median(counts) == pytest.approx(expected, rel=0.05, abs=2)
 
 
-# The outlier that two-means never forgets: the paper's numbers, and the algorithm against all partitions.
+# Two-means never forgets an outlier: tests of the paper's numbers, and of the algorithm against all partitions.
 
 
 def cost(points: np.ndarray, clusters: tuple[list[int], ...]) -> float:
@@ -189,17 +189,17 @@ def test_two_means_is_the_best_of_all_partitions() -> None:
 
 
 @pytest.mark.parametrize("has_first", [False, True], ids=["D1", "D0 and D1"])
-def test_the_outlier_is_told_as_often_as_in_the_paper(has_first: bool) -> None:
+def test_the_outlier_is_detected_as_often_as_in_the_paper(has_first: bool) -> None:
     """Jagielski et al. (2022), appendix D.1: "97% accuracy" in 200 trials, "perfect precision".
 
-    200 trials of accuracy .95 show 97% or more in one of eight; 2,000 trials on each side show .92 to .97 surely.
+    With an accuracy of .95, one of eight experiments with 200 trials has 97% or more, and 2,000 trials have .92 to .97.
     """
     true, false = KMeansExperiment(has_first=has_first).rates(2_000)[-1]
     assert 0.92 < (true + 1 - false) / 2 < 0.97
     assert false == 0
 
 
-def test_no_number_of_later_points_undoes_it() -> None:
+def test_later_points_never_make_two_means_forget_the_outlier() -> None:
     rates = KMeansExperiment().rates(1_000, stages=20)
     assert (rates[1:] == (rates[1, 0], 0)).all()
     with pytest.raises(InputError, match="lost all its points"):

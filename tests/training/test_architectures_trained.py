@@ -1,4 +1,4 @@
-"""Every architecture is trained, resumed, saved and refused as the paper's is."""
+"""Tests that every architecture is trained, resumed, saved and refused as the CIFG of the paper is."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ def mean_loss(state: State, hparams: ModelHParams) -> float:
 
 @others
 def test_central_training_lowers_the_loss_and_resumes_to_the_same_bits(hparams: ModelHParams, tmp_path: Path) -> None:
-    """25 steps are 11 steps, a checkpoint, and the other 14; with dropout other ones than without."""
+    """25 steps equal 11 steps, a checkpoint and 14 more steps, and lower the loss; dropout changes the first step."""
     training = training_of(hparams, optimizer="adam", learning_rate=0.05, dropout=0.3, steps=25)
     start = init(LAYOUT.vocabulary_size, hparams, 0)
     whole = trained(start, training, 25)
@@ -59,8 +59,8 @@ def test_central_training_lowers_the_loss_and_resumes_to_the_same_bits(hparams: 
 
 
 @others
-def test_a_clipped_and_a_noisy_lot(hparams: ModelHParams) -> None:
-    """Gradients of records alone, by plain autograd; and DP-SGD goes on where it was, whatever the micro-batches."""
+def test_record_gradients_and_private_steps(hparams: ModelHParams) -> None:
+    """Gradients per record equal plain autograd's. DP-SGD resumes exactly, and its micro-batches do not matter."""
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0).double()
     inputs, targets = batch_of(RECORDS)
     gradients, losses = record_gradients(model, inputs, targets)
@@ -82,8 +82,8 @@ def test_a_clipped_and_a_noisy_lot(hparams: ModelHParams) -> None:
 
 
 @others
-def test_users_train_by_the_engine_that_can(hparams: ModelHParams) -> None:
-    """One user in one batch is a step of gradient descent."""
+def test_users_train_with_the_engine_that_supports_the_architecture(hparams: ModelHParams) -> None:
+    """LSTM and GRU use the cohort engine, others the local engine. One user with one batch is one gradient step."""
     local, state = LocalHParams(batch_size=7, learning_rate=1.0), fedavg.init(LAYOUT.vocabulary_size, hparams, 0)
     engine = engine_of("cohort", build(LAYOUT.vocabulary_size, hparams), LAYOUT, local)
     assert isinstance(engine, CohortEngine if hparams.architecture in {"lstm", "gru"} else LocalEngine)
@@ -99,7 +99,7 @@ def test_users_train_by_the_engine_that_can(hparams: ModelHParams) -> None:
         )
 
 
-def test_low_precision_is_of_the_cifg() -> None:
+def test_only_the_cifg_trains_in_low_precision() -> None:
     hparams = OTHERS[0]
     state, training = init(LAYOUT.vocabulary_size, hparams, 0), training_of(hparams, precision="bf16")
     with pytest.raises(

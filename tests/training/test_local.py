@@ -1,4 +1,4 @@
-"""Local training against an independent loop, and the laws of sums of updates."""
+"""Tests of local training against an independent loop, of sums and clips of updates, and of learning-rate schedules."""
 
 import inspect
 import itertools
@@ -37,13 +37,13 @@ SIZES = ModelHParams(embedding=3, units=5)
 
 
 def step(state: State, total: UpdateSum, privacy: PrivacyHParams | None = None) -> State:
-    """Plain averaging, unless a mechanism is named."""
+    """Apply a sum of updates to a state, with plain averaging unless `privacy` names a mechanism."""
     size, privacy = LAYOUT.vocabulary_size, privacy or PrivacyHParams()
     return fedavg.step(state, total, FedAvgHParams(), privacy, seed=0, population=1_000, vocabulary_size=size)[0]
 
 
 def naive_loss(p: Params, records: list[list[int]]) -> tuple[Tensor, int]:
-    """Mean cross-entropy, record by record and word by word from the equations; no padding, no batching."""
+    """Compute the mean cross-entropy from the equations, one record and one word at a time, without padding."""
     total, count = torch.zeros((), dtype=torch.float64), 0
     units = p["projection"].shape[0]
     for words in records:
@@ -91,7 +91,8 @@ records_strategy = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6),
 def test_sums_equal_a_loop_over_users_and_words(
     users: list[list[list[int]]], epochs: int, batch_size: int, clip: float | None, seed: int
 ) -> None:
-    """Updates times examples, or min(1, S / norm) of each. Unequal lengths, users without records. float64, 1e-10."""
+    """Sums weight updates by examples, or with a clip by min(1, S / norm), as an independent loop over words does.
+    Users have unequal numbers of records, or none. float64, 1e-10."""
     hparams, model = LocalHParams(epochs, batch_size, learning_rate=0.5), model_of(0)
     before = start_of(model)
     total = train_cohort(model, InMemory(LAYOUT, users), range(len(users)), hparams, seed, 0, clip)
@@ -114,7 +115,7 @@ def test_sums_equal_a_loop_over_users_and_words(
         assert (counts.clipped, counts.within) == (sum(n > clip for n in norms), sum(n <= clip for n in norms))
 
 
-def test_the_reported_loss_is_that_of_the_batches_before_their_steps() -> None:
+def test_the_reported_loss_is_that_of_each_batch_before_its_step() -> None:
     records = [[1, 2], [3, 4, 5]]
     model = model_of(0)
     loss, count = naive_loss(start_of(model), records)
@@ -163,7 +164,7 @@ def test_bad_settings_are_refused(kind: Callable[..., object], change: dict[str,
         kind(**change)
 
 
-# The clip against its laws: its norm is that of the whole update, directions stay, nothing overflows or vanishes.
+# The clip bounds the norm of the complete update and keeps its direction; nothing overflows or underflows.
 
 
 LARGEST = float(np.float32(3e38))
@@ -176,7 +177,7 @@ def params(tensors: list[np.ndarray]) -> Params:
 
 
 def exact_norm(update: Params) -> float:
-    """Over all coordinates as one vector; `math.hypot` neither overflows nor underflows."""
+    """Return the norm of all coordinates as one vector; `math.hypot` neither overflows nor underflows."""
     return math.hypot(*(value for tensor in update.values() for value in tensor.tolist()))
 
 
@@ -185,6 +186,7 @@ def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction
     tensors: list[np.ndarray],
     bound: float,
 ) -> None:
+    """The oracles are `exact_norm`, and the update times bound / norm if the norm exceeds the bound."""
     update = params(tensors)
     clipped = UpdateSum.of_user(update, 7, 1.0, 5, clip=bound)
     before, after = exact_norm(update), exact_norm(clipped.delta)
@@ -203,8 +205,8 @@ def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction
 
 @pytest.mark.parametrize("clip", [None, 0.2])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_update_that_is_not_finite_is_counted_and_never_becomes_a_number(value: float, clip: float | None) -> None:
-    """Infinity times 0 is NaN, and min(1, S / NaN) is 1 in some languages: neither may pass."""
+def test_an_update_that_is_not_finite_is_counted_and_makes_sums_not_finite(value: float, clip: float | None) -> None:
+    """Infinity times 0 is NaN, and min(1, S / NaN) is 1 in some languages; neither may make the sum finite."""
     update = {"a": torch.tensor([1.0, value], dtype=torch.float64), "b": torch.ones(2, dtype=torch.float64)}
     refused = UpdateSum.of_user(update, 3, 1.0, 5, clip=clip)
     assert refused.counts == Counts(0.0, 1, 1.0, 5, non_finite=1, examples=3)
@@ -217,7 +219,7 @@ def test_an_update_that_is_not_finite_is_counted_and_never_becomes_a_number(valu
 
 
 def test_the_constants_are_torchs() -> None:
-    """Tests with smooth steps replace them."""
+    """The engines' constants of Adam and RMSProp are torch's defaults; `smooth_steps` replaces them in other tests."""
     adam, rmsprop = (inspect.signature(made).parameters for made in (torch.optim.Adam, torch.optim.RMSprop))
     assert (adam["betas"].default, adam["eps"].default) == (optimizers.BETAS, optimizers.EPSILON)
     assert (rmsprop["alpha"].default, rmsprop["eps"].default) == (optimizers.ALPHA, optimizers.EPSILON)
@@ -232,7 +234,7 @@ POPULATION = random_population(5, 6, LAYOUT)
 
 
 def test_steps_fall_at_milestones_in_all_kinds_of_training() -> None:
-    """A fraction of 0.6 is round 120 of 200, and the factor applies once more after the second milestone."""
+    """The factor applies once at round 120 (fraction 0.6 of 200), and once more at round 150."""
     expected = [1.0] * 120 + [0.5] * 30 + [0.25] * 50
     both: dict[str, Any] = {"milestones": (0.6, 150.0), "milestone_factor": 0.5}
     local = LocalHParams(learning_rate=1.0, schedule="steps", **both)
@@ -258,7 +260,7 @@ def test_steps_fall_at_milestones_in_all_kinds_of_training() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [LocalHParams, CentralHParams])
-def test_milestones_that_are_none(kind: Callable[..., object], settings: dict[str, Any], message: str) -> None:
+def test_invalid_milestones_are_refused(kind: Callable[..., object], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         kind(**settings)
     with pytest.raises(InputError, match=r"server_(schedule|milestone)"):
@@ -267,7 +269,7 @@ def test_milestones_that_are_none(kind: Callable[..., object], settings: dict[st
 
 @given(st.sampled_from(sorted(CLOSED)), st.integers(1, 10_000), st.data(), st.floats(1e-6, 10))
 def test_rates_are_those_of_the_closed_forms(name: str, total: int, data: st.DataObject, rate: float) -> None:
-    """They begin at the rate, never rise, and are never negative."""
+    """Rates equal the closed forms in `CLOSED`, begin at the given rate, never rise, and are never negative."""
     at = data.draw(st.integers(0, total - 1))
     found = rate_at(rate, name, at, total)
     assert found == pytest.approx(rate * CLOSED[name](at, total), rel=1e-9, abs=1e-12 * rate)
@@ -276,9 +278,7 @@ def test_rates_are_those_of_the_closed_forms(name: str, total: int, data: st.Dat
 
 
 @given(st.sampled_from(sorted(CLOSED)), st.integers(1, 50), st.integers(0, 60), st.floats(1e-6, 10))
-def test_a_warmup_rises_along_a_line_and_leaves_the_rest_to_the_schedule(
-    name: str, total: int, warmup: int, rate: float
-) -> None:
+def test_a_warmup_is_linear_and_the_schedule_begins_after_it(name: str, total: int, warmup: int, rate: float) -> None:
     for step in range(total):
         expected = (
             rate * (step + 1) / warmup if step < warmup else rate_at(rate, name, step - warmup, max(total - warmup, 1))
@@ -291,7 +291,7 @@ def test_a_warmup_rises_along_a_line_and_leaves_the_rest_to_the_schedule(
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
 @pytest.mark.parametrize("micro_cohort", [None, 3])
 def test_a_round_trains_at_its_own_rate_in_every_engine(optimizer: str, micro_cohort: int | None) -> None:
-    """A round with a schedule is a round at the rate that the closed form has; to the bit in the plain engine."""
+    """A round with a schedule equals a round at the constant rate of `hparams.rate`; exactly in the local engine."""
     model, hparams = model_of(0), LocalHParams(batch_size=3, learning_rate=0.5, optimizer=optimizer, schedule="cosine")
     engine = CohortEngine(start_of(model), LAYOUT, hparams, micro_cohort, rounds=4)
     for round_ in range(4):
@@ -304,8 +304,8 @@ def test_a_round_trains_at_its_own_rate_in_every_engine(optimizer: str, micro_co
             torch.testing.assert_close(stacked.delta[name], value, rtol=0, atol=1e-10)
 
 
-def test_training_ends_where_its_length_says() -> None:
-    """The loop that a run, `flsim verify` and `flsim.simulate` share knows the length; without one it cannot be."""
+def test_schedules_use_the_length_of_training() -> None:
+    """The loop of a run, `flsim verify` and `flsim.simulate` equals rounds at fixed rates. Schedules need a length."""
     server = FedAvgHParams(cohort=3, server_schedule="cosine", rounds=99)
     local = LocalHParams(batch_size=3, schedule="linear")
     training = FederatedTraining(POPULATION, ModelHParams(3, 5), server, local, length=4)
@@ -335,7 +335,7 @@ def fails(at, total):
 """
 
 
-def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_schedule(tmp_path: Path) -> None:
     path = tmp_path / "my_schedules.py"
     path.write_text(OWN)
     assert [rate_at(0.8, f"{path}:halves", at, 3) for at in range(3)] == [0.8, 0.4, 0.2]

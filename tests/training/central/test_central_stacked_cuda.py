@@ -1,4 +1,4 @@
-"""The stacked engine on an NVIDIA GPU: Triton's kernels as they are compiled, CUDA graphs, states."""
+"""Tests of the stacked engine of central training on an NVIDIA GPU: compiled Triton kernels, CUDA graphs, states."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def training_of(precision: Any, others: dict[str, Any]) -> CentralTraining:
-    """100 records, so that an epoch of batches of 32 ends with a smaller one after 4 steps."""
+    """Return training on 100 records, so that an epoch with batch size 32 ends with a smaller batch after 4 steps."""
     rng = stream(0, "test", "records")
     lengths = rng.integers(0, LAYOUT.record_words + 1, 160 if others.get("batch_size") else 100)
     records = Records.from_lists(
@@ -45,7 +45,7 @@ def training_of(precision: Any, others: dict[str, Any]) -> CentralTraining:
 
 
 def begin(training: CentralTraining) -> State:
-    """Adam and RMSProp as after many gradients of 1: from 0 they would blow up the rounding of small ones."""
+    """Return a state with moments as after many gradients of 1; moments of 0 would amplify rounding of gradients."""
     state = init(LAYOUT.vocabulary_size, ModelHParams(96, 70), 0)
     slots = {"adam": {"exp_avg": 0.0, "exp_avg_sq": 1.0}, "rmsprop": {"square_avg": 1.0}}
     moments = {
@@ -66,7 +66,7 @@ def doubled(state: State) -> State:
 
 
 def stepped(engine: Any, training: CentralTraining, state: State, *until: int) -> tuple[State, float]:
-    """The state after chunks that end there, and the sum of all losses."""
+    """Return the state after chunks that end at these steps, and the sum of all losses."""
     total = 0.0
     for end in until:
         losses, _ = engine.train(engine.pack(training.chunk(state.round, end)))
@@ -81,8 +81,8 @@ def change(state: State, start: State) -> Params:
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
-def test_it_equals_the_autograd_engine(precision: Any, others: dict[str, Any]) -> None:
-    """Within the rounding that is derived. A plain step rounds embeddings twice: when they are read and predicted."""
+def test_the_stacked_engine_equals_the_autograd_engine(precision: Any, others: dict[str, Any]) -> None:
+    """Results are equal up to `rounding`. A plain step rounds embeddings twice: as input and as output layer."""
     training = training_of(precision, others)
     oracle = replace(training, device="cpu", engine="autograd", hparams=replace(training.hparams, precision="float32"))
     start = begin(training)
@@ -97,8 +97,8 @@ def test_it_equals_the_autograd_engine(precision: Any, others: dict[str, Any]) -
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
-def test_graphs_change_nothing(precision: Any, others: dict[str, Any]) -> None:
-    """But rounding, as shapes are rounded up under graphs. Nor do graphs that were used before, or a longer chunk."""
+def test_graphs_change_only_rounding(precision: Any, others: dict[str, Any]) -> None:
+    """Graphs round shapes up, which changes results only by rounding, also with repeated graphs and longer chunks."""
     training = training_of(precision, others)
     start = begin(training)
     plain, expected = stepped(StackedEngine(training, start, graphs=False), training, start, STEPS)
@@ -111,7 +111,7 @@ def test_graphs_change_nothing(precision: Any, others: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 def test_resuming_is_exact(others: dict[str, Any]) -> None:
-    """A new engine, whose graphs are its own, comes to the same bits from a state in the middle."""
+    """A new engine with new graphs, which resumes after 2 of 6 steps, ends with the same bits."""
     training = training_of("bf16", others)
     start = begin(training)
     whole, _ = stepped(StackedEngine(training, start), training, start, STEPS)

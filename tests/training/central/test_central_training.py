@@ -1,4 +1,4 @@
-"""Central training against plain torch loops and local training; which records a step reads; that a state is all."""
+"""Tests of central training: equality with plain torch loops, the records of each step, resumption, and DP-SGD."""
 
 import itertools
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def training_of(
 
 
 def read_by(training: CentralTraining, step: int) -> list[list[int]]:
-    """The records of a step."""
+    """Return the records of a step."""
     return [record.tolist() for record in training.chunk(step, step + 1).records]
 
 
@@ -67,12 +67,12 @@ def final(state: State, training: CentralTraining, until_step: int) -> State:
 
 @pytest.fixture
 def users(random_users: Callable[..., list[list[list[int]]]]) -> Population:
-    """Five users of 0 to 5 records, 13 in all; every record is another."""
+    """Return five users with 0 to 5 records, 13 in total; all records differ."""
     ragged = [user[:count] for user, count in zip(random_users(5, 5, 8), (4, 0, 5, 1, 3), strict=True)]
     return population_of([[record[:6] for record in user] for user in ragged])
 
 
-def test_in_sequence_is_user_by_user_and_each_epoch_the_same_way(users: Population) -> None:
+def test_order_sequence_reads_user_by_user_in_each_epoch(users: Population) -> None:
     training = training_of(users, CentralHParams(batch_size=3), order="sequence")
     everything = [record.tolist() for user in range(len(users)) for record in users[user]]
     assert len(everything) == 13
@@ -96,7 +96,7 @@ def test_iid_order_is_a_fresh_permutation_of_all_records_each_epoch(batch_size: 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @smooth_steps()
 def test_training_equals_a_plain_torch_loop(users: Population, optimizer: str, engine: EngineName) -> None:
-    """One model and one optimizer of torch over two epochs, with a loss over the full padded grid. float64, 1e-10."""
+    """Training equals torch's model and optimizer over two epochs, with a loss over the padded grid; float64, 1e-10."""
     hparams = CentralHParams(batch_size=3, optimizer=optimizer, learning_rate=0.1)
     training = training_of(users, hparams, engine=engine)
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, SIZES).initialize(0).double()
@@ -127,7 +127,7 @@ def test_training_equals_a_plain_torch_loop(users: Population, optimizer: str, e
 def test_a_stop_in_mid_epoch_changes_no_bit(
     users: Population, optimizer: str, privacy: PrivacyHParams, order: Order
 ) -> None:
-    """Five steps an epoch; stopped after 3 and 7, and through a checkpoint's bytes to another process' objects."""
+    """Training with stops after 3 and 7 steps (5 per epoch), and states from bytes, equals training without stops."""
     dropout = 0.0 if privacy is DP else 0.3
     hparams = CentralHParams(
         steps=12, batch_size=3, optimizer=optimizer, learning_rate=0.1, schedule="cosine", warmup=2, dropout=dropout
@@ -143,7 +143,7 @@ def test_a_stop_in_mid_epoch_changes_no_bit(
     assert not same(final(start(), training_of(users, hparams, seed=1, privacy=privacy), 12), whole)
 
 
-def test_states_are_handed_out_where_asked_for_and_stay_as_they_are(users: Population) -> None:
+def test_states_are_yielded_as_asked_for_and_never_change(users: Population) -> None:
     training = training_of(users, CentralHParams(batch_size=3, optimizer="adam", learning_rate=0.1))
     seen = [
         (state, {name: value.clone() for name, value in tensors(state).items()}, log)
@@ -157,8 +157,8 @@ def test_states_are_handed_out_where_asked_for_and_stay_as_they_are(users: Popul
 
 
 def test_lots_are_poisson_samples() -> None:
-    """Each record's number of lots is Binomial, and so is a lot's size, which independence makes vary. Two chi-square
-    and one Binomial test at 10^-5 each: 3 in 10^5 seeds fail falsely; the seed is fixed."""
+    """The number of lots of a record, and the size of a lot, are binomial: each record is drawn independently. Two
+    chi-square tests and one binomial test at 10^-5 each fail falsely for 3 in 10^5 seeds; the seed is fixed."""
     records, expected, lots = 40, 10, 4_000
     taken = np.zeros((lots, records), np.int64)
     for step in range(lots):
@@ -224,7 +224,7 @@ ragged = st.lists(st.lists(st.integers(1, 9), max_size=6), min_size=1, max_size=
 
 
 def gradient_of_record(model: CIFGLanguageModel, record: list[int]) -> Params:
-    """Plain autograd over the mean loss of one record, unpadded."""
+    """Return the gradient of the mean loss of one unpadded record, from plain autograd."""
     loss, count = loss_sum(model, *batch_of([record]))
     named = dict(model.named_parameters())
     return dict(zip(named, torch.autograd.grad(loss / count, list(named.values())), strict=True))
@@ -243,7 +243,7 @@ def steps_along(
     seed: int = 0,
     step: int = 0,
 ) -> Params:
-    """What a step of plain SGD at rate 1 subtracts from the parameters: the noisy mean gradient."""
+    """Return what a private step of SGD at learning rate 1 subtracts from the parameters: the noisy mean gradient."""
     model = model_of(0)
     before = start_of(model)
     private_step(
@@ -263,7 +263,7 @@ def steps_along(
 @settings(max_examples=20)
 @given(records=ragged, padding=st.integers(0, 3))
 def test_record_gradients_equal_autograd_one_record_at_a_time(records: list[list[int]], padding: int) -> None:
-    """Records of 0 to 6 words; more padding, and rows of nothing but padding, change nothing. float64, 1e-10."""
+    """Records have 0 to 6 words. More padding, and a row with only padding, change nothing. float64, 1e-10."""
     model = model_of(0)
     inputs, targets = (torch.nn.functional.pad(value, (0, padding, 0, 1)) for value in batch_of(records))
     gradients, losses = record_gradients(model, inputs, targets)
@@ -286,7 +286,7 @@ def test_record_gradients_equal_autograd_one_record_at_a_time(records: list[list
 def test_without_noise_a_step_is_along_the_clipped_sum_over_l(
     records: list[list[int]], clip: float, expected: int, physical_batch: int
 ) -> None:
-    """However the lot is split. opacus adds 1e-6 to a norm before it divides by it. float64, 1e-10."""
+    """The physical batch size changes nothing; Opacus divides by the norm plus 1e-6. float64, 1e-10."""
     model = model_of(0)
     gradients = [gradient_of_record(model, record) for record in records]
     factors = [min(1.0, clip / (norm(gradient) + 1e-6)) for gradient in gradients]
@@ -299,8 +299,8 @@ def test_without_noise_a_step_is_along_the_clipped_sum_over_l(
 
 
 def test_an_empty_lot_is_noise_of_deviation_z_c_over_l() -> None:
-    """Each p-value is uniform where the noise is right, so each of the two tests rejects falsely once in 10^5 seeds;
-    the seeds are fixed. A deviation that is 5% off fails: it is 7 standard errors over 10,000 numbers or so."""
+    """P-values of correct noise are uniform: each of the two tests rejects one in 10^5 seeds; the seeds are fixed.
+    A deviation with an error of 5% fails, because 5% are 7 standard errors over about 10,000 numbers."""
     draws = [
         torch.cat([value.flatten() for value in steps_along([], 0.4, 1.5, expected=3, step=step).values()])
         for step in range(100)
@@ -312,7 +312,7 @@ def test_an_empty_lot_is_noise_of_deviation_z_c_over_l() -> None:
     assert stats.kstest(values, "norm").pvalue > 1e-5
 
 
-def test_noise_is_added_once_whatever_the_lot_is_split_into() -> None:
+def test_noise_is_added_once_for_each_physical_batch_size() -> None:
     records = stream(0, "test records").integers(1, 9, (7, 4)).tolist()
     whole = steps_along(records, 0.5, 2.0)
     for physical_batch in (1, 3, 7):

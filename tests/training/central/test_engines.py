@@ -1,4 +1,4 @@
-"""The fused engines equal the autograd one, whatever the settings; their states; what is refused."""
+"""Tests that fused engines equal the autograd engine for random settings, that states resume, and of refusals."""
 
 import math
 from dataclasses import replace
@@ -41,7 +41,7 @@ def stepped(engine: CentralEngine, training: CentralTraining, state: State, *unt
 
 
 def assert_equal(actual: State, expected: State) -> None:
-    """In float64, to 1e-10."""
+    """Check that parameters and moments of two float64 states are equal up to 1e-10."""
     for name, value in expected.params.items():
         torch.testing.assert_close(actual.params[name], value, rtol=0, atol=1e-10)
     assert actual.moments.keys() == expected.moments.keys()
@@ -55,10 +55,10 @@ def assert_equal(actual: State, expected: State) -> None:
     records_strategy, hparams_strategy, st.sampled_from((CIFG, *RECURRENT)), st.sampled_from((Kernels(), WideKernels()))
 )
 @smooth_steps()
-def test_they_equal_the_autograd_engine(
+def test_fused_engines_equal_the_autograd_engine(
     records: list[list[int]], hparams: CentralHParams, model: ModelHParams, kernels: Kernels
 ) -> None:
-    """float64, to 1e-10. With more units than the model has, too. Losses are those before each step."""
+    """Losses before each step, parameters and moments are equal in float64 up to 1e-10, also with padded units."""
     training = replace(training_of(records, hparams), model=model)
     begin, chunk = start(model), training.chunk(0, 7)
     oracle = engine_of(replace(training, engine="autograd"), begin)
@@ -77,7 +77,7 @@ def test_they_equal_the_autograd_engine(
 
 @pytest.mark.parametrize("engine", ["fused", "autograd"])
 def test_the_gradient_is_clipped_before_the_decay(engine: EngineName) -> None:
-    """A step of plain SGD: w - rate (g min(1, C / ||g||) + lambda w), g by plain torch."""
+    """A step of SGD gives w - rate (g min(1, C / ||g||) + lambda w), with the gradient g from plain torch."""
     records, rate, bound, decay = [[1, 2, 3], [4, 5]], 0.5, 1e-3, 0.1
     hparams = CentralHParams(steps=1, learning_rate=rate, gradient_clip=bound, weight_decay=decay)
     state = trained(records, hparams, engine, until=1)
@@ -94,7 +94,7 @@ def test_the_gradient_is_clipped_before_the_decay(engine: EngineName) -> None:
 
 
 def test_dropout_is_a_function_of_seed_and_step_and_has_mean_one() -> None:
-    """4 x 10^5 factors of 0 or 1 / 0.7: the mean lies within 5 of its standard deviations but for 6 in 10^7 seeds."""
+    """The mean of 4 x 10^5 factors of 0 or 1 / 0.7 is within 5 standard errors of 1, except for 6 in 10^7 seeds."""
     drawn = factors(0.3, 0, 5, 50, 20, 200)
     assert drawn.shape == (2, 50, 20, 200)
     np.testing.assert_array_equal(np.unique(drawn), np.array([0, 1 / 0.7], np.float32))
@@ -104,8 +104,8 @@ def test_dropout_is_a_function_of_seed_and_step_and_has_mean_one() -> None:
         assert not np.array_equal(drawn, other)
 
 
-def test_budgets() -> None:
-    """100 records of 1,000 words at batch 8: 13 steps an epoch; the rate follows the root of the batch size."""
+def test_the_number_of_steps_and_the_rate_follow_from_the_batch_size() -> None:
+    """100 records with 1,000 words have 13 steps per epoch at batch size 8. Rates scale with the root of batch size."""
     assert CentralHParams(batch_size=8, epochs=2).steps_over(100, 1_000) == 26
     assert CentralHParams(batch_size=8, epochs=0.5).steps_over(100, 1_000) == 7
     assert CentralHParams(batch_size=8, steps=5).steps_over(100) == 5
@@ -122,7 +122,7 @@ def test_budgets() -> None:
 @settings(max_examples=30)
 @given(records=records_strategy, data=st.data())
 def test_records_at_positions_in_both_partitions(records: list[list[int]], data: st.DataObject) -> None:
-    """Of a population with canaries, and of its twin: what its users hold at those places, in the order asked for."""
+    """`records_at` returns the users' records at any positions, for a population with canaries and its IID twin."""
     bounds = sorted(data.draw(st.lists(st.integers(0, len(records)), max_size=3)))
     split = replace(source(records), user_offsets=np.array([0, *bounds, len(records)]))
     planted = data.draw(st.lists(st.integers(0, len(records) - 1), unique=True).map(sorted))
@@ -141,7 +141,7 @@ def test_records_at_positions_in_both_partitions(records: list[list[int]], data:
 @optimizers
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_resuming_is_exact(optimizer: Any, precision: Any) -> None:
-    """From a state after 3 of 7 steps, in chunks of other sizes, a new stacked engine comes to the same bits."""
+    """A new stacked engine that resumes after 3 of 7 steps, with other chunk sizes, ends with the same bits."""
     hparams = CentralHParams(
         steps=7, batch_size=2, optimizer=optimizer, precision=precision, learning_rate=0.05, dropout=0.3,
         schedule="cosine", warmup=2, weight_decay=0.1,
@@ -156,7 +156,7 @@ def test_resuming_is_exact(optimizer: Any, precision: Any) -> None:
 @optimizers
 @smooth_steps()
 def test_a_checkpoint_goes_from_engine_to_engine(optimizer: Any) -> None:
-    """Two steps of one, then two of the other, and the other way round."""
+    """Two steps of the stacked and two of the packed engine, in either order, equal four of the autograd engine."""
     hparams = CentralHParams(steps=4, batch_size=2, optimizer=optimizer, learning_rate=0.05, gradient_clip=0.3)
     training = training_of(RECORDS, hparams)
     expected = trained(RECORDS, hparams, "autograd", 4)
@@ -168,7 +168,7 @@ def test_a_checkpoint_goes_from_engine_to_engine(optimizer: Any) -> None:
 @pytest.mark.parametrize("engine", [StackedEngine, PackedEngine])
 @pytest.mark.parametrize(("optimizer", "dropout"), [("sgd", 0.3), ("momentum", 0.0)])
 def test_bfloat16_stays_within_its_rounding(engine: Any, optimizer: Any, dropout: float) -> None:
-    """The error of what training changed, relative to its norm, is what `rounding` derives."""
+    """The relative error of the change of parameters in 7 steps is below the bound of `rounding`, against float64."""
     rng = stream(0, "test", "bfloat16")
     records = [rng.integers(1, LAYOUT.last_word, 5, endpoint=True).tolist() for _ in range(60)]
     hparams = CentralHParams(
@@ -187,7 +187,7 @@ def test_bfloat16_stays_within_its_rounding(engine: Any, optimizer: Any, dropout
     assert 0 < relative_error(change, expected) < rounding("bf16", exact_start.params, norm, 7)
 
 
-def test_which_engine_a_precision_gets_and_what_is_refused() -> None:
+def test_float32_and_bfloat16_use_the_packed_engine_and_other_choices_are_refused() -> None:
     bf16 = CentralTraining(source(RECORDS), CentralHParams(precision="bf16", batch_size=4), 0)
     assert isinstance(engine_of(bf16, start()), PackedEngine)
     assert isinstance(engine_of(replace(bf16, hparams=CentralHParams()), start()), PackedEngine)

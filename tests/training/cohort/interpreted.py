@@ -1,7 +1,7 @@
-"""Triton's kernels on the CPU, by its interpreter, against PyTorch's in float64 and against the local engine.
+"""Tests of Triton kernels in Triton's interpreter on the CPU, against PyTorch's in float64 and the autograd engine.
 
-Not collected by itself: `test_triton.py` runs it in a process of its own, as the interpreter must be chosen before
-Triton is imported. Sizes are no powers of two, and blocks are made small, so that there are several and partial ones.
+Pytest does not collect this file: `test_triton.py` runs it in a separate process, because the interpreter must be
+selected before Triton is imported. Sizes are no powers of two, and small blocks make several and partial blocks.
 """
 
 from dataclasses import replace
@@ -36,7 +36,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("times", "rows", "width", "units"), [(T, B, D, H), (2, 67, 3, 5), (1, 17, 3, 20)])
 def test_recurrence(times: int, rows: int, width: int, units: int) -> None:
-    """Forwards, and backwards from there; 67 rows are more than a program takes. NaN is what nobody wrote."""
+    """Both passes equal PyTorch's; 67 rows need several programs. NaN marks values that no program has written."""
     gates, bias = normal(U, times, rows, 3 * units), normal(U, 3 * units)
     recurrent, projection = normal(U, width, 3 * units) / 4, normal(U, units, width) / 4
     outputs = torch.full((U, times + 1, rows, width), torch.nan)
@@ -49,7 +49,7 @@ def test_recurrence(times: int, rows: int, width: int, units: int) -> None:
 
 
 def test_tanh_is_exact_near_zero_too() -> None:
-    """Cells of 0 and open gates: the candidate alone decides o tanh c, of which float32 has 5 digits at any size."""
+    """For cells of 0 and open gates, c = tanh(candidate) and o tanh(c) have a relative error below 5e-7 at any size."""
     small = 10 ** torch.linspace(-6, 1, H).repeat(1, 1, B, 1)
     gates = torch.cat([torch.full_like(small, -50), torch.full_like(small, 50), small], -1)
     outputs, cells, hidden = torch.zeros(1, 2, B, D), torch.zeros(1, 2, B, H), torch.zeros(1, 1, B, H)
@@ -60,7 +60,7 @@ def test_tanh_is_exact_near_zero_too() -> None:
 
 
 def test_cross_entropy() -> None:
-    """Logits so large that exponentials overflow, and a user without positions."""
+    """Losses and gradients equal PyTorch's if exponentials of logits overflow, and for a user without positions."""
     logits, bias = 100 * normal(U, N, V), normal(U, V)
     given = (logits, bias, parts().targets, COUNTS, torch.full((U, N), torch.nan))
     check("cross_entropy", *given, writes=(0, 4))
@@ -70,7 +70,7 @@ def test_cross_entropy() -> None:
 @pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])
 @pytest.mark.parametrize("with_low", [False, True])
 def test_add_rows(kernels: type[TritonKernels], with_low: bool) -> None:
-    """More positions than a program takes, in the order of tokens for `SpreadKernels`; no unused row (NaN) is read."""
+    """Sums equal PyTorch's for several programs per user; `SpreadKernels` gets sorted tokens. No unused NaN is read."""
     given, rows = parts(), normal(U, T * B, D)
     if kernels is SpreadKernels:
         for user, count in enumerate(COUNTS.tolist()):
@@ -86,7 +86,7 @@ def test_add_rows(kernels: type[TritonKernels], with_low: bool) -> None:
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_descend(turned: bool) -> None:
-    """With strided factors and a transposed weight, as the trainer has them."""
+    """Steps equal PyTorch's for strided factors and a transposed weight, as the trainer has them."""
     weight = normal(U, V, D).mT if turned else normal(U, D, V)
     left, right = normal(U, T + 1, B, D)[:, :T].flatten(1, 2), normal(U, T + 1, B, V)[:, 1:].flatten(1, 2)
     bias = normal(U, V, seed=2)
@@ -107,7 +107,7 @@ def test_optimize(optimizer: str, mu: float, decay: float) -> None:
 
 
 def test_norms_and_sums() -> None:
-    """Sums in float64 of differences in float32; a user of factor 0 is left out, though it is not finite."""
+    """Sums are float64 sums of float32 differences, and exclude a user with factor 0 whose values are not finite."""
     weight, start, gradient = 1e3 * normal(U, V, D), normal(V, D), normal(U, V, D, seed=1)
     for mu, term in ((1.0, None), (0.7, gradient)):
         check("squares", weight, start, mu, term, writes=(), tolerance=1e-6)
@@ -119,7 +119,7 @@ def test_norms_and_sums() -> None:
 
 
 def test_central_training_equals_the_autograd_engine() -> None:
-    """With a smaller last batch, and the tolerance that `rounding` derives."""
+    """Training with a smaller last batch equals the autograd engine in float64, up to the bound of `rounding`."""
     hparams = CentralHParams(
         batch_size=4, learning_rate=0.1, optimizer="momentum", gradient_clip=0.2, dropout=0.3, steps=3
     )

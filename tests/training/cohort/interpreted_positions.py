@@ -1,6 +1,6 @@
-"""Triton's kernels of a step by position, and stacked users, on the CPU, by its interpreter, against PyTorch's.
+"""Tests of Triton kernels by position, and of stacked users, in Triton's interpreter on the CPU, against PyTorch.
 
-Not collected by itself: see `interpreted.py`. What lies beyond a user's positions is NaN, which no kernel may read.
+Pytest does not collect this file: see `interpreted.py`. After a user's last position are NaN, which no kernel may read.
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def starts_of(times: int, rows: int) -> Tensor:
-    """Records of random lengths, one of all times; user 1 has none."""
+    """Return the first position of each time for records of random lengths, one of them full; user 1 has no records."""
     lengths = stream(0, "test", "lengths", times, rows).integers(1, times, (U, rows), endpoint=True)
     lengths[:, 0], lengths[1] = times, 0
     ends = np.cumsum([(lengths > time).sum(1) for time in range(times)], 0)
@@ -58,7 +58,7 @@ def starts_of(times: int, rows: int) -> Tensor:
 
 
 def beyond(values: Tensor, counts: Tensor) -> Tensor:
-    """NaN beyond each user's positions."""
+    """Return the values with NaN after each user's last position."""
     places = torch.arange(values.shape[1]) >= counts[:, None]
     return values.masked_fill(places[..., None], torch.nan)
 
@@ -76,7 +76,7 @@ def resident(monkeypatch: pytest.MonkeyPatch) -> type[TritonPositionKernels]:
 def test_recurrence(
     times: int, rows: int, width: int, units: int, is_resident: bool, resident: type[TritonPositionKernels]
 ) -> None:
-    """Forwards, and backwards from there; 67 rows are more than a program takes."""
+    """The forward pass, and the backward pass from its results, equal PyTorch's; 67 rows need several programs."""
     checked = partial(check, kernels=resident if is_resident else TritonPositionKernels, oracle=TorchPositionKernels)
     starts = starts_of(times, rows)
     positions = int(starts.max()) + 3
@@ -92,7 +92,7 @@ def test_recurrence(
 
 
 def prediction_of(width: int, factor: Tensor | None = None) -> Prediction:
-    """Logits so large that exponentials overflow."""
+    """Return an output layer with logits so large that their exponentials overflow."""
     targets = torch.from_numpy(stream(0, "test", "targets").integers(1, V, (U, N))).int()
     targets[torch.arange(N) >= COUNTS[:, None]] = 0
     chosen, log_sums = beyond(normal(U, N, width), COUNTS), torch.full((U, N), torch.nan)
@@ -102,7 +102,7 @@ def prediction_of(width: int, factor: Tensor | None = None) -> Prediction:
 @pytest.mark.parametrize("width", [D, 41])
 @pytest.mark.parametrize("factor", [None, torch.tensor([0.3]).double()])
 def test_output_layer(factor: Tensor | None, width: int) -> None:
-    """Both passes; 41 columns are in two blocks. Logits of up to 300 are rounded by 2^-24 of it, probabilities too."""
+    """Both passes equal PyTorch's; 41 columns need two blocks. Logits of up to 300 have errors of 300 x 2^-24."""
     prediction = prediction_of(width, factor)
     tolerance = 4 * 300 * 2**-24
     losses, d_chosen = torch.full((U, N), torch.nan), torch.full((U, N, width), torch.nan)
@@ -117,7 +117,7 @@ def test_output_layer(factor: Tensor | None, width: int) -> None:
 
 
 def test_low_copies_are_the_rounded_weights() -> None:
-    """To the last bit. Gradients are off by two roundings of 2^-9: of the factors of a product, and of the result."""
+    """Copies are exact. Gradients have errors of two roundings of 2^-9: of a product's factors, and of its result."""
     prediction = prediction_of(D)
     low_operands = prediction._replace(chosen=prediction.chosen.bfloat16(), bias=normal(U, V).bfloat16())
     exact = low_operands._replace(chosen=low_operands.chosen.double(), log_sums=prediction.log_sums.double())
@@ -142,7 +142,7 @@ def test_low_copies_are_the_rounded_weights() -> None:
 
 @pytest.mark.parametrize("pair", [False, True])
 def test_descend_positions(pair: bool) -> None:
-    """The weights have more columns than rows, or fewer."""
+    """Gradients and steps equal PyTorch's for weights with more columns than rows, and with fewer."""
     for m, n in ((D, V), (V, D)):
         lefts = [beyond(normal(U, N, m, seed=seed), COUNTS) for seed in range(1 + pair)]
         right, bias = beyond(normal(U, N, n, seed=2), COUNTS), normal(U, n, seed=3)
@@ -164,7 +164,7 @@ def test_columns_cover_the_width_with_little_padding() -> None:
 
 
 def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSum, UpdateSum, Params]:
-    """Sums of the trainer and the local engine, of users of one record and of none; units are no multiple of 16."""
+    """Return sums of the trainer and the local engine for users of 1, 0 and 5 records; 19 is no multiple of 16."""
     model, population = model_of(0, LAYOUT_40, ModelHParams(6, 19)), random_population(3, 5, LAYOUT_40)
     exact = train_cohort(model, population, range(3), hparams, 0, 0, 0.5)
     start = start_of(model.float())
@@ -187,15 +187,15 @@ def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSu
 )
 @smooth_steps()
 def test_stacked_users_equal_the_local_engine(precision: Any, schedule: str, others: dict[str, Any]) -> None:
-    """Within rounding; with a schedule, the rate is in memory. The interpreter multiplies TF32 in float32."""
+    """Sums are equal up to rounding. With a schedule, the rate is in memory. The interpreter uses float32 for TF32."""
     hparams = LocalHParams(precision=precision, **others)
     rounded, of_loss = ("bf16", None) if precision == "bf16" else ("float32", 1e-6)
     assert_within(*trained(hparams, schedule), rounded, 2, times=amplification(hparams), of_loss=of_loss)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of values that are not finite
-def test_nothing_is_left_of_users_that_blew_up() -> None:
-    """Larger users whose values are not finite first, then smaller ones, to the bit of a new trainer."""
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of values that are not finite
+def test_users_with_non_finite_values_do_not_change_later_users() -> None:
+    """A trainer that first trained larger users from infinite weights trains smaller users as a new trainer does."""
     hparams, start = LocalHParams(batch_size=3, precision="bf16"), start_of(model_of(0, LAYOUT_40).float())
     large, small = random_population(3, 5, LAYOUT_40), random_population(3, 2, LAYOUT_40, seed=1)
     used, fresh = (StackedTrainer(start, hparams, LAYOUT_40, 3, TritonPositionKernels("bf16")) for _ in range(2))
@@ -206,7 +206,7 @@ def test_nothing_is_left_of_users_that_blew_up() -> None:
     assert all(torch.equal(value, again.delta[name]) for name, value in expected.delta.items())
 
 
-def test_neither_a_second_time_nor_another_order_of_programs_changes_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repetition_and_another_order_of_programs_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     hparams = LocalHParams(batch_size=3, optimizer="adam", precision="bf16")
     results = [trained(hparams)[0] for _ in range(2)]
     builder = interpreter.InterpreterBuilder

@@ -1,4 +1,4 @@
-"""Adapters of many users at once, against one user after another in plain PyTorch."""
+"""Tests of LoRA adapters of many users trained at once, against one user at a time in plain PyTorch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ LORA = LoraHParams(rank=3, alpha=6)
 
 
 class SevenUsers:
-    """Users of unequal numbers of records; the third has none."""
+    """Users with unequal numbers of records; the third user has none."""
 
     layout = LAYOUT
 
@@ -34,7 +34,7 @@ class SevenUsers:
 
 
 def start_of(hparams: ModelHParams, dtype: torch.dtype) -> Params:
-    """Parameters whose matrices B are not zeros."""
+    """Return parameters in which the matrices B are not zero."""
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
     generator = torch.Generator().manual_seed(0)
     moved = {name: 0.1 * torch.randn(value.shape, generator=generator) for name, value in model.trainable.items()}
@@ -65,7 +65,7 @@ def test_blocks_of_llama_and_of_ffa_lora_equal_one_user_after_another(monkeypatc
 
 
 class WithoutAnswers(SevenUsers):
-    """Users whose first half of the records consists of prompts only, as long as the longest record."""
+    """Users who also have records of the full length that are only prompts."""
 
     layout = replace(LAYOUT, prompts=True)
 
@@ -93,7 +93,7 @@ def compared(
     oracle = LocalEngine(restore(start, hparams, size), local).train(start, users, cohort, 1, 2, clip)
     engine = engine_of("cohort", restore(start, hparams, size), LAYOUT, local, 3)
     assert isinstance(engine, CohortEngine)
-    for _ in range(2):  # buffers are used again
+    for _ in range(2):  # the second time, the engine reuses its buffers
         total = engine.train(start, users, cohort, 1, 2, clip)
         for name, value in oracle.delta.items():
             torch.testing.assert_close(total.delta[name], value, rtol=0, atol=exact * max(1, len(users)))
@@ -102,8 +102,8 @@ def compared(
     assert max(float(value.abs().max()) for value in oracle.delta.values()) > 1e-3
 
 
-def test_where_blocks_gain_nothing_users_train_one_after_another(tmp_path: Path) -> None:
-    """Also with an optimizer of torch's that has no kernel."""
+def test_users_train_one_after_another_if_blocks_are_not_faster_or_not_supported(tmp_path: Path) -> None:
+    """Users do so for many positions per step, without LoRA, with LoRA dropout, or with an optimizer without kernel."""
     (tmp_path / "mine.py").write_text("from torch.optim import Adagrad\n")
     hparams = ModelHParams(architecture="hf", config=GPT2, lora=LORA)
 
@@ -111,7 +111,7 @@ def test_where_blocks_gain_nothing_users_train_one_after_another(tmp_path: Path)
         model = build(layout.vocabulary_size, hparams).initialize(0)
         return engine_of("cohort", model, layout, LocalHParams(batch_size=batch_size, **local))  # type: ignore[arg-type]
 
-    small, large = engine_for(hparams, 8), engine_for(hparams, 8, Layout(50, 26))  # 48 and 104 positions a step
+    small, large = engine_for(hparams, 8), engine_for(hparams, 8, Layout(50, 26))  # 48 and 104 positions per step
     assert isinstance(small, CohortEngine)
     assert small.micro_cohort == 400 // (8 * 6)
     assert isinstance(large, LocalEngine)

@@ -1,4 +1,4 @@
-"""The kernels of stacked users; the precision of products on GPUs is set and put back, so torch never raises."""
+"""Tests that the precision of float32 products is set and restored without errors of torch, and of choosing kernels."""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ OLDER, NEWER = ("highest", "high", "medium"), ("none", "ieee", "tf32")
 
 
 def readings() -> tuple[object, ...]:
-    """What torch's functions answer; where they raise, that they do."""
+    """Return the results of torch's functions that read the precision, or the type of their errors."""
     answers: list[object] = [GPU.fp32_precision, CPU.fp32_precision]
     for read in (torch.get_float32_matmul_precision, lambda: GPU.allow_tf32):
         try:
@@ -38,10 +38,10 @@ def put_back() -> Iterator[None]:
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize(("older", "gpu", "cpu"), [*pairs_of(OLDER, NEWER, ("none", "ieee", "tf32", "bf16"))])
-def test_readers_agree_in_the_block_and_find_the_former_settings_after_it(
+def test_settings_are_consistent_in_the_block_and_restored_after_it(
     precision: Precision, older: str, gpu: str, cpu: str
 ) -> None:
-    """Whatever the former settings were, contradictions included, and also after an error."""
+    """All settings from before the block are restored, even contradictory ones, also after an error in the block."""
     torch.set_float32_matmul_precision(older)
     GPU.fp32_precision, CPU.fp32_precision = gpu, cpu
     before = readings()

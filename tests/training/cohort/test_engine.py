@@ -1,4 +1,4 @@
-"""The cohort engine against the local one: the same sums, counts and losses, whatever the users and the options."""
+"""Tests that the cohort engine equals the local engine in sums, counts and losses, for random users and options."""
 
 import math
 import os
@@ -40,7 +40,7 @@ hparams_strategy = st.builds(
 
 
 def engine_of(start: Params, hparams: LocalHParams, users: int | None, kernels: Kernels | None) -> CohortEngine:
-    """An engine of stacked users with these kernels; None for the kind of training that the engine itself chooses."""
+    """Return an engine that stacks users with these kernels; for None, the engine chooses how users train."""
     trainer = partial(StackedTrainer, start, hparams, LAYOUT, kernels=kernels) if kernels else None
     return CohortEngine(start, LAYOUT, hparams, users, trainer=trainer)
 
@@ -56,7 +56,7 @@ def engine_of(start: Params, hparams: LocalHParams, users: int | None, kernels: 
     st.sampled_from((None, WideKernels(), TorchPositionKernels(), WidePositionKernels())),
 )
 @smooth_steps()
-def test_it_equals_the_local_engine(
+def test_the_cohort_engine_equals_the_local_engine(
     users: list[list[list[int]]],
     hparams: LocalHParams,
     sizes: ModelHParams,
@@ -65,13 +65,13 @@ def test_it_equals_the_local_engine(
     micro_cohort: int,
     kernels: Kernels | None,
 ) -> None:
-    """All options, users without records or smaller than a batch, and more units than the model has. float64, 1e-10."""
+    """Sums are equal for all options, users without or with few records, and padded units. float64, 1e-10."""
     model, population = random_network(sizes, seed, 0.5, LAYOUT), InMemory(LAYOUT, users)
     start = {name: value.detach().clone() for name, value in model.trainable.items()}
     engine = (
         engine_of(start, hparams, micro_cohort, kernels) if sizes == CIFG else engine_of(start, hparams, None, None)
     )
-    for round_ in range(2):  # the second meets the buffers of the first, and the same global parameters
+    for round_ in range(2):  # the second round reuses the buffers of the first, with the same global parameters
         found = engine.train(start, population, range(len(users)), seed, round_, clip)
         assert_equal(found, train_cohort(model, population, range(len(users)), hparams, seed, round_, clip), 1e-10)
 
@@ -79,7 +79,7 @@ def test_it_equals_the_local_engine(
 @pytest.mark.parametrize("kernels", [None, TorchPositionKernels()], ids=["default", "by position"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_a_user_that_was_drawn_twice_counts_twice(kernels: Kernels | None, clip: float | None) -> None:
-    """Cohorts with replacement: the sum is that of their users one at a time, by the local engine. float64, 1e-10."""
+    """The sum of a cohort with repeated users is the sum of single users in the local engine. float64, 1e-10."""
     users, cohort = [[[1, 2, 3], [4]], [[5, 6, 1, 1]], [], [[7], [3]]], [0, 0, 1, 2, 2, 3, 3, 3]
     model, population, hparams = model_of(0), InMemory(LAYOUT, users), LocalHParams(batch_size=2, learning_rate=0.5)
     alone = [train_cohort(model, population, [user], hparams, 0, 0, clip) for user in cohort]
@@ -92,8 +92,8 @@ def test_a_user_that_was_drawn_twice_counts_twice(kernels: Kernels | None, clip:
 
 
 @given(st.integers(0, 2000), st.integers(1, 400))
-def test_groups_are_few_and_of_like_size(users: int, at_once: int) -> None:
-    """Groups are as few as the largest size allows, and their sizes differ by 1 at most."""
+def test_groups_are_few_and_of_nearly_equal_size(users: int, at_once: int) -> None:
+    """The number of groups is the smallest that the largest size allows, and sizes differ by at most 1."""
     sizes = [end - first for first, end in pairwise(bounds(users, at_once))]
     assert sum(sizes) == users
     assert len(sizes) == math.ceil(users / at_once)
@@ -135,14 +135,14 @@ train(2**20)
 """
 
 
-def test_where_memory_runs_out_fewer_users_train_at_once_or_the_run_fails() -> None:
-    """A process may take 400 MB more for seven users of a model of 8 MB, 100 at once, and then 1 MB more."""
+def test_if_memory_runs_out_fewer_users_train_at_once_or_the_run_fails() -> None:
+    """With 400 MB for seven users of a model of 8 MB, a micro-cohort of 100 shrinks to 50; with 1 MB, the run fails."""
     done = subprocess.run(
         [sys.executable, "-c", RUNS_OUT],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2] / "support",
-        # Freed memory of 100 kB and more returns to the system, so that what the first sums left is not room.
+        # Freed memory of 100 kB and more returns to the system, so that memory of the first sums is not available.
         env=os.environ | {"PYTHONPATH": ".", "MALLOC_MMAP_THRESHOLD_": "100000"},
     )
     first, second, *said = done.stderr.splitlines()
@@ -157,8 +157,8 @@ def test_where_memory_runs_out_fewer_users_train_at_once_or_the_run_fails() -> N
     [(None, None), (1, Kernels()), (1, TorchPositionKernels())],
     ids=["local", "padded", "by position"],
 )
-def test_a_loss_beyond_what_probabilities_can_hold_is_exact(micro_cohort: int | None, kernels: Kernels | None) -> None:
-    """A target whose probability is 0 in float32 costs its logits' difference, not infinity."""
+def test_the_loss_is_exact_if_a_probability_underflows(micro_cohort: int | None, kernels: Kernels | None) -> None:
+    """The loss of a target whose probability is 0 in float32 is a difference of logits, not infinity."""
     model = model_of(0).float()
     with torch.no_grad():
         model.output_bias[1] = -400.0
@@ -175,8 +175,8 @@ def test_a_loss_beyond_what_probabilities_can_hold_is_exact(micro_cohort: int | 
     [(None, None), (3, None), (3, TorchPositionKernels())],
     ids=["one", "three", "by position"],
 )
-def test_a_user_that_blows_up_is_left_out_and_spoils_nobody(micro_cohort: int | None, kernels: Kernels | None) -> None:
-    """Its factor is 0, and infinity times 0 would be NaN. Who does not meet word 1 gives it a probability of 0."""
+def test_a_non_finite_user_is_excluded_and_changes_no_sum(micro_cohort: int | None, kernels: Kernels | None) -> None:
+    """The user is excluded with a factor of 0; infinity times 0 would be NaN. Others give word 1 a probability of 0."""
     model = model_of(0).float()
     with torch.no_grad():
         model.embedding[1], model.output_bias[1] = 1e37, -3e38

@@ -1,4 +1,4 @@
-"""A micro-cohort packed at once against its oracle: users laid out one after another, then packed."""
+"""Tests of packing all users of a micro-cohort at once, against packing of users whose steps are laid out in turn."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ LAYOUT = Layout(12, record_words=6)
 roundings = st.sampled_from((EXACT, Shape(2, 4, 2, 8), Shape(16, 16, 16, 32), GRAPHS))
 
 
-LONGEST = st.lists(st.integers(1, 9), min_size=LAYOUT.record_words, max_size=LAYOUT.record_words)  # these have no EOS
+LONGEST = st.lists(st.integers(1, 9), min_size=LAYOUT.record_words, max_size=LAYOUT.record_words)  # records without EOS
 
 records_strategy = st.lists(st.lists(st.integers(1, 9), max_size=LAYOUT.record_words) | LONGEST, max_size=12)
 hparams_strategy = st.builds(
@@ -48,14 +48,14 @@ def assert_same(packed: PackedGroup, expected: PackedGroup) -> None:
     layout=st.sampled_from(("tff", "fedjax", "fedml")),
     seed=st.integers(0, 99),
 )
-@example([[]], LocalHParams(), EXACT, False, "tff", 0)  # nobody has records
-@example([[], [[1]], []], LocalHParams(epochs=2), GRAPHS, True, "tff", 0)  # one word in all
+@example([[]], LocalHParams(), EXACT, False, "tff", 0)  # no user has records
+@example([[], [[1]], []], LocalHParams(epochs=2), GRAPHS, True, "tff", 0)  # one word in total
 @example([[[]], [[], []]], LocalHParams(batch_size=1), EXACT, True, "tff", 0)  # records without words
 @example([[[1]], [[2]] * 12, [[3]]], LocalHParams(2, 2, max_records=5), EXACT, True, "tff", 0)
-def test_it_equals_users_laid_out_one_after_another(
+def test_packing_at_once_equals_packing_of_users_one_after_another(
     users: list[list[list[int]]], hparams: LocalHParams, rounding: Shape, bounded: bool, layout: str, seed: int
 ) -> None:
-    """Every value of the array, the shapes, the order of users and their numbers of positions."""
+    """The array, the shapes, the order of users and their numbers of positions are equal."""
     tokens = Layout(14, LAYOUT.record_words, layout)
     most = (
         Shape(7, LAYOUT.record_words, hparams.batch_size, LAYOUT.record_words * hparams.batch_size) if bounded else None
@@ -67,8 +67,8 @@ def test_it_equals_users_laid_out_one_after_another(
     assert all(size <= limit for shape in packed.shapes for size, limit in zip(shape, most or shape, strict=True))
 
 
-def test_token_ids_beyond_16_bits_stay_whole() -> None:
-    """Records hold them in 32 bits; a user whose own ids fit 16 bits may hold them in 16, though EOS does not fit."""
+def test_token_ids_of_more_than_16_bits_are_kept() -> None:
+    """Token ids and EOS need 32 bits; the records of a user whose token ids fit 16 bits may have 16 bits."""
     layout, hparams = Layout(2**17), LocalHParams()
     drawn = [Records.from_lists([[layout.last_word, 5]]), Records.from_lists([[7], [8, 9]])]
     assert [records.tokens.dtype for records in drawn] == [np.uint32, np.uint16]

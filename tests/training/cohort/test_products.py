@@ -1,4 +1,4 @@
-"""Products in bfloat16 against exact ones: within the rounding of the format, in a product and in a user's update."""
+"""Tests that products in bfloat16, and updates from them, are exact up to rounding, and of the choice of products."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from flsim.training.cohort.packing import steps_of
 from flsim.training.update import LocalHParams
 
 WAYS = {"amx_bf16": OneDNNProducts, "avx512_bf16": RoundedProducts}
-UNIT = 2**-8  # relative error of rounding to 8 significant bits, at most
+UNIT = 2**-8  # largest relative error of rounding to 8 significant bits
 LARGE, SMALL = ({"embedding": torch.empty(rows, 96)} for rows in (10_000, 600))
 HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 ZEN_4 = {"cpu_name": "AMD EPYC", "avx512_f": True, "avx512_bf16": True}
@@ -34,7 +34,7 @@ ZEN_4 = {"cpu_name": "AMD EPYC", "avx512_f": True, "avx512_bf16": True}
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make this processor one with such instructions alone; without AMX the library then computes in float32."""
+    """Report only this instruction set as the processor's; on a processor without AMX, oneDNN computes in float32."""
     name: str = request.param
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {name: True})
     return name
@@ -45,7 +45,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_product_stays_within_the_rounding_of_its_operands(
     make: type[Products], rows: int, inner: int, columns: int, seed: int
 ) -> None:
-    """Each of two operands, and the product in memory, is off by 2^-8 of itself at most, in the first order."""
+    """Two operands and the stored product each have a relative error of at most 2^-8, to first order."""
     random = torch.Generator().manual_seed(seed)
     left, right, bias, before = (
         torch.randn(*shape, generator=random)
@@ -67,7 +67,7 @@ def test_a_product_stays_within_the_rounding_of_its_operands(
 @pytest.mark.skipif(HAS_AMX, reason="this processor has AMX, by which oneDNN rounds operands to bfloat16")
 @given(st.integers(1, 80), st.integers(1, 300), st.integers(1, 80), st.integers(0, 1000))
 def test_onednn_rounds_no_operand_without_amx(rows: int, inner: int, columns: int, seed: int) -> None:
-    """A sum of n products of float32 is off by n 2^-24 of the sum of their sizes at most, in whatever order."""
+    """In any order, the error of a sum of n float32 products is at most n 2^-24 times the sum of their magnitudes."""
     random = torch.Generator().manual_seed(seed)
     left, right = torch.randn(rows, inner, generator=random), torch.randn(inner, columns, generator=random)
     exact, sizes = left.double() @ right.double(), left.double().abs() @ right.double().abs()
@@ -75,8 +75,8 @@ def test_onednn_rounds_no_operand_without_amx(rows: int, inner: int, columns: in
     assert bool(((product - exact).abs() <= 1.01 * inner * 2**-24 * sizes).all())
 
 
-def test_other_products_are_those_of_before() -> None:
-    """The setting that AMX needs is of the process: it is put back, also after an error."""
+def test_products_of_onednn_do_not_change_other_products() -> None:
+    """The setting that AMX needs applies to the process; flsim restores this setting, also after an error."""
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision
     one, other = torch.randn(40, 50), torch.randn(50, 60)
@@ -89,7 +89,7 @@ def test_other_products_are_those_of_before() -> None:
 
 
 def test_an_update_stays_within_the_rounding_of_its_products(way: str) -> None:
-    """Against the oracle in float64: the relative error of the summed update is what `rounding` derives."""
+    """The relative error of the summed update, against the float64 oracle, is below the bound of `rounding`."""
     layout = Layout(60)
     model, population = model_of(0, layout, ModelHParams(16, 24)), random_population(4, 100, layout)
     hparams = LocalHParams(2, 16, 0.1, "momentum", 0.5, gradient_clip=0.5, proximal=0.1, precision="bf16")
@@ -98,7 +98,7 @@ def test_an_update_stays_within_the_rounding_of_its_products(way: str) -> None:
     engine = CohortEngine(start, layout, hparams)
     total = engine.train(start, population, range(4), 0, 0, 1e9)
     assert_within(total, exact, start, "bf16", 7 * hparams.epochs)
-    if way == "avx512_bf16":  # which torch computes on any processor
+    if way == "avx512_bf16":  # torch can compute this on each processor
         plain = CohortEngine(start, layout, replace(hparams, precision="float32"))
         in_float32 = plain.train(start, population, range(4), 0, 0, 1e9)
         assert relative_error(total.delta, exact.delta) > 10 * relative_error(in_float32.delta, exact.delta)
@@ -107,7 +107,7 @@ def test_an_update_stays_within_the_rounding_of_its_products(way: str) -> None:
 @settings(max_examples=15)
 @given(st.integers(1, 40), st.integers(0, 100), st.sampled_from([1, 1_200, 2_400]))
 def test_neither_further_rows_nor_blocks_of_logits_change_a_step(rounding: int, seed: int, logits: int) -> None:
-    """In float64, up to the order of sums; the memory of a step holds what longer steps left there."""
+    """Results in float64 differ only by the order of sums, although buffers contain values of longer steps."""
 
     class InTiles(Products):
         def rows(self, count: int) -> int:
@@ -137,7 +137,7 @@ def test_neither_further_rows_nor_blocks_of_logits_change_a_step(rounding: int, 
 
 @given(st.floats(-2_000, 2_000), st.integers(0, 100))
 def test_logits_of_any_size_have_the_gradient_of_their_differences(added: float, seed: int) -> None:
-    """Exponentials of 89 and of -104 are infinite and 0 in float32. A logit is off by 2^-23 of its size at most."""
+    """In float32, exp(89) is infinite and exp(-104) is 0. The relative error of a logit is at most 2^-23."""
     layout = Layout(60)
     start = start_of(model_of(seed, layout, ModelHParams(5, 7)).float())
     near, far = packed_model(start), packed_model(start)
@@ -153,7 +153,7 @@ def test_logits_of_any_size_have_the_gradient_of_their_differences(added: float,
         assert relative_error(far_gradient, gradient) < rounding
 
 
-def test_the_processor_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bf16_depends_on_the_processor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def on(**able: bool) -> type[Products]:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
         return type(products_for("bf16", LARGE))
@@ -166,8 +166,8 @@ def test_the_processor_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr().err.count("no instructions for bfloat16") == 1
 
 
-def test_bf16_costs_no_more_than_float32_where_a_processor_has_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users of a small model are stacked as in float32, to the same bits."""
+def test_bf16_trains_as_float32_on_a_processor_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users of a small model are stacked as in float32, with the same bits; with bfloat16 they are not stacked."""
     layout = Layout(12, record_words=6)
     users, model = random_population(3, 5, layout), model_of(0, layout).float()
     start = start_of(model)
@@ -188,15 +188,15 @@ def test_bf16_costs_no_more_than_float32_where_a_processor_has_only_that(monkeyp
     ("processor", "like", "taken", "expected"),
     [
         (ZEN_4, LARGE, True, OneDNNProducts),
-        (ZEN_4, LARGE, False, Products),  # torch would not take oneDNN if asked
+        (ZEN_4, LARGE, False, Products),  # torch would not use oneDNN even if asked
         (ZEN_4, SMALL, True, Products),  # a call of oneDNN takes longer than the product
-        (ZEN_4 | {"amx_bf16": True}, LARGE, True, Products),  # it would round
+        (ZEN_4 | {"amx_bf16": True}, LARGE, True, Products),  # oneDNN would round to bfloat16
         (ZEN_4 | {"avx512_f": False}, LARGE, True, Products),  # Zen 3
         (ZEN_4 | {"cpu_name": "Intel(R) Xeon(R)"}, LARGE, True, Products),  # MKL is as fast
         ({}, LARGE, True, Products),  # a processor of another architecture
     ],
 )
-def test_float32_takes_the_faster_library(
+def test_float32_uses_the_faster_library(
     processor: dict[str, Any], like: Params, taken: bool, expected: type[Products], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
@@ -204,6 +204,6 @@ def test_float32_takes_the_faster_library(
     assert type(products_for("float32", like)) is expected
 
 
-def test_tf32_is_no_precision_of_a_processor() -> None:
+def test_tf32_is_refused_on_a_processor() -> None:
     with pytest.raises(InputError, match='"tf32" needs an NVIDIA GPU'):
         CohortEngine(start_of(model_of(0)), Layout(12), LocalHParams(precision="tf32"))

@@ -1,4 +1,4 @@
-"""Stacked users against the local engine, in plain PyTorch: the same sums, counts and losses, whatever the options."""
+"""Tests of stacked users in plain PyTorch: rounding against the local engine, memory, and batches packed ahead."""
 
 import threading
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from flsim.training.update import LocalHParams, prefetched
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
 def test_low_precision_stays_within_its_rounding(precision: Any, optimizer: Any, kernels: Kernels) -> None:
-    """The error of the summed update, relative to its norm: what `rounding` derives."""
+    """The relative error of the summed update, against the float64 oracle, is below the bound of `rounding`."""
     layout = Layout(60)
     model, population = model_of(0, layout, ModelHParams(16, 24)), random_population(4, 100, layout)
     hparams = LocalHParams(learning_rate=0.1, batch_size=16, optimizer=optimizer, momentum=0.5, precision=precision)
@@ -45,8 +45,8 @@ def test_low_precision_stays_within_its_rounding(precision: Any, optimizer: Any,
     ids=str,
 )
 @smooth_steps()
-def test_shapes_as_cuda_graphs_round_them_up_change_rounding_alone(precision: Any, others: dict[str, Any]) -> None:
-    """Both updates are as far from the exact one as rounding allows; users of 30 records take two steps at most."""
+def test_shapes_rounded_up_as_for_cuda_graphs_change_only_rounding(precision: Any, others: dict[str, Any]) -> None:
+    """Updates with and without rounded shapes differ by at most twice `rounding`; 30 records are at most two steps."""
     layout = Layout(200)
     hparams = LocalHParams(**{"learning_rate": 0.1, "precision": precision, **others})
     population, start = random_population(6, 30, layout), start_of(model_of(0, layout, ModelHParams(16, 24)).float())
@@ -57,7 +57,7 @@ def test_shapes_as_cuda_graphs_round_them_up_change_rounding_alone(precision: An
 
 
 def held(thing: object) -> int:
-    """Bytes of all tensors in an object of ours."""
+    """Return the bytes of all tensors in an object of flsim."""
     if isinstance(thing, torch.Tensor):
         return thing.numel() * thing.element_size()
     if isinstance(thing, dict):
@@ -76,8 +76,8 @@ def held(thing: object) -> int:
     ],
     ids=str,
 )
-def test_the_memory_of_a_micro_cohort_is_what_was_said(hparams: LocalHParams, kernels: Kernels) -> None:
-    """Of full batches of the longest records: buffers that hold no more than was said, and no less than 0.98 of it."""
+def test_the_memory_of_a_micro_cohort_is_as_estimated(hparams: LocalHParams, kernels: Kernels) -> None:
+    """For full batches of the longest records, the buffers have the estimated size up to 2%."""
     layout, users = Layout(200, record_words=6), 7
     start = start_of(model_of(0, layout, ModelHParams(16, 24)).float())
     population = InMemory(layout, [[[1] * 6] * 4] * users)
@@ -88,12 +88,12 @@ def test_the_memory_of_a_micro_cohort_is_what_was_said(hparams: LocalHParams, ke
     if own["low"] is own["weights"]:
         own.pop("low")
     fixed, per_user = StackedTrainer.memory(start, hparams, layout, kernels)
-    callers = sum(2 * 4 * value.numel() for value in start.values())  # `like` and where the round starts
+    callers = sum(2 * 4 * value.numel() for value in start.values())  # `like`, and the start of the round
     sums = 2 * sum(8 * value.numel() for value in start.values())
     assert 0.98 * (fixed + users * per_user) <= held(own) + callers + sums <= 1.02 * (fixed + users * per_user)
 
 
-def test_what_does_not_fit_is_said_at_once() -> None:
+def test_a_micro_cohort_that_does_not_fit_raises_at_once() -> None:
     with pytest.raises(RuntimeError, match="allocate"):
         StackedTrainer(start_of(model_of(0)), LocalHParams(), LAYOUT, 10**13)
 
@@ -103,12 +103,12 @@ def threads() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 50])
-def test_the_same_items_in_the_same_order(count: int) -> None:
+def test_prefetched_yields_the_same_items_in_the_same_order(count: int) -> None:
     assert list(prefetched(range(count))) == list(range(count))
     assert not threads()
 
 
-def test_it_works_ahead_but_not_further_than_asked_for() -> None:
+def test_prefetched_computes_only_the_given_number_of_items_ahead() -> None:
     made, enough = [], threading.Event()
 
     def items() -> Iterator[int]:
@@ -120,12 +120,12 @@ def test_it_works_ahead_but_not_further_than_asked_for() -> None:
 
     iterator = prefetched(items(), depth=2)
     assert next(iterator) == 0
-    assert enough.wait(timeout=30)  # 1 and 2 wait to be taken, 3 is in hand
+    assert enough.wait(timeout=30)  # after item 0, items 1, 2 and 3 are computed ahead
     assert made == [0, 1, 2, 3]
     assert list(iterator) == list(range(1, 10))
 
 
-def test_an_error_comes_after_what_came_before_it() -> None:
+def test_prefetched_raises_an_error_after_the_items_before_it() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise OSError("the disk is gone")
@@ -137,7 +137,7 @@ def test_an_error_comes_after_what_came_before_it() -> None:
     assert not threads()
 
 
-def test_the_thread_ends_with_whoever_leaves_early() -> None:
+def test_the_thread_of_prefetched_ends_if_its_consumer_stops_early() -> None:
     def items() -> Iterator[int]:
         number = 0
         while True:

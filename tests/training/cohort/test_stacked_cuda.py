@@ -1,4 +1,4 @@
-"""Stacked users on an NVIDIA GPU: Triton's kernels as they are compiled, and CUDA graphs."""
+"""Tests of stacked users on an NVIDIA GPU: compiled Triton kernels, CUDA graphs, memory."""
 
 from dataclasses import replace
 from typing import Any
@@ -47,8 +47,8 @@ def options(precision: Any, **others: Any) -> LocalHParams:
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 @smooth_steps()
-def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any]) -> None:
-    """Within the rounding that is derived, of which smooth steps amplify little."""
+def test_stacked_users_equal_the_local_engine(precision: Any, others: dict[str, Any]) -> None:
+    """Sums equal the local engine's in float64 up to `rounding`, which smooth steps amplify only a little."""
     population, hparams = random_population(USERS, 60, LAYOUT), options(precision, **others)
     model = model_of(0, LAYOUT, SIZES)
     exact = train_cohort(model, population, range(USERS), hparams, 0, 0, 0.5)
@@ -61,8 +61,8 @@ def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any]) -> N
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 @smooth_steps()
-def test_graphs_change_nothing(precision: Any, others: dict[str, Any]) -> None:
-    """But rounding, as shapes are rounded up. Nor do graphs that are used again, or larger users in between."""
+def test_graphs_change_only_rounding(precision: Any, others: dict[str, Any]) -> None:
+    """Graphs round shapes up, which changes sums only by rounding, also for repeated graphs and after larger users."""
     population, larger = random_population(USERS, 30, LAYOUT), random_population(USERS, 80, LAYOUT, seed=1)
     hparams = options(precision, **others)
     start = start_on_gpu()
@@ -77,7 +77,7 @@ def test_graphs_change_nothing(precision: Any, others: dict[str, Any]) -> None:
 
 
 def test_all_shapes_are_captured_on_one_stream() -> None:
-    """Each further one would keep a workspace of cuBLAS."""
+    """All graphs are captured on one stream, because each further stream would keep a workspace of cuBLAS."""
     hparams = options("float32")
     start = start_on_gpu()
     capture_stream.cache_clear()
@@ -90,7 +90,7 @@ def test_all_shapes_are_captured_on_one_stream() -> None:
 
 
 def test_a_step_by_position_gives_the_same_bits_each_time() -> None:
-    """With graphs and without sums whose order programs choose; one trainer twice, and another one."""
+    """One trainer twice, and another trainer, give equal bits: no sum depends on the order of programs."""
     population, hparams = random_population(USERS, 60, LAYOUT), options("bf16")
     start = start_on_gpu()
     trainers = [StackedTrainer(start, hparams, LAYOUT, USERS) for _ in range(2)]
@@ -102,8 +102,8 @@ def test_a_step_by_position_gives_the_same_bits_each_time() -> None:
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @smooth_steps()
-def test_weights_that_stay_on_the_chip_change_nothing(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But rounding: three programs share the 70 units of a user. Twice, they give the same bits."""
+def test_weights_that_stay_on_the_chip_change_only_rounding(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three programs share the 70 units of a user. Sums differ only by rounding, and a repetition gives equal bits."""
     from benchmarks.gpu import resident
 
     monkeypatch.setattr(resident, "UNITS", 32)
@@ -116,7 +116,7 @@ def test_weights_that_stay_on_the_chip_change_nothing(precision: Any, monkeypatc
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_what_it_says_of_memory_holds(precision: Any) -> None:
+def test_peak_memory_is_at_most_the_estimate(precision: Any) -> None:
     hparams, users = options(precision), 32
     start = start_on_gpu()
     population = InMemory(LAYOUT, [[[1] * LAYOUT.record_words] * hparams.batch_size] * users)
@@ -126,12 +126,12 @@ def test_what_it_says_of_memory_holds(precision: Any) -> None:
     engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=users)
     engine.train({name: value.cpu() for name, value in start.items()}, population, range(users), 0, 0)
     fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
-    libraries = 128 * 2**20  # cuBLAS's workspaces, and what graphs keep
+    libraries = 128 * 2**20  # for cuBLAS's workspaces and the memory of graphs
     assert torch.cuda.max_memory_allocated() - before <= fixed + users * per_user + libraries
 
 
 def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) -> None:
-    """Twice as many users as there is memory for the weights of."""
+    """A micro-cohort whose weights need twice the GPU's memory becomes smaller, and its sums are correct."""
     hparams = options("float32", batch_size=4)
     start = start_on_gpu()
     weights = sum(value.numel() * value.itemsize for value in start.values())
@@ -147,7 +147,7 @@ def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) ->
     torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 8, reason="needs a GPU with TF32"
 )
 def test_a_product_on_a_gpu_has_the_precision_that_was_set() -> None:
-    """TF32 keeps 10 bits of a factor's fraction, so 1 + 2^-12 times 1 becomes 1; float32 keeps it."""
+    """TF32 keeps 10 bits of a factor's fraction, which rounds 1 + 2^-12 to 1; float32 keeps this factor."""
     ones = torch.ones(128, 128, device="cuda")
     factor = torch.eye(128, device="cuda") * (1 + 2**-12)
     expected: dict[Precision, float] = {"float32": 1 + 2**-12, "tf32": 1.0, "bf16": 1 + 2**-12}
@@ -159,7 +159,7 @@ def test_a_product_on_a_gpu_has_the_precision_that_was_set() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
 def test_a_schedule_changes_the_rate_of_steps_whose_graphs_are_captured(optimizer: str) -> None:
-    """The second round replays the first one's graphs, at a third less."""
+    """Each round equals a round at a constant rate; the second replays the first round's graphs at 2/3 of its rate."""
     population, hparams = random_population(USERS, 60, LAYOUT), options("float32", optimizer=optimizer)
     model = model_of(0, LAYOUT, SIZES)
     start = {name: value.float().cuda() for name, value in start_of(model).items()}

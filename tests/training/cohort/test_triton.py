@@ -1,4 +1,4 @@
-"""Triton's kernels: by its interpreter here, on a GPU where there is one."""
+"""Tests of Triton kernels in Triton's interpreter; other files test the kernels on a GPU."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
 @pytest.mark.parametrize("name", ["interpreted.py", pytest.param("interpreted_positions.py", marks=pytest.mark.slow)])
-def test_the_kernels_by_the_interpreter(name: str) -> None:
-    """In a process of its own, since Triton must know before it is imported, and no other test should meet it."""
+def test_the_kernels_in_the_interpreter(name: str) -> None:
+    """The tests pass in a separate process, because TRITON_INTERPRET must be set before Triton is imported."""
     tests = Path(__file__).with_name(name)
     run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=5", str(tests)]
     done = subprocess.run(run, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)

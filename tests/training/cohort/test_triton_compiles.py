@@ -1,4 +1,4 @@
-"""Every Triton kernel becomes machine code for an H200, within its limits, at the sizes of the paper's model."""
+"""Tests that every Triton kernel compiles for an H200 within its limits, at the sizes of the paper's model."""
 
 import re
 import subprocess
@@ -23,19 +23,19 @@ from flsim.training.update import LocalHParams
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
 
-SHARED = 227 * 1024  # bytes of shared memory that a program may have: NVIDIA's Hopper tuning guide, section 1.4.1.1
+SHARED = 227 * 1024  # largest shared memory of a program, in bytes: NVIDIA's Hopper tuning guide, section 1.4.1.1
 SHARED_OF_AN_A100 = 163 * 1024  # NVIDIA's Ampere tuning guide, section 1.4.2.2
-MULTIPROCESSOR = 228 * 1024, 64 * 1024  # bytes of its shared memory, and its registers: the same section
-RESERVED = 1024  # bytes of shared memory of each program that CUDA takes: the same section
-STACK = 16  # bytes of a thread that may be in memory for want of registers
-# By kernels, not launched.
+MULTIPROCESSOR = 228 * 1024, 64 * 1024  # bytes of shared memory, and number of registers: the same section
+RESERVED = 1024  # bytes of shared memory that CUDA uses in each program: the same section
+STACK = 16  # largest stack of a thread, in bytes, for values that do not fit into registers
+# Functions that kernels call, and that are not launched.
 CALLED = {"_tanh", "_summed", "_gate", "_advanced", "_differentiated", "_former", "_settle", "_times", "_rows"}
 CALLED |= {"_store_gradient", "_group", "_arrive", "_wait", "_at", "_sum", "_three", "_both"}
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int32: "*i32"}
 
 
 class Compiler:
-    """Stands where a kernel does; a launch compiles it for what it is launched with, and keeps the machine code."""
+    """A replacement of a kernel whose launch only compiles the kernel for its arguments, and keeps the machine code."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -70,7 +70,7 @@ class Compiler:
 
 
 def usage(machine_code: bytes, resource: str, folder: Path) -> int:
-    """Registers of a thread, REG, or bytes of its STACK, as NVIDIA's own tool reads them."""
+    """Return the registers of a thread (REG), or the bytes of its stack (STACK), as NVIDIA's cuobjdump reports."""
     triton = pytest.importorskip("triton")
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     (folder / "code").write_bytes(machine_code)
@@ -79,7 +79,7 @@ def usage(machine_code: bytes, resource: str, folder: Path) -> int:
 
 
 def waiting_loads(compiled: Any, depth: int = 2) -> list[str]:
-    """Loads of blocks in loops within loops that Triton left where they are, so that each of them is waited for."""
+    """Return loads of blocks in `depth` nested loops that Triton has not moved ahead; programs wait for each."""
     loops, loads = [False], []
     for line in compiled.asm["ttgir"].splitlines():
         if line.lstrip().startswith("}"):
@@ -92,7 +92,7 @@ def waiting_loads(compiled: Any, depth: int = 2) -> list[str]:
 
 
 def compilers_in(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> list[Compiler]:
-    """In the place of all kernels of these modules that are launched."""
+    """Replace all kernels of these modules that are launched by compilers, and return the compilers."""
     compilers = []
     for module in modules:
         for name, kernel in list(vars(module).items()):
@@ -109,7 +109,7 @@ def assert_within_limits(compilers: list[Compiler], folder: Path) -> None:
 
 
 def assert_gates_are_prefetched(compilers: list[Compiler]) -> None:
-    """In both directions of a recurrence, whose blocks of units are short beside the time that memory takes."""
+    """Check that neither direction waits for loads of gates: a block of units takes less time than a load."""
     recurrences = [c for c in compilers if "recur" in c.kernel.fn.__name__ and c.compiled]
     assert len(recurrences) == 2
     for compiled in (compiled for compiler in recurrences for compiled in compiler.compiled.values()):
@@ -118,8 +118,8 @@ def assert_gates_are_prefetched(compilers: list[Compiler]) -> None:
 
 
 @pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adam"), ("tf32", "sgd"), ("float32", "momentum")])
-def test_a_whole_step_compiles(precision: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that a step of the paper's model, its norm and its update launch; in float32, PyTorch has the recurrence."""
+def test_a_step_compiles(precision: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kernels of a step, its norm and its update compile; in float32, PyTorch computes the recurrence."""
     from flsim.training.cohort import triton_kernels, triton_positions
 
     compilers = compilers_in(monkeypatch, triton_kernels, triton_positions)
@@ -146,7 +146,7 @@ def test_a_whole_step_compiles(precision: Any, optimizer: str, tmp_path: Path, m
 
 
 def recur_by_position(kernels: Any, precision: Any, width: int, rows: int) -> None:
-    """Launch the recurrence both ways over two times, with the paper's 670 units, padded."""
+    """Launch the forward and the backward recurrence over two times, with the paper's 670 units padded to 672."""
     units, low = 672, torch.bfloat16 if precision == "bf16" else torch.float32
     gates, bias = torch.zeros(1, 2 * rows, 3 * units, dtype=low), torch.zeros(1, 3 * units, dtype=low)
     recurrent, projection = torch.zeros(1, width, 3 * units, dtype=low), torch.zeros(1, units, width, dtype=low)
@@ -159,7 +159,7 @@ def recur_by_position(kernels: Any, precision: Any, width: int, rows: int) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_the_recurrence_of_the_widest_embeddings_fits_an_a100(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of 64, of which a program has fewer rows the wider the embedding is."""
+    """The kernels for batches of 64 records fit; the wider the embedding is, the fewer rows a program has."""
     from flsim.training.cohort import triton_positions
     from flsim.training.cohort.triton_kernels import WIDEST
 
@@ -173,7 +173,7 @@ def test_the_recurrence_of_the_widest_embeddings_fits_an_a100(precision: Any, mo
 def test_two_programs_whose_weights_stay_on_the_chip_fit_a_multiprocessor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its loops load the 16 rows of a batch only: weights have at least 32 rows."""
+    """The loops of a program load only the 16 rows of a batch, and no weights, which have at least 32 rows."""
     from benchmarks.gpu import resident
 
     compilers = compilers_in(monkeypatch, resident)
@@ -198,10 +198,10 @@ def test_two_programs_whose_weights_stay_on_the_chip_fit_a_multiprocessor(
     ],
     ids=["tf32", "adam"],
 )
-def test_a_whole_step_of_central_training_compiles(
+def test_a_step_of_central_training_compiles(
     hparams: CentralHParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that a step of one user launches, whose recurrence has kernels of its own."""
+    """All kernels of a step of one user compile; the recurrence of one user has separate kernels."""
     from flsim.training.cohort import triton_kernels, triton_spread
 
     compilers = compilers_in(monkeypatch, triton_kernels, triton_spread)
