@@ -121,7 +121,7 @@ def room_of(name: str) -> str:
 
 
 def test_flsim_imports_flower_in_one_module_and_never_ray() -> None:
-    """Flsim does not import Ray. Only `algorithms/wire.py` imports Flower, and only clients and server import `wire`."""
+    """No file of flsim imports Ray. Only `algorithms/wire.py` imports Flower; only clients and server import `wire`."""
 
     def forbidden(path: Path) -> set[str]:
         names = imported(path) | {name.split(".")[0] for name in imported(path)}
