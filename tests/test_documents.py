@@ -61,7 +61,7 @@ def test_every_file_that_the_documents_name_exists() -> None:
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_every_block_of_commands_runs_or_has_a_reason(block: Block) -> None:
-    """A block runs in this file or in the test file of its mark, which names the page; otherwise its mark has a reason."""
+    """A block runs in this file, or in the test file that its mark names and that names the page, or has a reason."""
     if block.mark.startswith(RUNS_IN):
         tests = (ROOT / block.mark.removeprefix(RUNS_IN)).read_text(encoding="utf-8")
         assert f'"{block.document.name}"' in tests
@@ -72,7 +72,7 @@ def test_every_block_of_commands_runs_or_has_a_reason(block: Block) -> None:
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_commands_in_blocks_are_ones_that_exist(block: Block) -> None:
-    """The real command line parses each command with its options; the named configuration has the settings."""
+    """The real command line parses each command with its options; the configuration that it names has its settings."""
     check_commands(block)
 
 

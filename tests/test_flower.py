@@ -66,7 +66,7 @@ def test_results_depend_on_the_seed_and_not_on_shards_or_workers(experiment: Exp
 
 @pytest.mark.slow
 def test_a_private_run_equals_the_paper_s_loop_whatever_the_shards(experiment: Experiment) -> None:
-    """With an expected cohort size of 1, about a third of the rounds have no users, and still add noise and epsilon."""
+    """With an expected cohort size of 1, about a third of rounds have no users, but add noise and cost epsilon."""
     settings = (*PRIVATE, "training.cohort=1", "privacy.count_noise=0.5", "training.rounds=8", "evaluation.every=8")
     path = experiment.run("run", *settings, "system.shards=2")
     expected = train_without_flower(Run.open(path), 8)

@@ -20,7 +20,7 @@ def losses(run: Path) -> list[tuple[int, float, str]]:
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits_and_spends_once(central_experiment: Experiment, flsim: Flsim) -> None:
-    """The run is killed after step 28, and resumed to 11 steps, half an epoch, after its newest checkpoint."""
+    """A killed run resumes to 11 steps, half an epoch, after its newest checkpoint, and equals an uninterrupted run."""
     broken, whole = (central_experiment.folder / name for name in ("broken", "whole"))
 
     def options(steps: int) -> list[str]:
