@@ -135,7 +135,7 @@ def test_a_request_arrives_as_sent(users: list[int], clip: float | None) -> None
     assert all(torch.equal(got.params[name], value) for name, value in PARAMS.items())
 
 
-def test_requests_share_encoded_parameters_but_not_memory() -> None:
+def test_decoded_requests_share_no_memory() -> None:
     """A client may overwrite its parameters without effect on others; each request carries its own parameters."""
     other = {name: value + 1 for name, value in PARAMS.items()}
     sent = [RoundRequest(0, shard, np.array([shard]), params) for shard, params in enumerate((PARAMS, other, PARAMS))]

@@ -147,7 +147,7 @@ def test_rewritten_corpora_have_the_same_whole_authors(imported: Imported, tmp_p
 
 
 def test_no_canary_is_text_of_a_whole_author(imported: Imported, tmp_path: Path) -> None:
-    """If a test author's complete text has the first phrase, another phrase replaces it; other canaries do not change."""
+    """If a test author's complete text has the first phrase, another phrase replaces it; other canaries are equal."""
     corpus, hparams = imported.corpus, CanaryHParams(p_u=(0.5,), p_e=(1.0,), count=3, length=5)
     before = draw_canaries(corpus, hparams, 4)
     path = tmp_path / "corpus"
