@@ -1,4 +1,4 @@
-"""Fixtures: small corpora that tests write themselves, and runs that several tests read."""
+"""Fixtures provide small corpora, runs that are trained once for several tests, and commands in this process."""
 
 import gc
 import os
@@ -20,13 +20,13 @@ from flsim.base.files import new_folder
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Layout, Records, Vocabulary
 
-gc.disable()  # until all tests are collected: a search of a million imported objects takes half a second each time
+gc.disable()  # until pytest has collected all tests: a search of a million imported objects for garbage takes 0.5 s
 torch.set_num_threads(1)
-settings.register_profile("no deadline", deadline=None)  # a busy machine takes as long as it takes
+settings.register_profile("no deadline", deadline=None)  # an example may take long on a busy machine
 settings.load_profile("no deadline")
-os.environ["PYTHONFAULTHANDLER"] = "1"  # a process that crashes in C++ code says where
-os.fsync = lambda fd: None  # milliseconds for each file; tests/power records what real commands sync
-LONG = (  # files that last longest, of which most train on Ray
+os.environ["PYTHONFAULTHANDLER"] = "1"  # a process that crashes in C++ code prints its traceback
+os.fsync = lambda fd: None  # saves milliseconds for each file; tests/power records what real commands sync
+LONG = (  # files whose tests take longest; most of them train on Ray
     *("test_central_run", "faults/", "test_flower", "test_central_cluster", "pool/", "test_own_optimizers"),
     *("data/test_stores", "cluster/", "algorithms/test_algorithms", "test_extending", "sweeps/test_sweeping"),
     *("runs/test_tracking", "benchmarks/test_training", "deploy/test_slurm", "test_own_model"),
@@ -35,15 +35,15 @@ LONG = (  # files that last longest, of which most train on Ray
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files begin first, or a worker would be left with one at the end, when the others have nothing to do."""
+    """Run long files first; otherwise, a worker would run one at the end, while the other workers have no tests."""
     items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
-    gc.freeze()  # what is imported stays
+    gc.freeze()  # later garbage collections skip the imported objects, which remain in use
     gc.enable()
 
 
 @pytest.fixture
 def make_corpus(tmp_path: Path) -> MakeCorpus:
-    """Write a corpus: `train`, `heldout` and `test` are lists of users, each a list of records, each a list of ids."""
+    """Return a function that writes a corpus; a split is a list of users, a user of records, and a record of ids."""
 
     def make(
         train: Sequence[list[list[int]]],
@@ -69,7 +69,7 @@ def make_corpus(tmp_path: Path) -> MakeCorpus:
 
 @pytest.fixture
 def random_users() -> Callable[..., list[list[list[int]]]]:
-    """Users with random records of 1 to 9 words."""
+    """Return a function that draws users with random records of 1 to 8 words."""
 
     def make(users: int, records: int, words: int, seed: int = 0) -> list[list[list[int]]]:
         rng = np.random.default_rng(seed)
@@ -85,7 +85,7 @@ def random_users() -> Callable[..., list[list[list[int]]]]:
 def experiment(
     make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]], tmp_path: Path
 ) -> Experiment:
-    """24 users of 8 records over 40 words, 4 test users, and `TINY`."""
+    """Return an experiment with `TINY`, on 24 users of 8 records and 4 test users with a vocabulary size of 40."""
     make_corpus(random_users(24, 8, 36), test=random_users(4, 8, 36, seed=1), vocabulary_size=40)
     (tmp_path / "tiny.toml").write_text(TINY)
     return Experiment(tmp_path)
@@ -93,26 +93,26 @@ def experiment(
 
 @pytest.fixture
 def central_experiment(experiment: Experiment) -> Experiment:
-    """Return a central experiment on 192 records: 22 steps an epoch, the last of them of 3 records."""
+    """Return a central experiment on 192 records: an epoch has 22 steps, of which the last reads 3 records."""
     experiment.config.write_text(CENTRAL)
     return experiment
 
 
 @pytest.fixture
 def trained(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Whole runs of the experiment with given overrides, each trained once for all tests; nobody changes them."""
+    """Return a function that trains a complete run with overrides once for all tests, which must not change it."""
     return trained_once(experiment, tmp_path_factory, "trained", lambda own, overrides: own.run("run", *overrides))
 
 
 @pytest.fixture
 def trained_here(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Train such runs in this process, without Ray, in seconds: for tests of what was measured, not of running."""
+    """Return the same without Ray, in this process, in seconds: for tests of results, not of the command `run`."""
     return trained_once(experiment, tmp_path_factory, "here", train_here)
 
 
 @pytest.fixture
 def copy_of_trained(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Copies, in the experiment's folder, of runs that the command has trained once for all tests, without Ray."""
+    """Return a function that copies a run, trained once by `flsim run --in-process`, into the experiment's folder."""
     trained = trained_once(
         experiment,
         tmp_path_factory,
@@ -128,7 +128,7 @@ def trained_once(
     name: str,
     train: Callable[[Experiment, tuple[str, ...]], object],
 ) -> Trained:
-    """Return a function that gives the run of some overrides, which only its first caller trains."""
+    """Return a function that returns the run with some overrides; only the first call trains the run."""
     base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
@@ -147,13 +147,13 @@ def trained_once(
 
 @pytest.fixture
 def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Flsim:
-    """A command in this process: exit code, standard output, standard error."""
+    """Return a function that runs `flsim` in this process and returns exit code, standard output and error."""
     return _runs(cli.main, capsys, monkeypatch)
 
 
 @pytest.fixture
 def benchmark_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Flsim:
-    """A command of `python -m benchmarks` in this process: exit code, standard output, standard error."""
+    """Return a function like `flsim` that runs commands of `python -m benchmarks`."""
     return _runs(benchmarks.main, capsys, monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""Imports go one way, Flower and Ray stay where they belong, and files stay small."""
+"""Rules for the source: which package may import or name what, where Flower and Ray are used, and small files."""
 
 import ast
 import importlib
@@ -13,7 +13,7 @@ from flsim.models.architectures import CIFGLanguageModel
 from flsim.models.language_model import ModelSettings
 
 ROOT = Path(__file__).parents[1]
-# The rooms: each may import those that it lists, itself, and `flsim.base`. What is listed lies further up.
+# What each package of flsim may import in addition to itself and `flsim.base`: packages of rows above, and `server`.
 MAY_IMPORT = {
     room: set(rooms.split())
     for room, rooms in {
@@ -60,13 +60,13 @@ def place_of(path: Path) -> str:
 
 
 def offenders(paths: list[Path], offence: Callable[[Path], object]) -> dict[str, object]:
-    """Return what is wrong with which file, for all files at once."""
+    """Return what `offence` finds in each file, by path; files in which it finds nothing are omitted."""
     return {place_of(path): wrong for path in paths if (wrong := offence(path))}
 
 
 @cache
 def imported(path: Path) -> set[str]:
-    """Dotted names of everything that a file imports, wherever in the file."""
+    """Return the dotted names of everything that a file imports, also within functions."""
     names = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
@@ -78,7 +78,7 @@ def imported(path: Path) -> set[str]:
 
 
 def module_of(path: Path) -> str:
-    """The row of `MAY_IMPORT` that a file of flsim belongs to."""
+    """Return the row of `MAY_IMPORT` that a file of flsim belongs to."""
     return path.relative_to(ROOT / "flsim").parts[0].removesuffix(".py")
 
 
@@ -92,7 +92,7 @@ def test_imports_go_one_way() -> None:
     assert not offenders(FLSIM, forbidden)
 
 
-def test_neither_modules_nor_rooms_import_each_other_in_circles() -> None:
+def test_imports_of_modules_and_of_packages_have_no_cycles() -> None:
     modules = {name_of(path): path for path in ALL}
     imports = {
         name: {target for each in imported(path) if (target := module_in(modules, each))}
@@ -103,16 +103,16 @@ def test_neither_modules_nor_rooms_import_each_other_in_circles() -> None:
         here = room_of(name)
         rooms.add(here, *({room_of(target) for target in targets} - {here}))
     TopologicalSorter(imports).prepare()
-    rooms.prepare()  # either raises CycleError, with the circle
+    rooms.prepare()  # `prepare` raises CycleError, which names the cycle
 
 
 def name_of(path: Path) -> str:
-    """A file's dotted name."""
+    """Return the dotted name of a file."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def module_in(modules: Collection[str], name: str) -> str | None:
-    """The module that an imported name is, or is in; None where it is not ours."""
+    """Return the module of this repository that an imported name is, or is defined in; None for other packages."""
     return next((known for known in (name, name.rpartition(".")[0]) if known in modules), None)
 
 
@@ -120,8 +120,8 @@ def room_of(name: str) -> str:
     return ".".join(name.split(".")[:2])
 
 
-def test_flower_and_ray_stay_out_of_the_science() -> None:
-    """Only clients and the server import the one module that knows Flower."""
+def test_flsim_imports_flower_in_one_module_and_never_ray() -> None:
+    """No file of flsim imports Ray. Only `algorithms/wire.py` imports Flower; only clients and server import `wire`."""
 
     def forbidden(path: Path) -> set[str]:
         names = imported(path) | {name.split(".")[0] for name in imported(path)}
@@ -132,8 +132,8 @@ def test_flower_and_ray_stay_out_of_the_science() -> None:
     assert not offenders(FLSIM, forbidden)
 
 
-def test_one_file_knows_the_private_parts_of_ray_and_flower() -> None:
-    """Of Ray all that begins with an underscore is private, of Flower all but what its documentation names."""
+def test_one_file_uses_the_private_parts_of_ray_and_flower() -> None:
+    """Only `internals.py` uses names of Ray that begin with an underscore, or undocumented modules of Flower."""
 
     def private(path: Path) -> set[str]:
         text, names = path.read_text(encoding="utf-8"), imported(path)
@@ -144,8 +144,8 @@ def test_one_file_knows_the_private_parts_of_ray_and_flower() -> None:
     assert set(offenders(ALL, private)) == {"server/cluster/internals.py"}
 
 
-def test_kinds_of_training_are_known_to_their_own_rooms() -> None:
-    """Elsewhere settings answer for themselves (`flsim.runs.config.base.Config`)."""
+def test_only_listed_files_distinguish_kinds_of_training() -> None:
+    """Other files do not test the class of a configuration, but call `flsim.runs.config.base.Config`."""
 
     def tests_of_kind(path: Path) -> list[str]:
         if place_of(path).startswith(("benchmarks/", "flsim/runs/config/")):
@@ -160,17 +160,17 @@ KNOW_TENSORS = {
     *(f"flsim/models/{name}.py" for name in ("architectures", "language_model")),
     *(f"flsim/training/cohort/{name}.py" for name in ("packing", "stacked_model")),
     "flsim/training/cohort/gradient.py",
-    "flsim/algorithms/checkpoint.py",  # a setting of the same name
+    "flsim/algorithms/checkpoint.py",  # has a setting with the name of a tensor
 }
 
 
-def test_tensors_are_known_by_name_to_their_own_model_and_its_kernels() -> None:
-    """Elsewhere a model answers for its sizes, and any tensor for device and dtype."""
+def test_only_the_cifg_and_its_kernels_name_its_tensors() -> None:
+    """Other files read sizes from attributes of the model, and device and dtype from any tensor."""
     assert set(offenders(ALL, lambda path: TENSORS & set(texts_of(path)))) == KNOW_TENSORS
 
 
-def test_modules_are_imported_in_the_open() -> None:
-    """By a string only a user's own code, an app that Flower names, and a peer in a process of its own."""
+def test_only_listed_files_import_modules_by_a_string() -> None:
+    """Strings name only custom code, an app that Flower names, and a peer that runs in a separate process."""
     assert set(offenders(ALL, lambda path: "import_module" in path.read_text(encoding="utf-8"))) == {
         "flsim/runs/loading.py",
         "benchmarks/peers/__main__.py",
@@ -178,7 +178,7 @@ def test_modules_are_imported_in_the_open() -> None:
     }
 
 
-def test_clients_and_server_do_not_know_each_other() -> None:
+def test_clients_and_server_do_not_import_each_other() -> None:
     other = {"clients": "server", "server": "clients"}
     paths = [path for path in ALL if path.relative_to(ROOT).parts[0] in other]
 
@@ -188,7 +188,7 @@ def test_clients_and_server_do_not_know_each_other() -> None:
     assert not offenders(paths, knows_the_other)
 
 
-def test_rng_is_the_only_birthplace_of_randomness() -> None:
+def test_only_rng_py_creates_or_seeds_random_generators() -> None:
     born = ("default_rng", "manual_seed", "SeedSequence", "np.random.seed", "random.seed", "torch.rand", "uuid4")
 
     def births(path: Path) -> list[str]:
@@ -208,14 +208,14 @@ def test_files_are_small() -> None:
     assert max(len(path.read_text(encoding="utf-8").splitlines()) for path in ALL) <= 700
 
 
-NAMED = {*QUANTITIES, *ALSO}  # by measures
-WORDS = {"path", "rank", "extrapolation"}  # that stand for other things too, where no results are shown
+NAMED = {*QUANTITIES, *ALSO}  # names of values of measures, and of optional measures
+WORDS = {"path", "rank", "extrapolation"}  # names with other meanings in files that show no results
 SHOWING = {"cli", "planning", "report", "results", "runs", "sweeps"}
-PUBLISHED = {"flsim/results/published.py"}  # columns of the papers' tables
+PUBLISHED = {"flsim/results/published.py"}  # names the columns of the papers' tables
 
 
-def test_measures_are_known_by_name_to_their_own_file() -> None:
-    """Everything else goes by the list of measures, or by descriptions that are stored with rows."""
+def test_only_the_package_of_measures_names_measures() -> None:
+    """Other packages use the list of measures, or the descriptions that are stored with rows."""
 
     def names_of_measures(path: Path) -> list[str]:
         place = path.relative_to(ROOT)
@@ -230,7 +230,7 @@ def test_measures_are_known_by_name_to_their_own_file() -> None:
 
 
 def texts_of(path: Path) -> list[str]:
-    """Return all strings of a file but docstrings, parts of formatted ones too."""
+    """Return all strings of a file except docstrings, including the constant parts of formatted strings."""
     tree = tree_of(path)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -239,7 +239,7 @@ def texts_of(path: Path) -> list[str]:
     return [str(node.value) for node in nodes if node not in docstrings]
 
 
-def test_the_names_are_ours() -> None:
-    """`flsim` on PyPI is another project, and `clients` and `server` are anybody's names."""
+def test_names_of_packages_are_imported_from_this_repository() -> None:
+    """Imports find this repository, although `flsim` on PyPI is another project, and the other names are common."""
     for name in ("flsim", "clients", "server", "experiments"):
         assert Path(str(importlib.import_module(name).__file__)).parent == ROOT / name

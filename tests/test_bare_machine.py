@@ -1,4 +1,4 @@
-"""The science on a machine that has torch, numpy, Triton and pytest only, as one with a GPU may be lent."""
+"""Models, training and GPU benchmarks need only torch, numpy, Triton and pytest, as on a borrowed GPU machine."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ sys.meta_path[:] = map(Hiding, sys.meta_path)
 
 
 def required(*names: str) -> set[str]:
-    """Return the distributions that these need, themselves included, without extras."""
+    """Return these distributions and all distributions that they need, without extras."""
     closure, left = set[str](), [canonicalize_name(name) for name in names]
     while left:
         name = left.pop()
@@ -45,7 +45,7 @@ def required(*names: str) -> set[str]:
 
 
 def bare(code: str, *distributions: str) -> subprocess.CompletedProcess[str]:
-    """Run code that can import these distributions, what they need, and nothing else that is installed beside them."""
+    """Run code that can import these distributions and their requirements, but no other installed distribution."""
     closure, installed = required(*distributions), packages_distributions()
     hidden = {name for name, owners in installed.items() if not closure & {*map(canonicalize_name, owners)}}
     program = f"HIDDEN = {hidden - OWN!r}\n{HIDING}\n{code}"
@@ -79,10 +79,10 @@ print(json.dumps({**measured, "engine": row["users_per_second"]}))
 """
 
 
-def test_the_science_imports_and_the_benchmarks_of_a_gpu_run() -> None:
-    """A module of these rooms imports any other package only within the function that needs it.
+def test_modules_import_and_gpu_benchmarks_run_without_other_packages() -> None:
+    """The modules of `FILES` import any other package only within the functions that need the package.
 
-    Other packages are hidden, or this test could not fail.
+    The test hides other packages, which are installed here; otherwise, it could not fail.
     """
     code = f"""
 import importlib.util, torch
@@ -97,11 +97,11 @@ for name in {names_of(FILES)!r}:
     measured = json.loads(printed)
     assert measured.keys() == {"central", "ranks", "engine"}
     assert min(measured.values()) > 0
-    assert "central: batch 2" in done.stderr.splitlines()  # as a plain line, without rich
+    assert "central: batch 2" in done.stderr.splitlines()  # progress is a plain line without rich
 
 
-def test_tests_of_a_gpu_are_collected() -> None:
-    """With the options of `benchmarks.gpu`."""
+def test_cuda_tests_are_collected_without_other_packages() -> None:
+    """Pytest collects tests from every file of `CUDA_TESTS`, with the options of `benchmarks.gpu`."""
     options = ["--noconftest", "-p", "no:cacheprovider", "--collect-only", *map(str, CUDA_TESTS)]
     plugins = "import os\nos.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'"
     done = bare(f"{plugins}\nimport pytest\nraise SystemExit(pytest.main({options!r}))", "torch", "numpy", "pytest")

@@ -1,4 +1,4 @@
-"""Central runs on one real Ray cluster of two CPUs: at once, one after another, and when they die."""
+"""Central runs on a real Ray cluster of two CPUs: simultaneous runs, killed runs, and runs that do not fit."""
 
 import json
 import os
@@ -30,7 +30,7 @@ DEADLINE = 240.0
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A cluster of two CPUs, and of a GPU that it only claims to have, as a user would start one."""
+    """Start a cluster as a user does, with two CPUs and a GPU that does not exist, and yield its address."""
     port = free_port()
     options = ["--num-cpus=2", "--num-gpus=1", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
     with started("--head", f"--port={port}", *options):
@@ -39,7 +39,7 @@ def address() -> Iterator[str]:
 
 @dataclass
 class Started:
-    """A run in the background."""
+    """A run in a background process."""
 
     path: Path
     process: subprocess.Popen[bytes]
@@ -57,7 +57,7 @@ Begin = Callable[..., Started]
 
 @pytest.fixture
 def begin(experiment: Experiment, address: str) -> Iterator[Begin]:
-    """Start `flsim run` on the cluster."""
+    """Return a function that starts `flsim run` on the cluster in the background."""
     experiment.config.write_text(CENTRAL)
     begun = []
 
@@ -82,14 +82,14 @@ def begin(experiment: Experiment, address: str) -> Iterator[Begin]:
 
 
 def trainer_of(run: Path) -> int:
-    """The process that trains a run, and writes."""
+    """Return the id of the process that trains a run and writes its files."""
     host, process = (run / TRAINED).read_text().split("/")
     assert host == socket.gethostname()
     return int(process)
 
 
 def trained_in_one_go(path: Path) -> State:
-    """The run's last state, trained in this process in one go."""
+    """Return the run's last state, trained in this process without interruption."""
     run = Run.open(path)
     start = init(run.corpus.layout.vocabulary_size, run.config.model, run.config.seed)
     ((state, _),) = train_central(start, run.central.training_of(run.users, run.rounds), run.rounds)
@@ -101,8 +101,8 @@ def status_of(path: Path) -> str:
 
 
 @pytest.mark.nightly
-def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(begin: Begin) -> None:
-    """The first one holds all CPUs, for ever: the second can only train once they have ended."""
+def test_a_run_reports_that_it_waits_and_trains_after_another_is_interrupted(begin: Begin) -> None:
+    """The second run waits for a CPU, because the first run has no end and holds both until it is interrupted."""
     first = begin("first", "system.threads=2", *LONG)
     wait_for_step(first.path, 14)
     second = begin("second")
@@ -117,8 +117,8 @@ def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(be
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> None:
-    """Killed once without retries, and once with; then it equals the run that nothing happened to."""
+def test_a_killed_training_continues_from_its_newest_checkpoint(begin: Begin) -> None:
+    """A run that is killed once without retries and once with retries equals an uninterrupted run."""
     long = ("training.steps=1500", "evaluation.every=1500")
     run = begin("run", "system.retries=0", *long)
     wait_for_step(run.path, 35)

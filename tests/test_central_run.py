@@ -1,4 +1,4 @@
-"""`flsim run` of central training, in real processes: equal to the steps in this one, whatever interrupts them."""
+"""`flsim run` of central training equals its steps in this process; also refusals, signals and `flsim verify`."""
 
 import json
 import math
@@ -38,13 +38,13 @@ LONG = ("training.steps=1000000", "evaluation.every=1000000")
 
 
 def log_of(run: Path) -> list[dict[str, object]]:
-    """The lines of a log, but for their times."""
+    """Return the lines of a log without their times."""
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
 def train_in_this_process(run: Run) -> State:
-    """All steps without a stop: in random order of the IID twin, in sequence through the users, or by lots."""
+    """Train 40 steps without interruption: in random order (IID data or DP), otherwise in sequence through users."""
     settings, privacy = run.central, run.config.privacy
     order: Order = "iid" if settings.data.partition == "iid" or privacy.mechanism != "none" else "sequence"
     lots = settings.system.physical_batch
@@ -64,7 +64,7 @@ def train_in_this_process(run: Run) -> State:
     ],
     ids=["iid", "private"],
 )
-def test_a_run_is_its_steps(
+def test_a_run_equals_its_steps_in_this_process(
     central_experiment: Experiment, trained: Trained, flsim: Flsim, overrides: tuple[str, ...], setting: str
 ) -> None:
     path = shutil.copytree(trained(*overrides), central_experiment.folder / "run")
@@ -84,13 +84,13 @@ def test_a_run_is_its_steps(
     table = flsim("table", path)[1]
     assert setting in table
     if overrides is not PRIVATE:
-        assert [line["records"] for line in log_of(path)] == [63, 63, 54, 9, 57, 63, 45]  # the 22nd step reads 3
+        assert [line["records"] for line in log_of(path)] == [63, 63, 54, 9, 57, 63, 45]  # step 22 reads 3
         assert not privacy
         assert "eps." not in table
         return
     by_name = {convention.name: convention for convention in CONVENTIONS}
     spent = epsilon(final_state(path).ledger, 1 / (10 * RECORDS), by_name["poisson-rdp"])
-    assert privacy == {"record epsilon poisson-rdp", "record delta"}  # and none that would pass for a user's
+    assert privacy == {"record epsilon poisson-rdp", "record delta"}  # no metric looks like a user's epsilon
     at_the_end = stored[stored["round"] == 40].set_index("metric")["value"]
     assert at_the_end["record epsilon poisson-rdp"] == spent
     assert at_the_end["record delta"] == 1 / (10 * RECORDS)
@@ -150,7 +150,7 @@ def make_run(central_experiment: Experiment) -> Callable[..., Run]:
     return make
 
 
-def test_a_central_run_has_no_clients_and_a_federated_one_no_steps(make_run: Callable[..., Run]) -> None:
+def test_a_central_run_has_no_clients_and_its_population_is_its_records(make_run: Callable[..., Run]) -> None:
     run = make_run()
     with pytest.raises(InputError, match="training is central, which has no clients"):
         _ = run.federated
@@ -165,7 +165,7 @@ def test_a_node_without_the_gpu_that_ray_counts_is_refused(make_run: Callable[..
 
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGINT])
 def number(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A signal whose handler raises SystemExit, as that of the command line does."""
+    """Yield a signal whose handler raises SystemExit, like the handler of the command line."""
 
     def handle(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -194,7 +194,7 @@ def test_an_exception_that_nobody_catches_ends_the_block(number: int) -> None:
     assert raised.value.code == 128 + number
 
 
-def test_handlers_are_what_they_were(number: int) -> None:
+def test_signal_handlers_are_restored(number: int) -> None:
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
     with no_signal_lost():
         pass
@@ -202,9 +202,9 @@ def test_handlers_are_what_they_were(number: int) -> None:
 
 
 @pytest.mark.slow
-def test_any_round_of_a_private_run_is_equal(trained: Trained, flsim: Flsim, tmp_path: Path) -> None:
+def test_verify_repeats_any_round_of_a_private_run(trained: Trained, flsim: Flsim, tmp_path: Path) -> None:
     run = shutil.copytree(trained(*SETTINGS), tmp_path / "run")
-    # Checkpoints: evaluated rounds, and the last before the end.
+    # The run keeps checkpoints of the evaluated rounds 10, 20 and 30, and of round 25, the last before the end.
     for round_, start in ((1, 0), (10, 0), (27, 25), (30, 25)):
         said = flsim("verify", run, "--round", str(round_))[1]
         assert re.fullmatch(rf"round {round_}: trained again from round {start}, equal, digest \w+\n", said), said
@@ -222,8 +222,8 @@ def test_any_round_of_a_private_run_is_equal(trained: Trained, flsim: Flsim, tmp
 
 
 @pytest.mark.nightly
-def test_rounds_of_users_who_train_stacked_too(experiment: Experiment, flsim: Flsim) -> None:
-    """With a size that is recorded for one shard from round 2 on, as where memory ran out there."""
+def test_verify_repeats_rounds_of_stacked_users(experiment: Experiment, flsim: Flsim) -> None:
+    """`flsim verify` repeats rounds; from round 2, a shard stacks fewer users, as a run records if memory runs out."""
     run = Run.create(load(experiment.config, ["system.micro_cohort=4", "system.shards=2"]), experiment.folder / "run")
     (run.path / FILE).write_text('{"users": 1, "shard": 1, "round": 1}\n')
     experiment.run("run", "system.micro_cohort=4", "system.shards=2", options=["--resume"])
@@ -233,7 +233,7 @@ def test_rounds_of_users_who_train_stacked_too(experiment: Experiment, flsim: Fl
 
 
 @pytest.mark.slow
-def test_steps_of_central_training_too(experiment: Experiment, trained: Trained, flsim: Flsim) -> None:
+def test_verify_repeats_steps_of_central_training(experiment: Experiment, trained: Trained, flsim: Flsim) -> None:
     experiment.config.write_text(CENTRAL)
     run = shutil.copytree(trained("data.partition=iid"), experiment.folder / "run")
     said = flsim("verify", run, "--round", "35")[1]

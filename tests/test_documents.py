@@ -1,4 +1,4 @@
-"""Every experiment loads, and the documents name no file, command, option or setting that is not there."""
+"""Experiments load; documents name only files, commands, options and settings that exist; marked commands run."""
 
 import importlib.util
 import re
@@ -60,8 +60,8 @@ def test_every_file_that_the_documents_name_exists() -> None:
 
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
-def test_every_block_of_commands_runs_or_says_why_not(block: Block) -> None:
-    """A block runs in `test_documents_run.py`, or in the file that its mark names, which reads the page."""
+def test_every_block_of_commands_runs_or_has_a_reason(block: Block) -> None:
+    """A block runs in this file, or in the test file that its mark names and that names the page, or has a reason."""
     if block.mark.startswith(RUNS_IN):
         tests = (ROOT / block.mark.removeprefix(RUNS_IN)).read_text(encoding="utf-8")
         assert f'"{block.document.name}"' in tests
@@ -72,7 +72,7 @@ def test_every_block_of_commands_runs_or_says_why_not(block: Block) -> None:
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_commands_in_blocks_are_ones_that_exist(block: Block) -> None:
-    """Parsed by the real command line, with all options and values; settings are those of the file that is named."""
+    """The real command line parses each command with its options; the configuration that it names has its settings."""
     check_commands(block)
 
 
@@ -85,13 +85,13 @@ def test_commands_in_blocks_are_ones_that_exist(block: Block) -> None:
         "python -m flsim.unheard_of",
     ],
 )
-def test_wrong_commands_are_seen(text: str) -> None:
+def test_wrong_commands_are_refused(text: str) -> None:
     with pytest.raises((AssertionError, click.UsageError, InputError)):
         check_commands(Block(ROOT / "README.md", 1, "sh", text, RUNS))
 
 
 def check_commands(block: Block) -> None:
-    """Refuse commands of a block that nothing would understand."""
+    """Raise an error if a command, target, extra, module or file that a block names does not exist."""
     for program, *words in commands_of(block):
         if program == "flsim":
             command, rest = resolve(words)
@@ -111,9 +111,9 @@ def check_commands(block: Block) -> None:
 
 
 def refuse_unknown_settings(arguments: dict[str, object]) -> None:
-    """Refuse settings that a configuration has not, and tiers that a sweep has not."""
+    """Raise an error for settings that a configuration does not have, and for tiers that a sweep does not have."""
     path = ROOT / str(arguments.get("config") or arguments.get("file") or "")
-    if path.name == "CONFIG":  # the reader's own
+    if path.name == "CONFIG":  # a configuration of the reader
         path = ROOT / "experiments" / "demo.toml"
     if path.suffix != ".toml" or path.parent != ROOT / "experiments":
         return
@@ -125,7 +125,7 @@ def refuse_unknown_settings(arguments: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
 def test_commands_in_sentences_are_ones_that_exist(document: Path) -> None:
-    """A sentence may leave out arguments, but names no other command or option than there are."""
+    """A sentence may omit arguments, but names only commands and options that exist."""
     for words in inline_commands(document):
         command, rest = resolve(words[1:])
         options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
@@ -134,7 +134,7 @@ def test_commands_in_sentences_are_ones_that_exist(document: Path) -> None:
 
 
 def resolve(words: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that some words name, and the words behind its name."""
+    """Return the command that the first words name, and the words after the name."""
     command = root_command()
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         assert words[0] in command.commands, words
@@ -154,7 +154,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 @pytest.mark.slow
 def test_the_site_is_built_strictly_and_its_pages_fetch_nothing(tmp_path: Path) -> None:
-    """Links that a reader follows may lead anywhere."""
+    """Pages load nothing from other hosts; only links, which a reader follows, may lead to other hosts."""
     options = ["--quiet", "--fail-on-warning", "--keep-going", "-d", str(tmp_path / ".doctrees")]
     command = [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -178,7 +178,7 @@ def test_pages_are_plain_markdown(document: Path) -> None:
 
 
 def test_prose_against_the_rules_is_found() -> None:
-    """On pages, and in docstrings, comments and messages of code."""
+    """`.ci/prose.py` finds violations on pages, and in docstrings, comments and messages of code."""
     findings = runpy.run_path(str(ROOT / ".ci" / "prose.py"))["findings_in"]
     page = [
         "A thing beside `where 1 2 3`.",
@@ -200,7 +200,7 @@ def test_prose_against_the_rules_is_found() -> None:
 
 
 def test_every_command_has_a_guide() -> None:
-    """The page of the command line names for each command a page that shows it."""
+    """The page of the command line names, for each command, a page that contains this command."""
     guides = runpy.run_path(str(ROOT / ".ci" / "reference.py"))["GUIDES"]
     assert guides.keys() == {" ".join(path[1:]) for path in paths_of(root_command(), ("flsim",))}
     for command, page in guides.items():
@@ -215,10 +215,10 @@ def paths_of(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[st
         yield from paths_of(child, (*path, name))
 
 
-# Pages whose commands are marked to run, run: each page in a folder of its own, block after block.
+# The blocks of a page that are marked to run are executed in order, in a new folder for each page.
 #
-# Commands run in this process. Runs train and evaluate here too, without Ray (`power.resuming.without_ray`), and for
-# fewer rounds than the page says.
+# Commands run in this process. Runs also train and evaluate in this process, without Ray
+# (`power.resuming.without_ray`), and for fewer rounds than on the page.
 
 
 SLOW = {"tutorial-language-model.md"}

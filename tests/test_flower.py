@@ -1,4 +1,4 @@
-"""Real Flower on real Ray: equal to the same rounds without them, whatever the shards, workers, nodes and faults."""
+"""Rounds on Flower and Ray equal the same rounds without them, for any number of shards; also messages of clients."""
 
 import json
 import os
@@ -37,7 +37,7 @@ from flsim.training.update import Counts, State, UpdateSum
 
 
 def train_without_flower(run: Run, rounds: int) -> State:
-    """The paper's loop, plainly, in this process."""
+    """Return the state after rounds of the paper's algorithm, which runs here as a plain loop."""
     config, training, seed = run.federated, run.federated.training, run.config.seed
     state = fedavg.init(run.corpus.layout.vocabulary_size, config.model, seed, training, config.privacy)
     engine = engine_of(config.system.engine, model_of(run.provenance), run.corpus.layout, config.local)
@@ -55,7 +55,7 @@ def train_without_flower(run: Run, rounds: int) -> State:
     return state
 
 
-def test_the_seed_decides_everything_and_shards_and_workers_nothing(experiment: Experiment, trained: Trained) -> None:
+def test_results_depend_on_the_seed_and_not_on_shards_or_workers(experiment: Experiment, trained: Trained) -> None:
     first = trained()
     shards = Run.open(first).federated.system.known_shards
     assert_same(first, experiment.run("again", f"system.shards={shards}", options=["--in-process"]))
@@ -66,7 +66,7 @@ def test_the_seed_decides_everything_and_shards_and_workers_nothing(experiment: 
 
 @pytest.mark.slow
 def test_a_private_run_equals_the_paper_s_loop_whatever_the_shards(experiment: Experiment) -> None:
-    """Expected cohort 1: about a third of the rounds are of nobody, and still add noise and spend."""
+    """With an expected cohort size of 1, about a third of rounds have no users, but add noise and cost epsilon."""
     settings = (*PRIVATE, "training.cohort=1", "privacy.count_noise=0.5", "training.rounds=8", "evaluation.every=8")
     path = experiment.run("run", *settings, "system.shards=2")
     expected = train_without_flower(Run.open(path), 8)
@@ -88,7 +88,7 @@ def test_a_private_run_equals_the_paper_s_loop_whatever_the_shards(experiment: E
     assert final_state(other).clip == pytest.approx(state.clip, rel=1e-12)
 
 
-def test_without_machines_to_run_on_no_run_is_left(experiment: Experiment) -> None:
+def test_a_run_that_no_machine_can_train_leaves_no_folder(experiment: Experiment) -> None:
     options = ("--set", "system.cpus_per_client=4096")
     with without_ray():
         done = experiment.call("run", experiment.config, "--out", "new", *options, check=False)
@@ -97,17 +97,17 @@ def test_without_machines_to_run_on_no_run_is_left(experiment: Experiment) -> No
     assert not (experiment.folder / "new").exists()
 
 
-# Runs that cannot go on say why: clients that all fail, models that are not finite. Other faults: tests/faults.
+# A run that cannot continue reports the reason; here all clients fail. Other faults are in tests/faults.
 
 
 @pytest.mark.nightly
 def test_a_client_that_keeps_failing_fails_the_run(experiment: Experiment) -> None:
-    """The settings are changed under the clients' feet; nothing is averaged away."""
+    """The run's settings change during training, so shards fail; the run ends instead of averaging without them."""
     process = start(experiment, "--out", "broken", "--set", "training.rounds=4000", "--set", "system.retries=1")
     workers = wait_for_round(experiment.folder / "broken", 3)
     config = experiment.folder / "broken" / "config.toml"
     config.write_text(config.read_text().replace("batch_size = 4", "batch_size = 5"))
-    for worker in workers:  # those that take their place read the settings again
+    for worker in workers:  # their replacements read the settings again
         os.kill(int(worker.split("/")[1]), signal.SIGKILL)
     code, said = finish(experiment, process)
     assert code == 1
@@ -135,8 +135,8 @@ def test_a_request_arrives_as_sent(users: list[int], clip: float | None) -> None
     assert all(torch.equal(got.params[name], value) for name, value in PARAMS.items())
 
 
-def test_requests_share_encoded_parameters_but_not_memory() -> None:
-    """Each client may write to what it gets; a request with parameters of its own carries those."""
+def test_decoded_requests_share_no_memory() -> None:
+    """A client may overwrite its parameters without effect on others; each request carries its own parameters."""
     other = {name: value + 1 for name, value in PARAMS.items()}
     sent = [RoundRequest(0, shard, np.array([shard]), params) for shard, params in enumerate((PARAMS, other, PARAMS))]
     got = [decode_request(content)[0] for content in encode_requests(sent, ADDRESS)]

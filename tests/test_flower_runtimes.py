@@ -1,4 +1,4 @@
-"""`flwr run .` itself: on Flower's simulation runtime, and on a real SuperLink with real SuperNodes over TLS."""
+"""`flwr run .` trains on Flower's simulation runtime, and on a real SuperLink with real SuperNodes over TLS."""
 
 import json
 import os
@@ -27,9 +27,9 @@ from server.app import refuse_other_code, run_of
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy" / "flower"
-# A shard of a SuperNode that died is asked of another after `deadline`; Flower itself notices after a minute.
+# If a SuperNode dies, another one trains its shard after `deadline` seconds; Flower itself notices after a minute.
 SETTINGS = TINY.replace("rounds = 4", "rounds = 2").replace("shards = 1", "shards = 2") + "deadline = 40\n"
-# Client processes of the reference add up branches; on Flower's runtimes the server adds, in the same order.
+# In the reference run, client processes sum branches; on Flower's runtimes, the server sums them in the same order.
 TREE = SETTINGS.replace("shards = 2", "shards = 3\nbranch = 2")
 
 
@@ -55,7 +55,7 @@ def run_config(experiment: Experiment, out: str, resume: bool = False) -> str:
 
 
 def table_of(run: Path) -> str:
-    """What `flsim table` prints."""
+    """Return what `flsim table` prints."""
     done = CliRunner().invoke(cli, ["table", str(run)])
     assert done.exit_code == 0, done.output
     assert "Non-IID, FedAvg" in done.stdout
@@ -66,7 +66,7 @@ def table_of(run: Path) -> str:
 def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, trained: Trained, flower: Flower) -> None:
     tiny.config.write_text(TREE)
     reference = trained()
-    Run.create(config.load(tiny.config), tiny.folder / "simulated")  # one that ended before its first round
+    Run.create(config.load(tiny.config), tiny.folder / "simulated")  # a run that ended before its first round
     asked = run_config(tiny, "simulated", resume=True)
     port = str(free_port())
     said = flower.flwr("run", ROOT, "--stream", "--run-config", asked, FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port)
@@ -144,10 +144,10 @@ def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, tr
     assert run["status"] == "finished:failed"
 
 
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's
-def test_the_app_is_our_source_and_nothing_else() -> None:
-    """What `flwr run` sends to every node: each file that `code_digest` counts, and beside them a page of help and the
-    license. `flwr build` itself refuses more than Flower's 10 MiB. Of an environment here one file stands for all."""
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # caused by Flower
+def test_the_app_has_the_source_and_no_other_files() -> None:
+    """`flwr run` sends to every node each file that `code_digest` counts, README.md and LICENSE, and no other files.
+    `flwr build` itself refuses more than Flower's 10 MiB. One file represents all files of environments, `.venv*`."""
     sources = [path for name in PACKAGES for path in (ROOT / name).rglob("*.py")]
     pages = [ROOT / "README.md", ROOT / "LICENSE"]
     files: dict[str, bytes | Path] = {".venv/lib/other.py": b""}
@@ -163,13 +163,13 @@ def test_the_app_is_our_source_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("name", "config", "out"), [("config", "tiny.toml", "/r"), ("out", "/tiny.toml", "")])
-def test_paths_are_absolute(name: str, config: str, out: str) -> None:
+def test_paths_that_are_not_absolute_are_refused(name: str, config: str, out: str) -> None:
     with pytest.raises(InputError, match=f"run config: {name} must be an absolute path, found "):
         run_of(config, out, resume=False)
 
 
 def test_simulated_clients_run_the_code_that_was_submitted(tmp_path: Path) -> None:
-    """Ray's processes import from the folder in which Flower's SuperLink was started before anything else."""
+    """Ray's processes import first from the folder in which the SuperLink was started; other code there is refused."""
     refuse_other_code(tmp_path)
     for name in ("flsim", "clients", "server"):
         shutil.copytree(ROOT / name, tmp_path / name)

@@ -1,4 +1,4 @@
-"""`flsim run --in-process`: runs without Ray, with the same result as on it."""
+"""`flsim run --in-process` trains without Ray, and has the same results as a run on Ray."""
 
 import json
 import signal
@@ -19,8 +19,8 @@ def losses(run: Path) -> list[tuple[int, float, str]]:
 
 
 @pytest.mark.slow
-def test_a_killed_one_goes_on_to_the_same_bits_and_spends_once(central_experiment: Experiment, flsim: Flsim) -> None:
-    """Killed somewhere; continued to 11 steps, half an epoch, beyond its newest checkpoint."""
+def test_a_killed_run_resumes_to_the_same_bits_and_spends_once(central_experiment: Experiment, flsim: Flsim) -> None:
+    """A killed run resumes to 11 steps, half an epoch, after its newest checkpoint, and equals an uninterrupted run."""
     broken, whole = (central_experiment.folder / name for name in ("broken", "whole"))
 
     def options(steps: int) -> list[str]:
@@ -47,7 +47,7 @@ def test_a_killed_one_goes_on_to_the_same_bits_and_spends_once(central_experimen
     ],
     ids=["central", "federated"],
 )
-def test_divergence_ends_it(experiment: Experiment, flsim: Flsim, config: str, rate: str, reason: str) -> None:
+def test_divergence_ends_the_run(experiment: Experiment, flsim: Flsim, config: str, rate: str, reason: str) -> None:
     experiment.config.write_text(config)
     out = experiment.folder / "wild"
     code, _, err = flsim("run", experiment.config, "--out", out, "--in-process", "--set", rate)
@@ -74,10 +74,10 @@ def test_what_needs_ray_is_refused_and_leaves_no_run(central_experiment: Experim
     [(CENTRAL, PRIVATE), (TINY, ("system.shards=3", "system.branch=2", *PRIVATE[:3]))],
     ids=["central, private", "branches, private"],
 )
-def test_it_equals_a_run_on_ray(
+def test_a_run_in_process_equals_a_run_on_ray(
     experiment: Experiment, trained: Trained, flsim: Flsim, config: str, overrides: tuple[str, ...]
 ) -> None:
-    """Parameters, ledger, losses and rows; shards are trained one after another."""
+    """Parameters, ledger, losses and rows are equal; in this process, shards are trained one after another."""
     experiment.config.write_text(config)
     on_ray = trained(*overrides)
     options = [part for override in overrides for part in ("--set", override)]
@@ -91,10 +91,10 @@ def test_it_equals_a_run_on_ray(
 
 
 @pytest.mark.parametrize("about", [None, "{"], ids=["lost", "cut"])
-def test_a_run_goes_on_without_its_run_json(
+def test_a_run_resumes_without_its_run_json(
     experiment: Experiment, copy_of_trained: Trained, flsim: Flsim, about: str | None
 ) -> None:
-    """A loss of power can lose run.json, empty it or cut it. The run goes on by its other files, and completes."""
+    """A loss of power can remove, empty or cut run.json. The run resumes from its other files, and completes."""
     out = copy_of_trained("training.rounds=1")
     (out / "run.json").unlink()
     if about is not None:

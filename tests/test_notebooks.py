@@ -1,4 +1,4 @@
-"""Notebooks of the documentation run, and their stored outputs are those of their code."""
+"""Notebooks of the documentation run, and their stored outputs belong to their current code."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import nbformat
 import notebooks
 import pytest
 
-# Shorter settings than the notebooks have, so that each runs in seconds. Each change is in some notebook.
+# Replacements of code, with which each notebook runs in seconds. Each replaced text is in at least one notebook.
 SHORTER = {
     "make_corpus(folder, seed=0)": "make_corpus(folder, seed=0, users=40, words_per_user=60, test_users=4)",
     "rounds, seeds = 160, (0, 1, 2)": "rounds, seeds = 4, (0, 1)",
@@ -26,8 +26,8 @@ NOTEBOOKS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_stored_outputs_are_of_the_code_that_is_there(name: str) -> None:
-    """Where this fails, run: python .ci/notebooks.py."""
+def test_stored_outputs_belong_to_the_current_code(name: str) -> None:
+    """The stored digest is that of the current code. If this fails, run: python .ci/notebooks.py."""
     notebook = NOTEBOOKS[name]
     nbformat.validate(notebook)
     assert notebook["metadata"]["digest"] == notebooks.digest(notebook)

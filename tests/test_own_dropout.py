@@ -1,4 +1,4 @@
-"""Networks of a user's own that draw at random in training, and that begin with loaded weights."""
+"""Custom networks that use random numbers in training, or whose constructor sets the initial weights."""
 
 import random
 from dataclasses import replace
@@ -89,7 +89,7 @@ def hparams(tmp_path: Path) -> ModelHParams:
 
 @pytest.fixture
 def own(experiment: Experiment) -> Experiment:
-    """`experiment` with the network in the place of the CIFG."""
+    """Return `experiment` with the custom network instead of the CIFG."""
     write(experiment.folder)
     section = "[model]\nembedding = 8\nunits = 12\n"
     assert section in TINY
@@ -98,7 +98,7 @@ def own(experiment: Experiment) -> Experiment:
 
 
 def table_of(model: nn.Module) -> torch.Tensor:
-    """The frozen logits."""
+    """Return the frozen logits."""
     return dict(model.named_parameters())["table"]
 
 
@@ -106,8 +106,8 @@ def federated(model: ModelHParams, algorithm: str = "fedavg", shards: int = 1) -
     return FederatedTraining(USERS, model, FedAvgHParams(cohort=4, algorithm=algorithm), LOCAL, shards=shards)
 
 
-def test_dropout_depends_on_seed_round_and_user_alone(hparams: ModelHParams) -> None:
-    """Neither on what the process drew or trained before, nor on the order of the users."""
+def test_dropout_depends_only_on_seed_round_and_user(hparams: ModelHParams) -> None:
+    """Dropout depends neither on what the process drew or trained before, nor on the order of the users."""
     engine = LocalEngine(build(LAYOUT.vocabulary_size, hparams), LOCAL)
     start = fedavg.init(LAYOUT.vocabulary_size, hparams, 0).params
 
@@ -126,8 +126,8 @@ def test_dropout_depends_on_seed_round_and_user_alone(hparams: ModelHParams) -> 
     assert LocalEngine(without, LOCAL).train(start, USERS, [0], 0, 0).counts.loss != parts[0].counts.loss
 
 
-def test_a_masked_step_is_that_of_the_mask(hparams: ModelHParams) -> None:
-    """The gradient of B, which is zeros at first, is that of the logits over A and the input times the mask."""
+def test_a_gradient_with_dropout_is_that_of_the_drawn_mask(hparams: ModelHParams) -> None:
+    """B is zeros, so its gradient is the sum over positions of the logits times A applied to the masked input."""
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
     tokens = torch.tensor([[LAYOUT.bos, 1, 2], [LAYOUT.bos, 4, 4]])
     with training_mode(model, 3, 1, 2):
@@ -155,7 +155,7 @@ def test_shared_generators_are_seeded_and_get_their_states_back(hparams: ModelHP
 
 
 def test_federated_states_repeat_and_resume(hparams: ModelHParams, tmp_path: Path) -> None:
-    """Also where an algorithm of a user's own trains the users, and in two shards up to rounding."""
+    """States have the same bits, also with a custom algorithm that trains the users; two shards differ by rounding."""
     training = federated(hparams)
     first, *_, whole = training.states(training.first_state(), 4)
     torch.manual_seed(9)
@@ -169,7 +169,7 @@ def test_federated_states_repeat_and_resume(hparams: ModelHParams, tmp_path: Pat
 
 
 def test_central_states_repeat_and_resume(hparams: ModelHParams) -> None:
-    """Dropout is a function of (seed, step)."""
+    """Dropout is a function of (seed, step), so resumed training has the same bits; DP-SGD refuses dropout."""
     settings = CentralHParams(batch_size=2, learning_rate=0.1, steps=9)
     training = CentralTraining(source(RECORDS), settings, 0, model=hparams)
     first = init(LAYOUT.vocabulary_size, hparams, 0)
@@ -185,8 +185,8 @@ def test_central_states_repeat_and_resume(hparams: ModelHParams) -> None:
     CentralTraining(source(RECORDS), settings, 0, privacy=private, model=replace(hparams, options={"dropout": 0.0}))
 
 
-def test_a_run_is_verified(own: Experiment) -> None:
-    """Rounds are trained again in a process whose generators are elsewhere."""
+def test_verify_repeats_a_run_with_dropout(own: Experiment) -> None:
+    """Rounds are trained again to equal digests, although the shared generators have another state."""
     torch.manual_seed(1)
     assert own.call("run", own.config, "--out", "run", "--in-process").returncode == 0
     torch.manual_seed(2)
@@ -208,8 +208,8 @@ NOISE = "base * float(np.random.default_rng().uniform(0.5, 1.5))"
     ],
     ids=["functional", "numpy", "random", "shape"],
 )  # fmt: skip
-def test_what_zeros_hide_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    """B is zeros before training, so that the first logits do not depend on what the adapter reads."""
+def test_faults_that_zeros_hide_are_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    """The check finds faults in what the adapter reads, although B is zeros and hides them in the first logits."""
     layout = replace(LAYOUT, record_words=9)
     with pytest.raises(InputError, match=message):
         refuse_unfit(ModelHParams(architecture=f"{write(tmp_path, change)}:Adapted"), layout, 0)
@@ -236,11 +236,11 @@ def test_weights_of_the_constructor_stay(tmp_path: Path, changes: list[tuple[str
         return
     with pytest.raises(InputError, match=message):
         refuse_unfit(model, LAYOUT, 0)
-    refuse_unfit(model, LAYOUT, 0, is_new=False)  # a run that began before has its weights
+    refuse_unfit(model, LAYOUT, 0, is_new=False)  # a resumed run already has its weights
 
 
 def test_frozen_values_in_bfloat16_have_a_digest(hparams: ModelHParams) -> None:
-    """Of every bit; digests of numpy's types do not depend on this."""
+    """The digest depends on every bit, and on the type: equal bits of int16, a type of numpy, have another digest."""
     one, other = (build(LAYOUT.vocabulary_size, hparams) for _ in range(2))
     assert one.frozen_digest == other.frozen_digest
     with torch.no_grad():

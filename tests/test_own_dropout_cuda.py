@@ -1,4 +1,4 @@
-"""Dropout of a custom network on a GPU: torch and cuDNN draw from the device's generator."""
+"""Dropout of a custom network on a GPU repeats; torch and cuDNN draw from the device's generator."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A network of a user's own: trained, saved and known by its file, and refused with a word where it cannot."""
+"""Custom networks are trained, saved and identified by their file's content; unfit ones are refused with a reason."""
 
 import re
 import shutil
@@ -40,7 +40,7 @@ RECORDS = [[1, 2, 3, 4], [5, 6, 7], [], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
 
 @pytest.fixture
 def own(experiment: Experiment) -> Experiment:
-    """`experiment`, with the network of `own_model` in the place of the CIFG."""
+    """Return `experiment` with the network of `own_model` instead of the CIFG."""
     write_model(experiment.folder)
     experiment.config.write_text(TINY_OWN + SECTION)
     return experiment
@@ -52,7 +52,7 @@ def hparams(tmp_path: Path) -> ModelHParams:
 
 
 def by_hand(model: TrainableModel, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Params]:
-    """Mean loss and gradient of the GRU's equations (Cho et al., 2014, as torch has them), without its modules."""
+    """Return mean loss and gradient by the GRU's equations (Cho et al., 2014, in torch's form), without its modules."""
     p = {name: value.detach().double().requires_grad_() for name, value in model.trainable.items()}
     twist = dict(model.named_parameters())["twist"].double()
     state, losses = torch.zeros(len(inputs), 5, dtype=torch.float64), []
@@ -68,13 +68,13 @@ def by_hand(model: TrainableModel, inputs: Tensor, targets: Tensor) -> tuple[Ten
     return loss.detach(), dict(zip(p, torch.autograd.grad(loss, list(p.values())), strict=True))
 
 
-def test_what_travels_and_what_stays(hparams: ModelHParams) -> None:
-    """Tied parameters travel once; a frozen one and a buffer stay, and are known by their digest."""
+def test_trained_parameters_are_sent_and_frozen_values_have_a_digest(hparams: ModelHParams) -> None:
+    """Tied parameters are sent once; a frozen parameter and a buffer are not sent, and are identified by a digest."""
     model, other = build(LAYOUT.vocabulary_size, hparams).initialize(0), build(LAYOUT.vocabulary_size, hparams)
     names = [f"cells.{kind}_l0" for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     assert list(model.trainable) == ["words.weight", *names, "out.bias"]
     assert (model.vocabulary_size, model.device.type) == (LAYOUT.vocabulary_size, "cpu")
-    assert not isinstance(model, LogitModel)  # attacks take no shortcut over an output layer
+    assert not isinstance(model, LogitModel)  # attacks use no shortcut through an output layer
     copy = restore({name: value.detach() for name, value in model.trainable.items()}, hparams, LAYOUT.vocabulary_size)
     inputs, _ = batch_of(RECORDS)
     assert torch.equal(copy(inputs), model(inputs))
@@ -86,7 +86,7 @@ def test_what_travels_and_what_stays(hparams: ModelHParams) -> None:
         model.load({"words.weight": torch.zeros(1)})
 
 
-def test_a_user_and_a_step_follow_the_gradient_by_hand(hparams: ModelHParams) -> None:
+def test_updates_of_a_user_and_of_a_central_step_equal_the_gradient_by_hand(hparams: ModelHParams) -> None:
     model, local = build(LAYOUT.vocabulary_size, hparams), LocalHParams(batch_size=7, learning_rate=1.0)
     state = fedavg.init(LAYOUT.vocabulary_size, hparams, 0)
     loss, expected = by_hand(restore(state.params, hparams, LAYOUT.vocabulary_size), *batch_of(RECORDS))
@@ -104,7 +104,7 @@ def test_a_user_and_a_step_follow_the_gradient_by_hand(hparams: ModelHParams) ->
 
 
 def test_gradients_of_single_records(hparams: ModelHParams) -> None:
-    """DP-SGD's, each by hand; and a noisy training resumes to the same bits."""
+    """Each record's gradient for DP-SGD equals that of `by_hand`, and training with noise resumes to the same bits."""
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
     inputs, targets = batch_of(RECORDS)
     gradients, _ = record_gradients(model, inputs, targets)
@@ -122,7 +122,7 @@ def test_gradients_of_single_records(hparams: ModelHParams) -> None:
 
 
 def test_capabilities_belong_to_the_class_that_declares_them(tmp_path: Path) -> None:
-    """A subclass of the CIFG is trained by its own gradient, and by the written one where it says that it may be."""
+    """A subclass of the CIFG uses autograd, or, if it declares capabilities, the written-out gradient of the CIFG."""
     file = tmp_path / "mine.py"
     file.write_text(
         "from flsim.models.architectures import CIFGLanguageModel\n"
@@ -140,8 +140,8 @@ def test_capabilities_belong_to_the_class_that_declares_them(tmp_path: Path) -> 
             engine_of("cohort", model, LAYOUT, precise)
 
 
-def test_simulate_refuses_what_is_no_network(own: Experiment) -> None:
-    """By the call itself, before the first round."""
+def test_simulate_refuses_a_network_that_fails(own: Experiment) -> None:
+    """The call itself raises the error, before the first round."""
     planted = flsim.plant(own.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
     model = flsim.Model(8, architecture=f"{own.folder}/mine.py:TwistedGRU", options={"scale": 2.5})
     write_model(own.folder, (FORWARD, f"        [][0]\n{FORWARD}"))
@@ -149,7 +149,7 @@ def test_simulate_refuses_what_is_no_network(own: Experiment) -> None:
         flsim.simulate(planted, model, flsim.FedAvg(cohort=6), rounds=2)
 
 
-def test_weights_of_few_bits_are_the_frozen_ones_too(hparams: ModelHParams) -> None:
+def test_quantization_includes_frozen_parameters_but_not_buffers(hparams: ModelHParams) -> None:
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
     coarse = quantized(model, 2)
     assert all(len(set(value.flatten().tolist())) <= 4 for value in coarse.parameters())
@@ -179,8 +179,8 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize(("message", "changes"), CHANGES.items(), ids=lambda value: str(value)[:20])
-def test_what_is_no_such_network_is_refused(tmp_path: Path, message: str, changes: list[tuple[str, str]]) -> None:
-    """The command refuses it in the same words: `test_what_engines_cannot_do_is_refused`."""
+def test_a_network_that_is_unfit_is_refused(tmp_path: Path, message: str, changes: list[tuple[str, str]]) -> None:
+    """The message is one line; `test_what_engines_cannot_do_is_refused` tests messages of the command."""
     model = ModelHParams(8, architecture=f"{write_model(tmp_path, *changes)}:TwistedGRU", options={"scale": 2.5})
     with pytest.raises(InputError, match=f"^[^\n]*{re.escape(message)}[^\n]*$"):
         refuse_unfit(model, Layout(40, 20), 0)
@@ -204,7 +204,7 @@ def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: 
 
 @pytest.mark.nightly
 def test_an_error_in_training_names_file_and_line(own: Experiment) -> None:
-    """Exit code 1: what is tried before training are at most three records together, and a step reads four."""
+    """The exit code is 1: the check before training reads at most three records at once, and a step reads four."""
     write_model(own.folder, (FORWARD, f"        if len(tokens) > 3: [][0]\n{FORWARD}"))
     failed = own.flsim("run", own.config, "--out", "run", "--set", "system.retries=0", check=False)
     (copy,) = (own.folder / "run" / "code").iterdir()
@@ -220,8 +220,8 @@ def test_an_error_in_evaluation_names_file_and_line(own: Experiment) -> None:
         evaluate_checkpoint(run.path, path)
 
 
-def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
-    """A changed file is refused, on resume as by whoever verifies; the digest knows the content, and no path."""
+def test_a_changed_file_is_refused_and_changes_the_digest(own: Experiment) -> None:
+    """Resuming and verifying refuse a changed file; the digest of settings depends on its content, not on its path."""
     settings = config.load(own.config)
     run = Run.create(settings, own.folder / "run")
     assert run.config.digest == settings.digest == Run.open(run.path).config.digest
@@ -241,7 +241,7 @@ def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
         Run.open(run.path).verify()
 
 
-def test_a_checkpoint_knows_the_content_of_the_file_and_what_stays(own: Experiment) -> None:
+def test_a_checkpoint_has_digests_of_the_file_and_of_frozen_values(own: Experiment) -> None:
     run = Run.create(config.load(own.config), own.folder / "run")
     state = run.training().first_state()
     path = run.save(replace(state, round=4))

@@ -1,4 +1,4 @@
-"""Optimizers and schedules of a user's own in every engine of training, and on the server."""
+"""Custom optimizers and schedules work in every engine of training, and custom optimizers on the server."""
 
 import tomllib
 from dataclasses import replace
@@ -44,15 +44,15 @@ POPULATION = random_population(5, 6, LAYOUT)
 
 
 def by_loop(own: Path, name: str, engine: str = "local", micro_cohort: int | None = None) -> Params:
-    """The summed update of all users."""
+    """Return the summed update of all users."""
     hparams = LocalHParams(epochs=2, batch_size=4, learning_rate=0.05, optimizer=f"{own}:{name}", gradient_clip=0.5)
     model = model_of(0)
     made = engine_of(engine, model, LAYOUT, hparams, micro_cohort)  # type: ignore[arg-type]
     return made.train(start_of(model), POPULATION, range(5), 3, 0).delta
 
 
-def test_a_class_of_ones_own_steps_as_its_paper_says(own: Path) -> None:
-    """Chen et al. (2023), Algorithm 2, on the gradients of three batches, one number at a time."""
+def test_a_custom_class_steps_as_in_its_paper(own: Path) -> None:
+    """Lion's steps equal Algorithm 2 of Chen et al. (2023), computed here from the gradients of three batches."""
     hparams = LocalHParams(batch_size=2, learning_rate=0.01, optimizer=f"{own}:Lion")
     records = Records.from_lists([[1, 2], [3, 4, 5], [9], [7, 7], [2, 1, 3]])
     batches = list(local_batches(records, LAYOUT, hparams, stream(0, "local", 0, 0)))
@@ -64,7 +64,7 @@ def test_a_class_of_ones_own_steps_as_its_paper_says(own: Path) -> None:
         plain.load_state_dict(other.state_dict())
         train_user(plain, [batch], LocalHParams(learning_rate=1.0))
         for (name, weight), (_, stepped) in zip(other.named_parameters(), plain.named_parameters(), strict=True):
-            g = (weight - stepped).detach()  # a step of plain SGD at rate 1
+            g = (weight - stepped).detach()  # from a step of plain SGD at learning rate 1
             weight.data.sub_(0.01 * (0.9 * m[name] + 0.1 * g).sign())
             m[name] = 0.99 * m[name] + 0.01 * g
     for (name, value), (_, expected) in zip(model.named_parameters(), other.named_parameters(), strict=True):
@@ -73,10 +73,10 @@ def test_a_class_of_ones_own_steps_as_its_paper_says(own: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Tanh", "stacked"])
 @pytest.mark.parametrize("micro_cohort", [None, 3])
-def test_every_engine_steps_alike(
+def test_every_engine_takes_the_same_steps(
     own: Path, name: str, micro_cohort: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In float64 to 1e-10. What has no direction is not stacked: the plain engine trains in its place, and says so."""
+    """Updates in float64 agree to 1e-10. Without a `direction`, the plain engine replaces stacking and reports it."""
     reference = "made" if name == "Tanh" else name
     exact, found = by_loop(own, reference), by_loop(own, reference, "cohort", micro_cohort)
     for parameter, value in exact.items():
@@ -85,7 +85,7 @@ def test_every_engine_steps_alike(
     assert handed_over == (name == "Tanh" and micro_cohort == 3)
 
 
-def test_engines_are_the_fast_ones_where_they_can_be(own: Path) -> None:
+def test_the_fast_engine_is_used_if_it_supports_the_optimizer(own: Path) -> None:
     model = model_of(0)
 
     def engine(name: str, micro_cohort: int | None, precision: str = "float32") -> object:
@@ -107,7 +107,7 @@ RECORDS = [[1, 2, 3], [4, 4], [6, 7, 8, 9, 1, 2], [3], [], [5, 5, 5, 5]]
 @pytest.mark.parametrize(
     ("name", "engine"), [("made", "autograd"), ("stacked", "fused"), ("decayed", "fused"), ("adam", "autograd")]
 )
-def test_central_training_goes_on_to_the_same_bits(own: Path, tmp_path: Path, name: str, engine: str) -> None:
+def test_central_training_resumes_to_the_same_bits(own: Path, tmp_path: Path, name: str, engine: str) -> None:
     hparams = CentralHParams(steps=7, batch_size=4, optimizer=f"{own}:{name}", learning_rate=0.05, schedule="cosine")
     training = training_of(RECORDS, hparams, engine)  # type: ignore[arg-type]
     (at_3, _), (whole, _) = train_central(central_start(), training, 7, {3}.__contains__)
@@ -120,8 +120,8 @@ def test_central_training_goes_on_to_the_same_bits(own: Path, tmp_path: Path, na
     assert set(slots_of(f"{own}:{name}")) == slots[name] - {"step"}
 
 
-def test_central_engines_step_alike(own: Path) -> None:
-    """Autograd, packed, and stacked where there is a direction; weight decay is torch's."""
+def test_central_engines_take_the_same_steps(own: Path) -> None:
+    """Engines agree to 1e-10: autograd, packed and, with a `direction`, stacked; weight decay is that of torch."""
     for name, decay in (("made", 0.0), ("stacked", 0.0), ("decayed", 0.1)):
         settings = {"optimizer": f"{own}:{name}", "learning_rate": 0.05, "weight_decay": decay}
         hparams = CentralHParams(steps=7, batch_size=4, **settings)  # type: ignore[arg-type]
@@ -150,14 +150,14 @@ def test_central_engines_step_alike(own: Path) -> None:
         ("missing", "the file does not define missing; correct the name of the optimizer"),
     ],
 )
-def test_what_cannot_be_trained_with_is_refused_before_anything_is(own: Path, name: str, message: str) -> None:
+def test_an_unfit_optimizer_is_refused_before_training(own: Path, name: str, message: str) -> None:
     line = 1 + OWN[: OWN.index("raise ArithmeticError")].count("\n")
     hparams = CentralHParams(optimizer=f"{own}:{name}")
     with pytest.raises(InputError) as caught:
         training_of(RECORDS, hparams)
     assert message.format(line=line) in str(caught.value)
     assert "\n" not in str(caught.value)
-    if name in ("Counting", "Grouped"):  # a user's optimizer is new in each round
+    if name in ("Counting", "Grouped"):  # allowed on users: their optimizer is new in each round
         refuse_failing(hparams.optimizer)
     else:
         with pytest.raises(InputError):
@@ -184,7 +184,7 @@ def test_fedadam_written_again_equals_the_built_in_one_bit_for_bit(own: Path) ->
 
 
 def test_a_server_optimizer_sees_all_tensors(own: Path) -> None:
-    """Every step of the normalized one is eta long, over both tensors, along the corrected mean, by hand."""
+    """Steps of `normalized` have length eta over both tensors, along the bias-corrected mean, computed here by hand."""
     beta, eta = 0.8, 0.25
     params = stepped(ServerOptimizerHParams(f"{own}:normalized", eta, beta))
     x = [1.0] * 6 + [0.0] * 5
@@ -196,7 +196,7 @@ def test_a_server_optimizer_sees_all_tensors(own: Path) -> None:
         norm = sum(value**2 for value in mean) ** 0.5
         x = [old + eta * value / norm for old, value in zip(x, mean, strict=True)]
     trained = torch.cat([params["a"].flatten(), params["b"]]).tolist()
-    assert trained == pytest.approx(x, rel=0, abs=1e-6)  # steps count in float32
+    assert trained == pytest.approx(x, rel=0, abs=1e-6)  # tolerance: the optimizer counts steps in float32
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_server_optimizer_sees_all_tensors(own: Path) -> None:
         ("halves", "found function, not a ServerOptimizer; create one with flsim.algorithms.server_optimizers."),
     ],
 )
-def test_a_server_optimizer_that_is_none_is_refused(own: Path, name: str, message: str) -> None:
+def test_an_unfit_server_optimizer_is_refused(own: Path, name: str, message: str) -> None:
     hparams = ServerOptimizerHParams(f"{own}:{name}")
     with pytest.raises(InputError) as caught:
         server_optimizers.refuse_unfit(hparams, 12, ModelHParams(3, 5))
@@ -236,7 +236,7 @@ late = ServerOptimizer("Late", lambda x, settings: {}, _late)
         server_optimizers.apply(zero, zero, {}, hparams)
 
 
-def test_rows_digests_and_plans_know_ones_own(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_and_plans_include_a_custom_optimizer(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(experiment.folder)
     own = experiment.folder / "my_optimizers.py"
     own.write_text(OWN)
@@ -247,7 +247,7 @@ def test_rows_digests_and_plans_know_ones_own(experiment: Experiment, monkeypatc
     )
     assert mine.setting == "Non-IID, FedAvg+normalized, b_u=6"
     assert mine.digest != plain.digest
-    assert checkpoint_bytes(mine, 40) == 2 * checkpoint_bytes(plain, 40)  # a mean like the model, and a count
+    assert checkpoint_bytes(mine, 40) == 2 * checkpoint_bytes(plain, 40)  # plus a mean like the model; no step counts
     before = mine.digest
     own.write_text(OWN + "# another version\n")
     assert mine.digest != before

@@ -1,4 +1,4 @@
-"""Options of a user's own code: each kind gets them as arguments, and they are part of what makes a run that run."""
+"""Each kind of custom code receives its options as arguments, and the options are part of a run's identity."""
 
 import math
 from pathlib import Path
@@ -111,7 +111,7 @@ def own(tmp_path: Path) -> str:
 
 
 def test_a_name_carries_its_options() -> None:
-    """Text may hold what names and tables are made of; a name by content keeps the options."""
+    """A name includes its options, which can be read back, even text that contains the syntax of names and options."""
     options: dict[str, Option] = {"text": 'a.py:b{"c": 1}', "share": 0.1, "times": 3, "fast": True}
     settings = FedAvgHParams(sampler="folder/own.py:Sparse", sampler_options=options)
     name = configured(settings, "sampler")
@@ -123,7 +123,7 @@ def test_a_name_carries_its_options() -> None:
 
 
 def test_a_sampler_and_its_epsilon(own: str) -> None:
-    """Half the rate draws half the users, and costs what Poisson sampling of half the users costs."""
+    """Half the rate draws half the users, at the epsilon of Poisson sampling of half; names by content keep options."""
     name = configured(FedAvgHParams(sampler=f"{own}:Sparse", sampler_options={"part": 0.5}), "sampler")
     entry = Entry(by_content(name), 1000, 100, 1.0, 20)
     ledger = Ledger.from_json(Ledger((entry,)).to_json())
@@ -132,11 +132,11 @@ def test_a_sampler_and_its_epsilon(own: str) -> None:
     (poisson,) = [one for one in conventions_of("poisson") if one.name == "poisson-rdp"]
     assert epsilon(ledger, 1e-5, rdp) == epsilon(half, 1e-5, poisson)
     sizes = [len(draw_cohort(0, round_, 1000, 100, name)) for round_ in range(50)]
-    assert abs(np.mean(sizes) - 50) < 4 * np.sqrt(50 / 50)  # four standard errors
+    assert abs(np.mean(sizes) - 50) < 4 * np.sqrt(50 / 50)  # four standard errors, for the mean of 50 rounds
 
 
 def test_a_server_optimizer_and_its_schedule(own: str) -> None:
-    """A function of the options that returns the optimizer; one that is a value takes none."""
+    """A function takes the options and returns the server optimizer; a `ServerOptimizer` itself takes no options."""
     falling = {"server_schedule": f"{own}:falling", "server_schedule_options": {"floor": 0.8}}
     settings = ServerOptimizerHParams(f"{own}:scaled", server_optimizer_options={"factor": 0.25}, **falling)  # type: ignore[arg-type]
     x, update = {"w": torch.zeros(3)}, {"w": torch.ones(3, dtype=torch.float64)}
@@ -175,13 +175,13 @@ def test_options_of_a_model_may_be_text(own: str) -> None:
         ({"sampler": 'own.py:A{"a": 1}'}, r"write the options of A\(a=1\) in sampler_options"),
     ],
 )
-def test_options_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         FedAvgHParams(**settings)  # type: ignore[arg-type]
 
 
 def test_a_run_with_options_of_every_kind(experiment: Experiment) -> None:
-    """From TOML: the run folder keeps them, and Python trains the same."""
+    """The run folder keeps the options of the TOML file, and the Python API trains the same parameters with them."""
     (experiment.folder / "own.py").write_text(OWN)
     tables = """
 algorithm = "own.py:Named"
@@ -214,7 +214,7 @@ server_optimizer_options = { factor = 0.5 }
         assert torch.equal(value, state.params[name]), name
 
 
-def test_dp_with_a_sampler_of_options_is_accounted_before_training(own: str) -> None:
+def test_the_ledger_of_dp_training_has_the_options_of_its_sampler(own: str) -> None:
     users = InMemory(LAYOUT, [[[1, 2, 3]]] * 20)
     private = PrivacyHParams("dp", clip=1.0, noise_multiplier=1.0)
     server = FedAvgHParams(cohort=4, sampler=f"{own}:Sparse", sampler_options={"part": 0.5})

@@ -1,4 +1,4 @@
-"""Files about the project say the same as each other; `make lint` checks their formats."""
+"""Files about the project agree with each other and with the source; `make lint` checks their formats."""
 
 import importlib
 import re
@@ -27,7 +27,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 def test_hooks_of_pre_commit_are_programs_of_the_environment() -> None:
     path = ROOT / ".pre-commit-config.yaml"
     hooks = [hook for repository in yaml.safe_load(path.read_text())["repos"] for hook in repository["hooks"]]
-    assert {hook["language"] for hook in hooks} == {"system"}  # any other fetches what nothing pins
+    assert {hook["language"] for hook in hooks} == {"system"}  # others fetch versions that nothing pins
     programs = [Path(hook["entry"].split()[0]) for hook in hooks]
     assert [program for program in programs if not (BIN / program.name).exists()] == []
     assert {program.parent for program in programs} == {Path(".venv/bin")}
@@ -38,7 +38,7 @@ def test_the_version_is_written_in_one_place_and_read_everywhere(tmp_path: Path)
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.findall(r"^## \[(\d+\.\d+\.\d+)\]", changelog, re.MULTILINE)[0] == PROJECT["version"]
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == PROJECT["version"]
-    # Source that is not installed, which Flower unpacks, has no version: -S leaves out what is installed.
+    # Source that is not installed, such as source that Flower unpacks, has no version. -S hides installed packages.
     shutil.copytree(ROOT / "flsim", tmp_path / "flsim", ignore=shutil.ignore_patterns("__pycache__"))
     code = "import flsim; print(flsim.__version__)"
     command = [sys.executable, "-S", "-c", code]
@@ -62,7 +62,7 @@ def test_versions_of_python_are_the_same_everywhere() -> None:
     assert set(matrices["newest.yml"]["python"]) <= set(classified)
 
 
-def test_ci_is_the_script() -> None:
+def test_ci_runs_the_script_and_pins_its_actions() -> None:
     steps = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["run"]["steps"]
     assert {"run": ".ci/run"} in steps
     actions = [step["uses"] for path in WORKFLOWS for step in steps_of(path) if "uses" in step]
@@ -75,7 +75,7 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
     return [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
 
 
-def test_the_newest_releases_are_those_of_all_dependencies_without_limits() -> None:
+def test_newest_py_lists_all_dependencies_without_upper_limits() -> None:
     command = [sys.executable, str(ROOT / ".ci" / "newest.py"), "--list"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     extras = PROJECT["optional-dependencies"].values()
@@ -107,8 +107,8 @@ def mutations(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("entry", LISTED["equivalent"], ids=lambda entry: entry["before"][:60])
-def test_equivalent_mutants_are_ones_of_the_current_source(entry: dict[str, str], mutations: Any) -> None:
-    """An entry whose line has changed must be judged again."""
+def test_equivalent_mutants_are_mutants_of_the_current_source(entry: dict[str, str], mutations: Any) -> None:
+    """If the line of an entry has changed, the mutant must be judged again."""
     assert set(entry) <= {"file", "before", "after", "reason"}
     assert entry["reason"]
     source = (CI.parent / entry["file"]).read_text(encoding="utf-8")
@@ -129,12 +129,12 @@ PAGES = {"my_model": "models", "my_measure": "measures", "my_algorithm": "algori
 
 
 def block_of(name: str, language: str) -> str:
-    """The first block of code in a document."""
+    """Return the first block of code of a language in a document."""
     return (DOCS / name).read_text(encoding="utf-8").split(f"```{language}\n")[1].split("```")[0]
 
 
 @pytest.mark.nightly
-def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> None:
+def test_custom_components_of_every_kind_work_from_a_dump_to_a_report(tmp_path: Path) -> None:
     for file, page in {**PAGES, "my_corpus": "corpora"}.items():
         (tmp_path / f"{file}.py").write_text(block_of(f"{page}.md", "python"))
     (tmp_path / "all.toml").write_text(block_of("extending.md", "toml"))

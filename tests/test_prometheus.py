@@ -1,4 +1,4 @@
-"""What Prometheus reads from a real Ray node after real runs trained on it, against what their folders say."""
+"""Metrics that Prometheus reads from a real Ray node, on which runs trained, equal the values in the run folders."""
 
 import json
 import math
@@ -23,7 +23,7 @@ Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Prometheus:
-    """Looks at a node again and again, and keeps the last value of each of our figures, by driver."""
+    """A reader of a node's metrics page, with the last value of each of flsim's metrics, by driver."""
 
     def __init__(self, address: str, port: int) -> None:
         self.address, self._url = address, f"http://127.0.0.1:{port}/metrics"
@@ -40,7 +40,7 @@ class Prometheus:
                 driver[sample.name.removeprefix("ray_flsim_"), frozenset(tags.items())] = sample.value
 
     def figures_of(self, run: str) -> dict[Key, float]:
-        """The newest driver's figures of a run, by name and tags."""
+        """Return the metrics of a run from its newest driver, by name and tags."""
         of_run = ("run", run)
         drivers = [{(n, t - {of_run}): v for (n, t), v in each.items() if of_run in t} for each in self._seen.values()]
         return next((each for each in reversed(drivers) if each), {})
@@ -60,7 +60,7 @@ def figure(name: str, **tags: str) -> Key:
 
 @pytest.fixture(scope="module")
 def prometheus() -> Iterator[Prometheus]:
-    """A head with two CPUs that tells its figures every half second."""
+    """Start a head node with two CPUs that reports its metrics every half second, and yield a reader of them."""
     place, metrics_port = free_place(), free_port()
     options = [f"--port={place.rpartition(':')[2]}", f"--metrics-export-port={metrics_port}", "--num-cpus=2"]
     options += ["--include-dashboard=false", '--system-config={"metrics_report_interval_ms": 500}']
@@ -92,7 +92,7 @@ def assert_folder_says(seen: dict[Key, float], run: Path, rounds: int) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["federated", "central"])
-def test_prometheus_reads_what_the_folder_says(experiment: Experiment, prometheus: Prometheus, kind: str) -> None:
+def test_prometheus_reads_values_of_the_folder(experiment: Experiment, prometheus: Prometheus, kind: str) -> None:
     settings = [*PRIVATE[3:6], "evaluation.every=1000"]
     length = "training.rounds=30"
     if kind == "central":
@@ -104,13 +104,13 @@ def test_prometheus_reads_what_the_folder_says(experiment: Experiment, prometheu
     assert_folder_says(prometheus.wait(kind, lambda seen: seen.get(figure("round")) == rounds), run, rounds)
 
 
-def test_without_ray_there_are_no_metrics_and_values_that_are_not_finite_are_left_out(trained_here: Trained) -> None:
+def test_reporting_without_ray_does_not_start_ray(trained_here: Trained) -> None:
     metrics = RoundMetrics(Run.open(trained_here()))
     metrics.report({"round": 1, "loss": None, "seconds": math.inf})
     assert not ray.is_initialized()
 
 
-def test_all_of_them_are_documented() -> None:
+def test_all_metrics_are_documented() -> None:
     text = (ROOT / "docs" / "prometheus.md").read_text()
     for name in (*GAUGES, *(f"{name}_total" for name in COUNTERS)):
         tags = ", ".join(f"`{tag}`" for tag in TAGS.get(name, ()))

@@ -1,4 +1,4 @@
-"""The Python API: docs/python.md, what `import flsim` costs, wrong arguments, models of checkpoints, and epsilon."""
+"""The Python API: code of docs/python.md, imports of `import flsim`, wrong arguments, models and epsilon."""
 
 import json
 import math
@@ -26,10 +26,10 @@ from flsim.training.optimizers import optimizer_named
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "python.md"
-SHORT = 4  # rounds, and two evaluations
+SHORT = 4  # rounds, with two evaluations
 
 
-def test_importing_is_quick_and_loads_nothing_large() -> None:
+def test_importing_loads_nothing_large() -> None:
     code = """
 import sys
 site = {name.split(".")[0] for name in sys.modules}  # what an environment loads at its start
@@ -62,7 +62,7 @@ def test_every_public_name_is_documented_in_the_code() -> None:
 
 @pytest.mark.slow
 def test_the_guide_gives_the_rows_of_runs(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All its code in one process, with fewer rounds; what is simulated is held against the runs that it trains."""
+    """The guide's simulations have the same rows as its runs; all its code runs in one process, with fewer rounds."""
     monkeypatch.chdir(experiment.folder)
     (experiment.folder / "experiments").mkdir()
     shutil.copy(ROOT / "experiments" / "demo.toml", experiment.folder / "experiments")
@@ -89,7 +89,7 @@ def test_the_guide_gives_the_rows_of_runs(experiment: Experiment, monkeypatch: p
 
 
 def _sorted(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows without the run's identity, which a simulation has not."""
+    """Return sorted rows without the run's identity, which a simulation does not have."""
     columns = ["round", "metric", "canary", "value"]
     return rows[columns].sort_values(columns[:3]).reset_index(drop=True)
 
@@ -105,12 +105,12 @@ def planted(experiment: Experiment) -> flsim.Planted:
 
 
 def anything(value: object) -> Any:
-    """What a notebook passes, where no type checker looks."""
+    """Return a value as type Any, for arguments that a notebook can pass because no type checker reads it."""
     return value
 
 
 def message_of(call: Callable[[], object]) -> str:
-    """The message of the InputError that the call itself raises."""
+    """Return the one-line message of the InputError that the call itself raises."""
     with pytest.raises(flsim.InputError) as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -132,7 +132,7 @@ def message_of(call: Callable[[], object]) -> str:
         (lambda: flsim.run("x.toml", "runs/x", overrides="training.rounds=3"), r"overrides must be a list, such as \["),
     ],
 )
-def test_wrong_settings_are_refused_where_they_are_given(call: Callable[[], object], message: str) -> None:
+def test_wrong_settings_are_refused_by_the_call_that_gets_them(call: Callable[[], object], message: str) -> None:
     assert re.search(message, message_of(call))
 
 
@@ -156,12 +156,12 @@ def test_numbers_of_numpy_and_lists_are_taken(planted: flsim.Planted) -> None:
 )
 def test_wrong_arguments_of_simulate(planted: flsim.Planted, changes: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"planted": planted, "model": MODEL, "algorithm": ALGORITHM, "rounds": 2} | changes
-    with pytest.raises(flsim.InputError) as caught:  # by the call itself, and not by the first state
+    with pytest.raises(flsim.InputError) as caught:  # raised by the call itself, not with the first state
         flsim.simulate(**arguments)
     assert str(caught.value) == message
 
 
-def test_a_corpus_without_canaries_is_no_planted_one(experiment: Experiment, planted: flsim.Planted) -> None:
+def test_a_corpus_without_canaries_is_refused(experiment: Experiment, planted: flsim.Planted) -> None:
     corpus = flsim.open_corpus(experiment.folder / "corpus")
     (state,) = flsim.simulate(planted, MODEL, ALGORITHM, 1)
     expected = "planted must be what flsim.plant(corpus, ...) returns, found a Corpus"
@@ -188,13 +188,13 @@ PRIVATE = flsim.Privacy("dp", clip=0.5, noise_multiplier=1.0)
 
 
 def trained(experiment: Experiment) -> Path:
-    """The last checkpoint of a run."""
+    """Train a run without Ray, and return its last checkpoint."""
     experiment.call("run", experiment.config, "--out", "run", "--in-process")
     return experiment.folder / "run" / "checkpoints" / "round-000004.safetensors"
 
 
 def test_a_checkpoint_of_a_built_in_network(experiment: Experiment) -> None:
-    """Wherever the file lies, and without the corpus."""
+    """`flsim.load_model` returns the trained network, wherever the file is, and without the corpus."""
     path = trained(experiment)
     run = Run.open(experiment.folder / "run")
     expected = restore(final_params(run.path), run.config.model, run.corpus.layout.vocabulary_size)
@@ -208,8 +208,8 @@ def test_a_checkpoint_of_a_built_in_network(experiment: Experiment) -> None:
         assert torch.equal(network(tokens), expected(tokens))
 
 
-def test_a_checkpoint_of_a_network_of_a_users_own(experiment: Experiment) -> None:
-    """The code is the copy in the run folder; without it, or with another version of it, the checkpoint is refused."""
+def test_a_checkpoint_of_a_custom_network(experiment: Experiment) -> None:
+    """The code is the copy in the run folder; without this copy, or if it has changed, the checkpoint is refused."""
     write_model(experiment.folder)
     experiment.config.write_text(TINY_OWN + SECTION)
     path = trained(experiment)
@@ -228,7 +228,7 @@ def test_a_checkpoint_of_a_network_of_a_users_own(experiment: Experiment) -> Non
 
 
 def test_what_is_neither_a_checkpoint_nor_a_factory_is_refused(tmp_path: Path) -> None:
-    """In the words of Python, and not of a command's option."""
+    """Messages name arguments of the Python API, not options of commands."""
     file = tmp_path / "round-000001.safetensors"
     file.write_bytes(b"nothing")
     with pytest.raises(flsim.InputError, match=r"round-000001.safetensors: not a checkpoint of flsim, or damaged"):
@@ -243,7 +243,7 @@ def test_what_is_neither_a_checkpoint_nor_a_factory_is_refused(tmp_path: Path) -
 
 
 def test_epsilon_is_that_of_flsim_privacy(experiment: Experiment, planted: flsim.Planted) -> None:
-    """By every convention of the sampler; by default those that a run reports, at 1 / (10 N)."""
+    """Both Poisson conventions give epsilon as the command does; the defaults are those of runs, RDP at 1 / (10 N)."""
     algorithm = flsim.FedAvg(cohort=5, sampler="poisson", privacy=PRIVATE)
     *_, state = flsim.simulate(planted, flsim.Model(3, 5), algorithm, 3)
     users = len(planted)
@@ -297,7 +297,7 @@ def test_a_run_is_measured_at_its_newest_checkpoint_and_a_round_is_a_number(
         assert message_of(partial(call, run, epoch=anything("x"))) == "epoch must be a number, found 'x'"
 
 
-def test_a_threshold_is_a_rank_and_an_attack_is_made_once(trained_here: Trained, tmp_path: Path) -> None:
+def test_a_threshold_is_at_least_1_and_a_repeated_attack_runs_once(trained_here: Trained, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained_here(), tmp_path / "run"))
     assert message_of(lambda: flsim.audit(run, threshold=0)) == "threshold must be at least 1, found 0"
     assert len(flsim.infer_membership(run, attacks=["blind", "blind"], records=10)) == 1

@@ -1,4 +1,4 @@
-"""The pages show the numbers of the files in experiments/results, and each figure is in one file."""
+"""Pages show the numbers of the files in experiments/results, and each value with an interval is in one file."""
 
 import re
 import runpy
@@ -19,14 +19,14 @@ PAGES: list[Path] = RESULTS["pages"]()
 
 
 def test_pages_show_what_the_files_state() -> None:
-    """Where this fails, run: python .ci/result_tables.py."""
+    """Writing a page again changes nothing. If this fails, run: python .ci/result_tables.py."""
     assert len(PAGES) > 15
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert RESULTS["written"](page, text) == text, page
 
 
-def test_a_changed_number_is_seen() -> None:
+def test_a_changed_number_is_replaced_by_that_of_the_file() -> None:
     page = ROOT / "docs" / "result-table1.md"
     text = page.read_text(encoding="utf-8")
     changed = text.replace("| 72.2 |", "| 72.3 |")
@@ -34,7 +34,7 @@ def test_a_changed_number_is_seen() -> None:
 
 
 def test_each_file_has_one_source_and_is_on_a_page() -> None:
-    """A page shows the file, or names it, as each block of commands does."""
+    """One section of sources.toml has the file; a page shows its table or names it, for example in its commands."""
     owned = Counter(name for source in RESULTS["sources"]().values() for name in source.get("frames", ()))
     assert owned == Counter(FRAMES)
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
@@ -42,7 +42,7 @@ def test_each_file_has_one_source_and_is_on_a_page() -> None:
 
 
 def intervals() -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Yield each value with an interval that a file states, as if positive, and the file."""
+    """Yield each file with each of its values that has an interval; negative values have their signs changed."""
     for frame in FRAMES:
         rows = RESULTS["rows_of"](frame)
         for column in [name.removesuffix("_low") for name in rows[0] if name.endswith("_low")]:
@@ -52,10 +52,10 @@ def intervals() -> Iterator[tuple[str, tuple[float, ...]]]:
                     yield frame, (value, low, high) if value >= 0 else (-value, -high, -low)
 
 
-def test_a_figure_is_in_one_file() -> None:
-    """Other files refer to it. Figures of two digits or fewer are equal by chance.
+def test_a_value_with_an_interval_is_in_one_file() -> None:
+    """Other files refer to this file. Numbers below 0.1 have at most two significant digits, and are equal by chance.
 
-    Differences that a tested command computes are not copied, and can be equal by chance.
+    The files in `computed` have differences that a tested command computes, which can also be equal by chance.
     """
     computed = {
         "dp-ftrl-differences",
@@ -80,7 +80,7 @@ def test_a_figure_is_in_one_file() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_numbers_in_sentences_are_in_the_files(page: Path) -> None:
-    """Decimals, and the ends of intervals as pairs."""
+    """Each decimal number is in a file, and the two ends of each interval belong to one value of a file."""
     text = re.sub(r"<!-- table:.*?<!-- end -->|^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
     text = re.sub(r"[Ss]ection \S+", "", " ".join(text.split()))
     stated = {
@@ -116,7 +116,7 @@ def test_a_reference_to_nothing_is_refused(cell: str) -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_published_shares_are_those_of_the_paper(number: int) -> None:
-    """Thakkar et al. (2020), as shares of 90 canaries."""
+    """Shares by Random Sampling are those of Thakkar et al. (2020), as percentages of 90 canaries."""
     rows = RESULTS["rows_of"](f"table{number}-settings")
     shares = [share for row in rows for column, share in row.items() if column.endswith("paper_rs_percent")]
     paper = pd.read_csv(ROOT / "experiments" / "thakkar2020.csv").query("table == @number")
@@ -128,13 +128,13 @@ PUBLISHED = {1: ("table1", r"paper_exposure"), 2: ("table2-paper", r"units_\d+")
 
 @pytest.mark.parametrize("number", PUBLISHED)
 def test_published_exposure_is_that_of_the_paper(number: int) -> None:
-    """Carlini et al. (2018)."""
+    """Exposures are those of Carlini et al. (2018), in experiments/carlini2018.csv."""
     frame, columns = PUBLISHED[number]
     rows = RESULTS["rows_of"](f"secret-sharer-{frame}")
     exposure = [float(row[name]) for row in rows for name in row if re.fullmatch(columns, name) and row[name]]
     paper = pd.read_csv(ROOT / "experiments" / "carlini2018.csv").query("table == @number")
     assert len(exposure) >= 7
-    assert Counter(exposure) <= Counter(paper["mean_exposure"])  # Table 1 has two networks more
+    assert Counter(exposure) <= Counter(paper["mean_exposure"])  # the paper's Table 1 has two more networks
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
 def test_tables_are_computed_again(
     experiment: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written again, the files are equal byte for byte."""
+    """Tables that are computed again from the stored rows equal the files byte for byte."""
     results = summaries.RESULTS
     monkeypatch.setattr(summaries, "RESULTS", tmp_path)
     for path in results.glob(f"{stored}.parquet"):

@@ -1,4 +1,4 @@
-"""Test and held-out authors that an import keeps whole: what they hold, and that utility is measured on them."""
+"""An import keeps the complete text of test and held-out authors, and runs measure utility on this text."""
 
 import json
 import math
@@ -42,7 +42,7 @@ Sentences = list[list[str]]
 
 @dataclass(frozen=True)
 class Imported:
-    """What authors wrote, the file of it, and its corpus."""
+    """The sentences of each author, the file with these sentences, and the corpus that was imported from the file."""
 
     texts: dict[str, Sentences]
     source: Path
@@ -54,7 +54,7 @@ class Imported:
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
-    """Sixty authors of 1 to 40 sentences of 1 to 12 words: most of them are too short for a balanced user."""
+    """Import sixty authors with 1 to 40 sentences of 1 to 12 words; most have too few words for a balanced user."""
     folder = tmp_path_factory.mktemp("whole")
     rng = stream(0, "test", "whole authors")
     texts: dict[str, Sentences] = {}
@@ -70,7 +70,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
 
 
 def naive_utility(run: Run, path: Path, records: Iterable[list[int]]) -> tuple[float, float]:
-    """Accuracy and perplexity, one record and one target at a time, by the logits of the model's forward."""
+    """Return accuracy and perplexity, for one record and target at a time, with the logits of the model's forward."""
     layout, losses, hits = run.corpus.layout, [], []
     model = checkpoint.model_of(run.provenance).load(run.load(path).params).double()
     for record in records:
@@ -90,7 +90,7 @@ def encoded(corpus: Corpus, text: Sentences) -> list[list[int]]:
 
 
 def evaluated(folder: Path, corpus: Corpus, *overrides: str) -> tuple[Run, Path]:
-    """A run over a corpus whose model was not trained, and its evaluated checkpoint."""
+    """Return a run on a corpus, whose model was not trained, and its evaluated checkpoint."""
     folder.mkdir()
     config = folder / "tiny.toml"
     config.write_text(TINY)
@@ -106,7 +106,7 @@ def measured(run: Run) -> dict[str, float]:
     return dict(zip(rows[rows.canary == ""].metric, rows[rows.canary == ""].value, strict=True))
 
 
-def test_where_no_author_is_cut_there_is_nothing_to_keep_whole(imported: Imported, tmp_path: Path) -> None:
+def test_an_import_that_cuts_no_author_has_no_splits_of_whole_authors(imported: Imported, tmp_path: Path) -> None:
     settings = ImportHParams(VOCABULARY, RECORD_WORDS, None, heldout=SHARE, test=SHARE)
     corpus = import_corpus([imported.source], tmp_path / "corpus", settings, workers=1)
     assert corpus.splits == SPLITS
@@ -115,7 +115,7 @@ def test_where_no_author_is_cut_there_is_nothing_to_keep_whole(imported: Importe
 
 @pytest.mark.parametrize("cap", [None, 5])
 def test_a_run_measures_utility_on_whole_authors(imported: Imported, tmp_path: Path, cap: int | None) -> None:
-    """A cap draws so many authors, each with the same probability and with all of their records."""
+    """A limit draws this number of authors, each with the same probability, and with all records of the author."""
     run, path = evaluated(tmp_path / "a", imported.corpus, *([f"evaluation.test_users={cap}"] if cap else []))
     authors = run.corpus.split("test-whole").names
     assert sorted(authors) == sorted(imported.authors_of("test"))
@@ -128,7 +128,7 @@ def test_a_run_measures_utility_on_whole_authors(imported: Imported, tmp_path: P
     assert (values["accuracy"], values["perplexity"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_results_say_whose_text_it_is(imported: Imported, tmp_path: Path) -> None:
+def test_tables_and_reports_state_the_number_of_complete_test_authors(imported: Imported, tmp_path: Path) -> None:
     run, _ = evaluated(tmp_path / "whole", imported.corpus)
     authors, whole = len(imported.authors_of("test")), read_run(run.path)
     table = memorization_table([whole])
@@ -147,7 +147,7 @@ def test_rewritten_corpora_have_the_same_whole_authors(imported: Imported, tmp_p
 
 
 def test_no_canary_is_text_of_a_whole_author(imported: Imported, tmp_path: Path) -> None:
-    """The phrase that would be drawn first is replaced where a whole author wrote it; the others stay."""
+    """If a test author's complete text has the first phrase, another phrase replaces it; other canaries are equal."""
     corpus, hparams = imported.corpus, CanaryHParams(p_u=(0.5,), p_e=(1.0,), count=3, length=5)
     before = draw_canaries(corpus, hparams, 4)
     path = tmp_path / "corpus"
@@ -173,7 +173,7 @@ def test_whole_authors_are_fetched(imported: Imported, tmp_path: Path, monkeypat
 
 
 def test_utility_needs_no_balanced_test_user(imported: Imported, tmp_path: Path) -> None:
-    """Where all test authors are short, a run was refused before."""
+    """Utility is measured although all test authors have too few words for a balanced user."""
     short = [author for author in imported.authors_of("test") if len(imported.texts[author]) == 1]
     train = imported.authors_of("train")
     posts = [(author, " ".join(" ".join(words) for words in imported.texts[author])) for author in (*short[:2], *train)]
