@@ -28,8 +28,8 @@ os.environ["PYTHONFAULTHANDLER"] = "1"  # a process that crashes in C++ code pri
 os.fsync = lambda fd: None  # saves milliseconds for each file; tests/power records what real commands sync
 LONG = (  # files whose tests take longest; most of them train on Ray
     *("test_central_run", "faults/", "test_flower", "test_central_cluster", "pool/", "test_own_optimizers"),
-    *("data/test_stores", "cluster/", "algorithms/test_algorithms", "test_extending", "sweeps/test_sweeping"),
-    *("runs/test_tracking", "benchmarks/test_training", "deploy/test_slurm", "test_own_model"),
+    *("data/test_stores", "cluster/", "algorithms/test_algorithms", "sweeps/test_sweeping"),
+    *("runs/test_tracking", "benchmarks/test_training", "test_own_model"),
     *("frozen/", "power/", "data/importing/test_restart", "report/test_report_browser", "security/test_values"),
 )
 

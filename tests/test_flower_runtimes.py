@@ -174,7 +174,7 @@ def test_simulated_clients_run_the_code_that_was_submitted(tmp_path: Path) -> No
     for name in ("flsim", "clients", "server"):
         shutil.copytree(ROOT / name, tmp_path / name)
     refuse_other_code(tmp_path)
-    with (tmp_path / "flsim" / "rng.py").open("a") as file:
+    with (tmp_path / "flsim" / "base" / "rng.py").open("a") as file:
         file.write("\n")
     with pytest.raises(InputError, match="clients would run the code in this folder, which differs"):
         refuse_other_code(tmp_path)

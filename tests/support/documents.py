@@ -12,7 +12,7 @@ PROGRAMS = {
     *("flsim", "make", "python", "pip", "pytest", "git", "ray", "flwr", "export", "for", "tensorboard"),
     *("curl", "grep", "jq", "tail", "docker", "kubectl", "sbatch", ".venv/bin/python"),
 }
-# Marks: `test_documents_run.py` runs the block; another test file runs it; no test runs it, for the given reason.
+# Marks: `test_documents.py` runs the block; another test file runs it; no test runs it, for the given reason.
 RUNS, RUNS_IN, NOT_RUN, WHOLE_PAGE = "runs", "runs in ", "not run: ", "not run on this page: "
 SAVED_AS = "saved as "
 
