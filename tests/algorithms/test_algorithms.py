@@ -113,7 +113,7 @@ def test_repeated_rounds_do_not_read_states_that_they_wrote_before(bias: ModelHP
     assert not torch.equal(other.params["bias"], first[7].params["bias"])  # its users have no states
 
 
-def test_fedprox_is_federated_averaging_with_its_term(bias: ModelHParams) -> None:
+def test_fedprox_equals_federated_averaging_with_the_proximal_term(bias: ModelHParams) -> None:
     """The term has gradient 0 in the first step, and mu (w - w_global) in the second: Li et al. (2020), equation 2."""
     local = LocalHParams(epochs=2, batch_size=10, learning_rate=0.7, proximal=0.9)
     training = training_of(bias, "fedprox", local)

@@ -54,7 +54,7 @@ def test_moments_of_other_sizes_than_the_model_are_refused(tmp_path: Path) -> No
             load(save(tmp_path, replace(state_of(), moments=moments), PROVENANCE))
 
 
-def test_the_latest_is_that_of_most_rounds(tmp_path: Path) -> None:
+def test_the_latest_checkpoint_is_that_of_the_most_rounds(tmp_path: Path) -> None:
     assert latest(tmp_path) is None
     for round_ in (9, 100, 11):
         save(tmp_path, state_of(round_), PROVENANCE)

@@ -241,7 +241,7 @@ def federated(method: flsim.FedAvg, users: flsim.Planted, seed: int = 0) -> Fede
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_round_averages_over_draws(users: flsim.Planted, shards: int) -> None:
-    """24 draws of 24 users: each clipped update counts as often as its user was drawn, and 24 divides the sum."""
+    """In 24 draws of 24 users, each clipped update counts as often as its user was drawn, and 24 divides the sum."""
     method = flsim.FedAvg(cohort=24, sampler="with-replacement", privacy=PrivacyHParams("clip", clip=0.05))
     alone = flsim.FedAvg(cohort=24, privacy=PrivacyHParams("clip", clip=0.05))
     training = federated(method, users, 3)

@@ -37,8 +37,8 @@ from flsim.runs.folder import Run
 from flsim.training.update import LocalHParams, with_canaries
 
 
-def test_rows_are_those_of_the_ranks(trained_here: Trained, flsim: Flsim) -> None:
-    """Counts, shares and intervals follow from the Parquet files; at the bound, so many hits have probability 0.04."""
+def test_rows_follow_from_the_ranks(trained_here: Trained, flsim: Flsim) -> None:
+    """Counts, shares and intervals follow from Parquet files; at the bound, as many hits or more have p = 0.04."""
     run = trained_here()
     code, out, _ = flsim("audit", run, "--threshold", 3, "--format", "csv")
     assert code == 0

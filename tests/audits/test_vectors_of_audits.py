@@ -139,7 +139,7 @@ def test_areas_count_equal_scores_half() -> None:
 
 @pytest.mark.parametrize(("detected", "alarms"), [(40, 3), (12, 1), (49, 30), (3, 40)])
 def test_bounds_of_one_threshold_are_ratios_of_exact_bounds(detected: int, alarms: int) -> None:
-    """The bound is in Jagielski, Ullman and Oprea (2020), section 4: of hits, or of misses with classes exchanged."""
+    """Bounds follow Jagielski, Ullman and Oprea (2020), section 4: of hits, or of misses with exchanged classes."""
     delta, tail = 0.01, 0.02
     tpr_low, fpr_high = beta.ppf(tail, detected, 51 - detected), beta.isf(tail, alarms + 1, 60 - alarms)
     tnr_low, fnr_high = beta.ppf(tail, 60 - alarms, alarms + 1), beta.isf(tail, 51 - detected, detected)
@@ -401,7 +401,7 @@ def test_one_run_bounds(canaries: int, made: int, right: int, delta: float, one_
 
 
 def test_thresholds_are_those_of_tensorflow_privacy() -> None:
-    """tensorflow/privacy at 03035d5, research/audit_2020/audit_test.py, has this: 500 of 500 and 0 of 500 at 99%."""
+    """The value is in tensorflow/privacy at 03035d5, research/audit_2020/audit_test.py: 500 of 500, 0 of 500, 99%."""
     assert bounds.epsilon_of_threshold(500, 500, 0, 500, significance=0.01) == pytest.approx(4.541915810224092)
 
 

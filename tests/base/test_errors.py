@@ -14,7 +14,7 @@ def test_lines_are_those_with_text() -> None:
 
 
 def test_lack_of_memory_in_a_cuda_recording_is_found_in_the_error_before() -> None:
-    """CUDA cannot end a recording after memory ran out, and this error comes last; errors of other kinds do not count."""
+    """CUDA cannot end a recording after memory ran out, and this error comes last; other kinds do not count."""
 
     def end_with(last: Exception) -> Exception:
         try:

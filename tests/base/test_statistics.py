@@ -53,7 +53,7 @@ def test_mcnemar_equals_the_sum_over_all_divisions() -> None:
 
 @pytest.mark.parametrize("discordant", [0, 1, 5, 13, 40])
 def test_the_interval_of_the_discordant_always_covers(discordant: int) -> None:
-    """For a grid of true shares, computed exactly, at least 95% of outcomes have an interval that contains the truth."""
+    """For a grid of true shares, intervals of at least 95% of the outcomes contain the truth, computed exactly."""
     intervals = np.array([share_interval(a, discordant) for a in range(discordant + 1)])
     for share in np.linspace(0, 1, 101):
         covers = (intervals[:, 0] <= share) & (share <= intervals[:, 1])
@@ -89,7 +89,7 @@ def test_missing_and_infinite_scores_are_refused(
 
 
 def test_holm_equals_an_example_by_hand() -> None:
-    """Computed by hand: sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1, each at least the value before."""
+    """The values are computed by hand: sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1, each at least the one before."""
     assert holm([0.03, 0.01, float("nan"), 0.04, 0.02]) == pytest.approx(
         [0.06, 0.04, float("nan"), 0.06, 0.06], nan_ok=True
     )
@@ -120,7 +120,7 @@ def test_sums_of_coins_are_those_of_all_outcomes(probabilities: tuple[float, ...
 
 
 def test_sums_of_coins_keep_their_digits() -> None:
-    """Two or more of three: 3 p^2 (1 - p) + p^3, and 1 - p is 1 in float64. Naive sums can exceed 1 in float64."""
+    """Two or more of three have 3 p^2 (1 - p) + p^3, in which 1 - p is 1 in float64; naive sums can exceed 1."""
     assert at_least([1e-20] * 3, 2) == pytest.approx(3e-40, rel=1e-12, abs=0)
     rng = np.random.default_rng(5)
     assert max(at_least(rng.uniform(0.9999, 1, 40).tolist(), 1) for _ in range(50)) <= 1.0
@@ -137,7 +137,7 @@ def test_exact_bounds_invert_binomial_tails(successes: int, trials: int, tail: f
 
 
 def test_the_interval_of_a_difference_is_newcombes() -> None:
-    """Values of Newcombe (1998), Table II, example (a), method 10; and Wilson's formula by hand at 80% confidence."""
+    """The values are Newcombe's (1998), Table II, example (a), method 10; and Wilson's formula at 80% confidence."""
     assert difference_interval(56, 70, 48, 80) == pytest.approx((0.0524, 0.3339), abs=5e-5)
     z = stats.norm.ppf(0.9)  # 80%
 

@@ -27,7 +27,7 @@ def test_figures_of_a_small_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_published_extremes_are_within_the_law_at_the_papers_size() -> None:
-    """The paper has 392,000 users with 237 records each. The most sharers are the largest of 30 binomials."""
+    """The paper has 392,000 users with 237 records each. The largest number of sharers is that of 30 binomials."""
     canaries = [
         Canary(f"c{index}", (1, 2, 3, 4, 5), p_u, p_e)
         for index, (p_u, p_e) in enumerate(product((1 / 5_000, 3 / 50_000, 1 / 50_000), (0.01, 0.1, 1.0)))

@@ -54,7 +54,7 @@ def test_all_figures_of_one_run(
 
 
 def test_a_plain_model_learns_from_padded_records(run: Run) -> None:
-    """The loss of the plain model ignores padding and equals that of single records; no training is refused."""
+    """The loss of the plain model ignores padding and equals that of single records; untrained results are refused."""
     plain = plain_work_of(work_of(run), run)
     inputs, targets = plain.rounds[0][0]
     assert inputs.shape == targets.shape == (len(run.users[0]), run.users.layout.record_words)
@@ -126,7 +126,7 @@ def test_files_hold_all_sentences(reader: str, tmp_path: Path) -> None:
 
 
 def test_drawn_users_have_the_stated_sizes() -> None:
-    """Users have 2,000 words each, in records of 8 on average and at most 20; with a spread of 1, 2,000 is the median."""
+    """Users have 2,000 words each, in records of 8 on average and at most 20; with a spread of 1, 2,000 is a median."""
     users = engine.DrawnUsers(20)
     sizes = [users[user].words for user in range(len(users))]
     assert all(2_000 <= size < 2_000 + engine.LAYOUT.record_words for size in sizes)

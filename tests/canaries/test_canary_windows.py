@@ -439,8 +439,8 @@ def test_an_injected_run_lists_its_pseudo_users_and_measures_its_canaries(experi
     assert roster["first_round"].tolist() == roster["last_round"].tolist() == [2, 2, 3, 3]
 
 
-def test_an_epsilon_is_not_about_injected_users(experiment: Experiment) -> None:
-    """Audit and plan print this, and the audit does not compare bounds of injected canaries with the ledger."""
+def test_an_epsilon_does_not_cover_injected_users(experiment: Experiment) -> None:
+    """Audit and plan print that an epsilon does not cover injected users; their bounds are not compared with it."""
     experiment.config.write_text(experiment.config.read_text().replace(GRID, "injections = [0.5]\n"))
     private = ["privacy.mechanism='dp'", "privacy.clip=0.5", "privacy.noise_multiplier=0.8"]
     run = train_here(experiment, [*private, "canaries.injection_users=3"])

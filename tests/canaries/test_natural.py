@@ -31,7 +31,7 @@ def records_of(corpus: Corpus, name: str) -> list[list[int]]:
 
 
 def test_phrases_begin_records_of_held_out_users(corpus: Corpus) -> None:
-    """Phrases of controls too. Each phrase is used once, and has known words only; no train or test record has it."""
+    """Phrases of canaries and controls are used once, have known words only, and are in no train or test record."""
     canaries = draw_canaries(corpus, NATURAL, seed=0)
     records = [tuple(record) for record in records_of(corpus, "heldout")]
     beginnings = {record[:4] for record in records if len(record) >= 4}

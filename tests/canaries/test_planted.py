@@ -195,7 +195,7 @@ def test_users_hold_the_exact_copies_or_planting_is_refused(sizes: list[int], co
 
 @pytest.mark.parametrize("sizes", [[1, 3, 0, 20, 6], [10_010, 10_010]], ids=["small", "large"])
 def test_all_records_are_equally_likely(sizes: list[int]) -> None:
-    """Chi-squared over 10 equal bins of records and 500 fixed seeds: each of two tests fails falsely once in 10,000.
+    """Two chi-squared tests over 10 equal bins of records and 500 fixed seeds each fail falsely once in 10,000.
 
     The first test is of a canary's only copy, whose bins are independent. The second is of all seven copies: their bins
     are negatively correlated, because they are drawn without replacement from n records. The statistic of multinomial

@@ -127,7 +127,7 @@ def test_canaries_of_a_small_vocabulary_are_distinct_or_refused(make_corpus: Mak
     assert len({canary.tokens for canary in draw_canaries(corpus, four, seed=0)}) == 4
     with pytest.raises(InputError, match="fewer than 5 different phrases"):
         draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=5, length=2), seed=0)
-    taken = make_corpus([[[1, 2]]], vocabulary_size=6, name="taken")  # one phrase of four; only a new draw reveals this
+    taken = make_corpus([[[1, 2]]], vocabulary_size=6, name="taken")  # has one of the four; only a redraw reveals this
     with pytest.raises(InputError, match="fewer than 4 different phrases"):
         draw_canaries(taken, four, seed=0)
     short = make_corpus([[[1]]], record_words=4, vocabulary_size=100, name="short")
@@ -204,7 +204,7 @@ def test_controls_do_not_change_the_planted_canaries(corpus: Corpus, settings: d
 
 
 def test_only_canaries_without_a_drawn_record_count_as_never_planted(corpus: Corpus, tmp_path: Path) -> None:
-    """Each of eight canaries expects one copy, and a few have none; dropping all records does not change which."""
+    """Each of eight canaries expects one copy, and a few have none; dropping all records does not change which ones."""
     planting = drawn_and_planted(corpus, CanaryHParams(p_u=(0.1,), p_e=(0.4,), count=8, length=2), 0)
     assert 0 < (planting.planned_insertions == 0).sum() < 8
     train = corpus.split("train")

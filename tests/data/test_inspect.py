@@ -161,7 +161,7 @@ def test_the_splits_and_the_lengths(make_corpus: MakeCorpus) -> None:
     assert "frequent     w2 w0 w1\n" in describe(found)
 
 
-def test_who_is_a_member(tmp_path: Path) -> None:
+def test_authors_in_several_splits_are_reported(tmp_path: Path) -> None:
     safe = text_of(tmp_path / "safe", {"train": ["a#0", "a#1"], "heldout": ["b#0"], "test": ["c#0"]})
     assert "WARNING" not in safe
     dated = text_of(tmp_path / "dated", {"train": ["a#0", "b", "c", "d", "e"], "heldout": ["f"], "test": [*"abcdz"]})

@@ -30,7 +30,7 @@ records = st.lists(st.lists(st.integers(1, LAYOUT.oov), max_size=RECORD_WORDS), 
 
 
 def naive_batch(records: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return inputs without the last token, and targets without the first, of BOS, words, and EOS of short records."""
+    """Return inputs (without the last token) and targets (without the first): BOS, words, and EOS of short records."""
     sequences = [[LAYOUT.bos, *record, *([LAYOUT.eos] if len(record) < RECORD_WORDS else [])] for record in records]
     time = max(len(sequence) - 1 for sequence in sequences)
     inputs, targets = (
@@ -41,7 +41,7 @@ def naive_batch(records: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 @given(records, st.data())
-def test_batch_is_what_a_loop_over_records_makes(records: list[list[int]], data: st.DataObject) -> None:
+def test_a_batch_equals_that_of_a_loop_over_records(records: list[list[int]], data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=12))
     made = batch(Records.from_lists(records), np.array(chosen), LAYOUT)
     inputs, targets = naive_batch([records[index] for index in chosen])

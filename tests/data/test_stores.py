@@ -164,7 +164,7 @@ def test_a_fetch_that_was_killed_leaves_nothing_to_the_next(store: Store, tmp_pa
     assert not list(corpora.glob(".*"))
 
 
-def test_of_several_processes_one_fetches(store: Store, small: Corpus, tmp_path: Path) -> None:
+def test_only_one_of_several_processes_fetches(store: Store, small: Corpus, tmp_path: Path) -> None:
     push(small.path, URI)
     processes = [fetching(URI) for _ in range(2)]
     said = [process.communicate() for process in processes]
@@ -211,7 +211,7 @@ def test_all_files_of_a_corpus_with_canaries_are_fetched(store: Store, experimen
     assert folder_bytes(fetched(URI)) == folder_bytes(planted.path)
 
 
-def test_a_store_that_is_gone(
+def test_a_store_that_does_not_answer(
     store: Store, small: Corpus, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The error is one line; a copy that was fetched before can still be used, and stderr reports this use."""

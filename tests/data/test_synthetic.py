@@ -51,7 +51,7 @@ def make(tmp_path: Path, hparams: SyntheticHParams = HPARAMS, seed: int = 0, nam
         ({"by": "letters"}, "by must be 'words', 'characters' or 'tokens'"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_at_once(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_impossible_sizes_are_refused_at_once(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make(tmp_path, replace(HPARAMS, **change))
     assert not list(tmp_path.iterdir())
@@ -96,7 +96,7 @@ def naive_user(language: Language, hparams: SyntheticHParams, seed: int, name: s
         {"vocabulary_size": 70_000, "topics": 1},
     ],
 )
-def test_users_are_what_a_walk_through_their_records_draws(change: dict[str, float]) -> None:
+def test_users_equal_those_of_a_naive_draw(change: dict[str, float]) -> None:
     hparams = replace(HPARAMS, **change)  # type: ignore[arg-type]
     language = Language.draw(hparams, 5)
     names = [f"train{index}" for index in range(7)]

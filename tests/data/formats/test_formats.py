@@ -236,7 +236,7 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
         read(write(tmp_path / "a.parquet", user=["a"], text=text), FORMAT)
 
 
-def test_cut_short_and_not_parquet(tmp_path: Path) -> None:
+def test_truncated_parquet_files_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", user=["a"], text=["b"])
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet \(.*\); check that it is complete"):
@@ -281,7 +281,7 @@ def test_text_and_archive_are_the_same(tmp_path: Path) -> None:
         (b"a\t2\na\t1\n", "'a' occurs twice"),
     ],
 )
-def test_wrong_word_counts_are_one_line(tmp_path: Path, text: bytes, message: str) -> None:
+def test_errors_of_wrong_word_counts_are_one_line(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "a").write_bytes(text)
     for path in (tmp_path / "a", archive(tmp_path / "a.tar.bz2", text)):
         with pytest.raises(InputError, match=rf"{path.name}: .*{message}") as caught:

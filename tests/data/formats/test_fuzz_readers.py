@@ -1,4 +1,4 @@
-"""Each reader gets 3,000 damaged files or records: the result is posts or a one-line error, never a traceback."""
+"""Readers get 3,000 damaged files each, and 3,000 damaged records: they return posts or one line, never a traceback."""
 
 import json
 import sqlite3

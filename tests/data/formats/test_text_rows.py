@@ -49,7 +49,7 @@ def test_lines_longer_than_a_chunk(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
-    """The error names line 3, after a byte order mark, a CRLF and a blank line, in any part that contains the line."""
+    """The error names line 3, after a byte order mark, a CRLF and a blank line, for parts of any size."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"user": 1, "text": "fine"}\r\n\n' + line + b"\n")
     for size in (1, 2**20):

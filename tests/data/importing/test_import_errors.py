@@ -78,7 +78,7 @@ def test_sources_that_cannot_be_imported_together(sources: Path) -> None:
         ImportHParams(heldout=0.5, test=0.5)
 
 
-def test_a_cut_dump_leaves_nothing_wherever_it_is_cut(sources: Path) -> None:
+def test_a_dump_truncated_anywhere_leaves_no_files(sources: Path) -> None:
     content = dump([question(str(owner), f"<p>{TEXT}</p>") for owner in range(6)]).encode("utf-8-sig")
     whole = content.index(b"</posts>") + len(b"</posts>")
     path = sources / "a.Posts.xml"

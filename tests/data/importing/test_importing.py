@@ -77,7 +77,7 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
 
 @contextmanager
 def cut_into(part: int, piece: int, bucket: int, counted: int) -> Iterator[None]:
-    """Set the sizes of imports: bytes of a part, characters of a piece, bytes and words of a range of authors."""
+    """Set the sizes in which imports work: bytes of parts, characters of pieces, bytes of buckets, words of ranges."""
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (
             ("formats.posts.PART_BYTES", part),
@@ -115,7 +115,7 @@ def import_small(tmp_path: Path, sources: list[Path], name: str = "corpus", **ch
     st.sampled_from([0.0, 0.3]),
     st.tuples(*[st.sampled_from([40, 400, 2**24])] * 4),
 )
-def test_imports_what_a_naive_import_does(
+def test_an_import_equals_a_naive_import(
     tmp_path_factory: pytest.TempPathFactory,
     posts: Posts,
     record_words: int,
@@ -202,7 +202,7 @@ def test_neither_processes_nor_pieces_nor_the_order_of_sources_matter(tmp_path: 
     sources = write_two(tmp_path)
     expected = folder_bytes(import_small(tmp_path, sources, "expected").path)
     turned = folder_bytes(import_small(tmp_path, sources[::-1], "turned").path)
-    assert {name for name in expected if expected[name] != turned[name]} == {"manifest.json"}  # it lists the sources
+    assert {name for name in expected if expected[name] != turned[name]} == {"manifest.json"}  # lists the sources
     hparams = ImportHParams(8, 6, 12, heldout=0.0, test=0.0)
     with cut_into(1_000, 500, 1_000, 10):
         assert folder_bytes(import_corpus(sources, tmp_path / "two", hparams, workers=2).path) == expected

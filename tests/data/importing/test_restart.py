@@ -228,7 +228,7 @@ def test_a_second_import_into_the_same_folder_is_refused(imports: Imports, expec
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
     imports: Imports, expected: dict[str, bytes], disk: Callable[[str], Path]
 ) -> None:
-    """An import on a disk of 100 kB, which grows by 900 kB each time, is refused in one line until the corpus fits."""
+    """An import on a disk of 100 kB, which grows by 900 kB each time, fails in one line until the corpus fits."""
     failures = 0
     for kilobytes in range(100, 10_000, 900):
         out = disk(f"size={kilobytes}k") / "corpus"

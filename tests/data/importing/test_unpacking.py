@@ -44,7 +44,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-packers = pytest.mark.parametrize("packer", PACKERS.values(), ids=PACKERS)  # each packed file has one plain file
+packers = pytest.mark.parametrize("packer", PACKERS.values(), ids=PACKERS)  # each packs a single file
 
 
 @pytest.fixture
