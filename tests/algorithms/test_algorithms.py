@@ -1,4 +1,4 @@
-"""SCAFFOLD and FedProx against their papers' equations; what users keep; an algorithm of one's own; on Ray, killed."""
+"""Tests of SCAFFOLD and FedProx against their papers' equations, users' states, custom algorithms, and killed runs."""
 
 import math
 import re
@@ -48,7 +48,7 @@ def training_of(model: ModelHParams, algorithm: str, local: LocalHParams, **othe
 
 
 def scaffold_by_hand(training: FederatedTraining, rounds: int, steps: int, rate: float) -> tuple[Vector, Vector]:
-    """Karimireddy et al. (2020), Algorithm 1, option II: x and c. The gradient at y is softmax(y) - frequencies."""
+    """Return x and c of Karimireddy et al. (2020), Algorithm 1, option II; gradients are softmax(y) - frequencies."""
     size, n = LAYOUT.vocabulary_size, len(USERS)
     x, c = np.zeros(size), np.zeros(size)
     controls = [np.zeros(size) for _ in USERS]
@@ -70,8 +70,8 @@ def scaffold_by_hand(training: FederatedTraining, rounds: int, steps: int, rate:
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_scaffold_is_as_the_equations_say(bias: ModelHParams, shards: int) -> None:
-    """Six rounds of three out of five users, one of whom has no records; two steps over all records of a user."""
+def test_scaffold_follows_the_equations(bias: ModelHParams, shards: int) -> None:
+    """Six rounds draw three of five users, one of whom has no records; a user makes two steps over all records."""
     local = LocalHParams(epochs=2, batch_size=10, learning_rate=0.7)
     training = training_of(bias, "scaffold", local, shards=shards)
     *_, last = training.states(training.first_state(), 6)
@@ -82,7 +82,7 @@ def test_scaffold_is_as_the_equations_say(bias: ModelHParams, shards: int) -> No
 
 
 def test_a_round_at_a_learning_rate_of_zero_changes_no_control_variate(bias: ModelHParams, tmp_path: Path) -> None:
-    """A schedule of one's own that pauses in the third round; the rounds after it go on from finite numbers."""
+    """A custom schedule pauses in the third round; the rounds after the pause continue from finite numbers."""
     (tmp_path / "own.py").write_text("def paused(round_, total):\n    return float(round_ != 2)\n")
     local = LocalHParams(epochs=2, batch_size=10, learning_rate=0.7, schedule=f"{tmp_path}/own.py:paused")
     training = training_of(bias, "scaffold", local, length=6)
@@ -94,8 +94,8 @@ def test_a_round_at_a_learning_rate_of_zero_changes_no_control_variate(bias: Mod
     assert not torch.equal(states[-1].params["bias"], paused.params["bias"])
 
 
-def test_going_back_reads_nothing_of_the_rounds_that_come_again(bias: ModelHParams, tmp_path: Path) -> None:
-    """As after a fault: users keep what round 3 may need, and training goes on from there once more."""
+def test_repeated_rounds_do_not_read_states_that_they_wrote_before(bias: ModelHParams, tmp_path: Path) -> None:
+    """As after a fault, users keep the states that round 3 may need, and training from round 3 gives the same bits."""
     local = LocalHParams(batch_size=2, learning_rate=0.7)
     training = training_of(bias, "scaffold", local, user_states=UserStates(tmp_path))
     engine = training.engine_here()
@@ -110,11 +110,11 @@ def test_going_back_reads_nothing_of_the_rounds_that_come_again(bias: ModelHPara
         assert torch.equal(one.moments["control"]["bias"], other.moments["control"]["bias"])
     forgetful = training_of(bias, "scaffold", local)
     *_, other = forgetful.states(first[2], 8)
-    assert not torch.equal(other.params["bias"], first[7].params["bias"])  # its users remember nothing
+    assert not torch.equal(other.params["bias"], first[7].params["bias"])  # its users have no states
 
 
-def test_fedprox_is_federated_averaging_with_its_term(bias: ModelHParams) -> None:
-    """One step of the term has no gradient; two have mu (w - w_global), Li et al. (2020), equation 2."""
+def test_fedprox_equals_federated_averaging_with_the_proximal_term(bias: ModelHParams) -> None:
+    """The term has gradient 0 in the first step, and mu (w - w_global) in the second: Li et al. (2020), equation 2."""
     local = LocalHParams(epochs=2, batch_size=10, learning_rate=0.7, proximal=0.9)
     training = training_of(bias, "fedprox", local)
     (last,) = training.states(training.first_state(), 1)
@@ -129,7 +129,7 @@ def test_fedprox_is_federated_averaging_with_its_term(bias: ModelHParams) -> Non
         training_of(bias, "fedprox", replace(local, proximal=0.0))
 
 
-def test_what_an_algorithm_cannot_do_is_refused(bias: ModelHParams, tmp_path: Path) -> None:
+def test_unsupported_settings_and_wrong_algorithms_are_refused(bias: ModelHParams, tmp_path: Path) -> None:
     for mechanism in (PrivacyHParams("clip", clip=0.1), PrivacyHParams("dp", clip=0.1, noise_multiplier=1.0)):
         with pytest.raises(InputError, match="sends more than a clipped update"):
             training_of(bias, "scaffold", LocalHParams(), privacy=mechanism)
@@ -158,10 +158,10 @@ def test_what_an_algorithm_cannot_do_is_refused(bias: ModelHParams, tmp_path: Pa
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=12),
     st.integers(0, 12),
 )
-def test_users_find_what_they_kept_before_any_round_that_may_come_again(
+def test_users_read_their_last_state_before_any_repeatable_round(
     tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[int, int]], goes_back: int
 ) -> None:
-    """In files, in memory, and in memory over files, whatever was written in which rounds, and after going back."""
+    """This holds in files, in memory, and in memory over files, for writes in any rounds, and after going back."""
     folder = tmp_path_factory.mktemp("users")
     on_disk, in_memory = UserStates(folder), UserStates()
     written: dict[int, dict[int, float]] = {}
@@ -196,7 +196,7 @@ def test_users_find_what_they_kept_before_any_round_that_may_come_again(
     assert sorted(folder.rglob("*")) == files
 
 
-def test_what_is_forgotten_is_refused_and_not_taken_for_nothing(tmp_path: Path) -> None:
+def test_reading_removed_or_damaged_states_is_refused(tmp_path: Path) -> None:
     states = UserStates(tmp_path)
     for round_ in (1, 4, 6):
         states.write(7, round_, {"a": {"w": torch.zeros(1)}}, oldest_resumable_round=6)
@@ -225,7 +225,7 @@ def test_what_is_forgotten_is_refused_and_not_taken_for_nothing(tmp_path: Path) 
 def test_runs_are_killed_and_resume_to_the_same_bits(
     experiment: Experiment, settings: tuple[str, ...], label: str
 ) -> None:
-    """On two client processes and shards; a round is verified, a table names what is set, and users' files are few."""
+    """Runs have two client processes and shards; a round is verified, a table has the label, users have few files."""
     (experiment.folder / "mine.py").write_text(OWN)
     killed, whole = killed_and_whole(experiment, "training.rounds=12", "system.shards=2", *settings, workers=2)
     assert_same(killed, whole)
@@ -251,7 +251,7 @@ def start() -> Params:
 
 
 def updates() -> list[Params]:
-    """One is zero, and sizes differ: what a round without users, and what clipping, give."""
+    """Return updates of different sizes, one of them zero, as from clipping and from a round without users."""
     rng = stream(0, "updates")
     sizes = [1.0, 0.0, *rng.uniform(0.001, 2.0, STEPS - 2)]
     return [
@@ -268,7 +268,7 @@ def trained(hparams: ServerOptimizerHParams) -> Params:
 
 
 def by_torch(make: type[torch.optim.Optimizer], **settings: Any) -> Params:
-    """torch minimizes: the gradient is the update's negative."""
+    """Return what torch's optimizer gives. It minimizes; therefore, the gradient is the negative update."""
     params = {name: value.requires_grad_() for name, value in start().items()}
     optimizer = make(list(params.values()), **settings)
     for update in updates():
@@ -279,7 +279,7 @@ def by_torch(make: type[torch.optim.Optimizer], **settings: Any) -> Params:
 
 
 def by_hand(kind: str, eta: float, beta1: float, beta2: float, tau: float) -> Params:
-    """Reddi et al. (2021), Algorithm 2, on one number at a time."""
+    """Return the result of Reddi et al. (2021), Algorithm 2, on one number at a time."""
     result = {}
     for name, value in start().items():
         numbers = []
@@ -306,20 +306,20 @@ def assert_close(mine: Params, other: Params) -> None:
         torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-12)
 
 
-def test_sgd_is_torchs_and_at_rate_1_adds_the_update() -> None:
+def test_sgd_equals_torch_and_adds_the_update_at_learning_rate_1() -> None:
     assert_close(trained(ServerOptimizerHParams(server_learning_rate=0.3)), by_torch(torch.optim.SGD, lr=0.3))
     assert_close(trained(ServerOptimizerHParams()), {n: v + sum(u[n] for u in updates()) for n, v in start().items()})
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_momentum_is_torchs(momentum: float) -> None:
+def test_momentum_equals_torch(momentum: float) -> None:
     mine = ServerOptimizerHParams("momentum", server_learning_rate=0.3, server_momentum=momentum)
     assert_close(trained(mine), by_torch(torch.optim.SGD, lr=0.3, momentum=momentum))
 
 
 @pytest.mark.parametrize("kind", ["adam", "yogi", "adagrad"])
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
-def test_adaptive_ones_are_the_papers(kind: str, beta1: float) -> None:
+def test_adaptive_optimizers_follow_the_paper(kind: str, beta1: float) -> None:
     mine = ServerOptimizerHParams(kind, 0.1, beta1, 0.95, 0.01)
     assert_close(trained(mine), by_hand(kind, 0.1, beta1, 0.95, 0.01))
 

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, say what they belong to, and are refused where they do not."""
+"""Checkpoints are complete or absent, name what they belong to, and are refused if they are damaged or do not fit."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def assert_same(one: Params, other: Params) -> None:
 
 @pytest.mark.parametrize("clip", [None, 0.2, 1 / 3, 5e-324])
 def test_a_state_reads_back_bit_for_bit(tmp_path: Path, clip: float | None) -> None:
-    """With moments, clip and ledger, so that a resumed run neither spends twice nor skips."""
+    """Moments, clip and ledger are equal too; therefore, a resumed run neither spends privacy twice nor skips any."""
     moments = {of: {n: value / 3 for n, value in state_of().params.items()} for of in ("m", "v")}
     moments["step"] = {n: torch.tensor(3.0) for n in state_of().params}  # counts of torch's Adam have no shape
     ledger = Ledger().record(Entry("fixed-size", 392_000, 5_000, 1 / 3, 7)).record(Entry("poisson", 9, 1, 2.0, 1))
@@ -54,7 +54,7 @@ def test_moments_of_other_sizes_than_the_model_are_refused(tmp_path: Path) -> No
             load(save(tmp_path, replace(state_of(), moments=moments), PROVENANCE))
 
 
-def test_the_latest_is_that_of_most_rounds(tmp_path: Path) -> None:
+def test_the_latest_checkpoint_is_that_of_the_most_rounds(tmp_path: Path) -> None:
     assert latest(tmp_path) is None
     for round_ in (9, 100, 11):
         save(tmp_path, state_of(round_), PROVENANCE)
@@ -78,7 +78,7 @@ def test_a_file_that_is_cut_or_has_another_header_is_refused(tmp_path: Path) -> 
             load(other)
 
 
-def test_a_checkpoint_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         path = save(tmp_path, state_of(), PROVENANCE)
@@ -95,7 +95,7 @@ def test_tensors_of_other_sizes_than_named_are_refused(tmp_path: Path) -> None:
 
 
 def rewrite(path: Path, lacking: Sequence[str] = (), changed: Mapping[str, str] = {}) -> dict[str, str]:
-    """Write a checkpoint with other metadata; return those that it had."""
+    """Write a checkpoint with other metadata, and return its original metadata."""
     with safe_open(path, framework="pt") as file:
         metadata: dict[str, str] = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -103,7 +103,7 @@ def rewrite(path: Path, lacking: Sequence[str] = (), changed: Mapping[str, str] 
     return metadata
 
 
-DIGESTS = ("digest", "seal")  # older checkpoints have neither, so that every field must be checked without them
+DIGESTS = ("digest", "seal")  # earlier formats have neither; every field must therefore be checked without them
 HUGE = ("-1", "0", "999999999", "9" * 30, "9" * 5_000, "1e308", "", "x")
 
 
@@ -138,10 +138,10 @@ def test_absurd_metadata_is_refused_and_takes_no_memory(tmp_path: Path, key: str
         (DIGESTS, {}, {"clip": 1 / 3}),
     ],
 )
-def test_checkpoints_of_former_versions_are_read(
+def test_checkpoints_in_earlier_formats_are_read(
     tmp_path: Path, lacking: tuple[str, ...], former: dict[str, str], values: dict[str, float]
 ) -> None:
-    """From before states had values, or checkpoints a seal or a digest."""
+    """In earlier formats, states have no values, or checkpoints have no seal or no digest."""
     path = save(tmp_path, replace(state_of(8), values=values), PROVENANCE)
     rewrite(path, lacking, former)
     read, provenance = load(path)
@@ -149,7 +149,7 @@ def test_checkpoints_of_former_versions_are_read(
 
 
 def test_metadata_other_than_those_written_are_refused(tmp_path: Path) -> None:
-    """Whatever their names: settings at their defaults are left out by older versions, and would be taken for these."""
+    """Every field counts: earlier formats omit settings at their defaults, and a missing field would mean a default."""
     path = save(tmp_path, state_of(8), PROVENANCE)
     whole, metadata = path.read_bytes(), rewrite(path)
     for name in metadata.keys() - {"seal"}:

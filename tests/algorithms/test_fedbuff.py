@@ -1,4 +1,4 @@
-"""Buffered asynchronous training: the simulated order of answers, the server's step, whole runs, and refusals."""
+"""Tests of buffered asynchronous training: the simulated order of answers, the server's step, runs, and refusals."""
 
 from collections import Counter
 from itertools import islice
@@ -47,10 +47,10 @@ def training_of(method: flsim.FedAvg, users: flsim.Planted, rounds: int = 1) -> 
     size=st.integers(1, 6), concurrency=st.integers(1, 12), spare=st.integers(0, 9), law=st.sampled_from(LAWS),
     spread=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_as_many_users_train_at_any_time_and_each_answers_once(
+def test_at_most_concurrency_users_train_and_each_answers_once(
     size: int, concurrency: int, spare: int, law: Law, spread: float, seed: int
 ) -> None:
-    """Users in training after a round are those who began by then and answer later, as far as they answer in time."""
+    """Users in training after a round are those who began by then and answer later, in one of the known rounds."""
     population = size + concurrency - 1 + spare
     known = list(islice(simulated_buffers(seed, population, size, concurrency, Durations(law, spread)), 40))
     answers = [(round_, *pair) for round_, one in enumerate(known) for pair in zip(one.users, one.started, strict=True)]
@@ -66,11 +66,11 @@ def test_as_many_users_train_at_any_time_and_each_answers_once(
 
 @pytest.mark.parametrize("law", LAWS)
 def test_the_mean_staleness_is_that_of_littles_law(law: Law) -> None:
-    """`concurrency` users in training, and `size` answers a step: a user trains for concurrency / size steps.
+    """A user trains for concurrency / size steps, if `concurrency` users train and a step has `size` answers.
 
-    Little (1961). Staleness counts complete steps: a step of 20 answers begins on average half a step after the user,
-    and ends half a step after the answer, except for constant durations, with which 80 users answer at once and are the
-    answers of 4 steps.
+    This is Little's law (1961). Staleness counts complete steps. The first step that begins after a user begins on
+    average half a step after the user, and the user's step ends half a step after the answer. With constant durations,
+    however, 80 users answer at once, and are the answers of 4 steps of 20.
     """
     known = buffers(1, 1_000, 20, 80, Durations(law))
     staleness = np.concatenate([round_ - known[round_].started for round_ in range(40, 400)])
@@ -79,7 +79,7 @@ def test_the_mean_staleness_is_that_of_littles_law(law: Law) -> None:
 
 
 def test_durations_have_mean_1_and_the_stated_law() -> None:
-    """100,000 durations: standard errors are below 0.004; deadlines of 0.5 and 2 mean durations."""
+    """100,000 durations have standard errors below 0.004; the deadlines are 0.5 and 2 mean durations."""
     for law in LAWS:
         durations = Durations(law, 0.5)
         values = durations.draw(np.random.default_rng(0), 100_000)
@@ -91,8 +91,8 @@ def test_durations_have_mean_1_and_the_stated_law() -> None:
 
 
 @pytest.mark.parametrize("mechanism", [PrivacyHParams(), PrivacyHParams("clip", clip=0.05)])
-def test_without_staleness_it_is_fedavg_to_the_bit(users: flsim.Planted, mechanism: PrivacyHParams) -> None:
-    """Buffer = concurrency = cohort, and equal durations; the server has momentum, and sums have two shards."""
+def test_fedbuff_without_staleness_equals_fedavg_bit_for_bit(users: flsim.Planted, mechanism: PrivacyHParams) -> None:
+    """Buffer, concurrency and cohort are equal, as are all durations; the server has momentum, and sums two shards."""
     settings = {"privacy": mechanism, "server": flsim.ServerOptimizer("momentum")}
     one = flsim.simulate(users, MODEL, fedbuff(6, 6, "constant", **settings), 5, seed=3)
     other = flsim.simulate(users, MODEL, flsim.FedAvg(6, **settings), 5, seed=3)  # type: ignore[arg-type]
@@ -103,8 +103,8 @@ def test_without_staleness_it_is_fedavg_to_the_bit(users: flsim.Planted, mechani
 
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_a_step_weighs_updates_of_old_models_by_their_staleness(users: flsim.Planted, clip: float | None) -> None:
-    """w_(t+1) = w_t + sum of n_k d_k / sqrt(1 + s_k) / sum of n_k, or with a clip / K; user k trained the model of
-    round t - s_k with the batches of that round. All models are in a list here."""
+    """w_(t+1) = w_t + sum of n_k d_k / sqrt(1 + s_k) / sum of n_k, or / K with a clip. User k trained the model of
+    round t - s_k with the batches of that round. The test keeps all models in a list."""
     mechanism = PrivacyHParams("clip", clip=clip) if clip else PrivacyHParams()
     training = training_of(fedbuff(privacy=mechanism), users, 8)
     engine = training_of(flsim.FedAvg(5), users).engine_here()
@@ -144,10 +144,10 @@ def test_a_checkpoint_has_the_models_in_training_and_resumes_to_the_same_bits(
     assert max(held) >= 3
 
 
-def test_records_count_as_read_if_they_are_among_those_of_the_round_in_which_the_user_began(
+def test_records_read_are_those_of_the_rounds_in_which_users_began(
     users: flsim.Planted,
 ) -> None:
-    """5 of 8 records of a user are in its batches, and the round determines which."""
+    """5 of 8 records of a user are in the user's batches, and the round in which the user began determines which."""
     method = fedbuff(12, 3, local=flsim.LocalSGD(batch_size=1, max_records=5))
     training = training_of(method, users, 6)
     read = np.zeros((24, 8), bool)

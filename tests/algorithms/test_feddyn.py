@@ -1,4 +1,4 @@
-"""FedDyn of docs/algorithms.md, with its option, against the paper's equations; what the server's step of it sees."""
+"""Tests of FedDyn of docs/algorithms.md against the paper's equations, of its option, and of a refused update."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def training_of(folder: Path, source: str, options: dict[str, float], shards: in
 
 
 def by_hand(training: FederatedTraining, rounds: int, alpha: float) -> tuple[Vector, Vector]:
-    """Acar et al. (2021), Algorithm 1: theta and h, with gradients softmax(theta) - frequencies of each user's loss."""
+    """Return theta and h of Acar et al. (2021), Algorithm 1; gradients of a loss are softmax(theta) - frequencies."""
     size, m = LAYOUT.vocabulary_size, len(USERS)
     theta, h = np.zeros(size), np.zeros(size)
     gradients = [np.zeros(size) for _ in USERS]  # of L_k at theta_k
@@ -53,8 +53,8 @@ def by_hand(training: FederatedTraining, rounds: int, alpha: float) -> tuple[Vec
 
 
 @pytest.mark.parametrize(("alpha", "shards"), [(0.05, 1), (0.5, 2)])
-def test_it_follows_the_equations(tmp_path: Path, alpha: float, shards: int) -> None:
-    """Eight rounds of three out of five users, one of whom has no records."""
+def test_feddyn_follows_the_equations(tmp_path: Path, alpha: float, shards: int) -> None:
+    """Eight rounds draw three of five users, one of whom has no records."""
     training = training_of(tmp_path, FEDDYN, {"alpha": alpha}, shards)
     *_, last = training.states(training.first_state(), 8)
     theta, h = by_hand(training, 8, alpha)
@@ -65,7 +65,7 @@ def test_it_follows_the_equations(tmp_path: Path, alpha: float, shards: int) -> 
 
 
 def test_an_option_changes_the_run_and_its_name(experiment: Experiment) -> None:
-    """Digest, label and results; options that are not set leave the digest as it is."""
+    """The option changes digest, label and results; options that are not set do not change the digest."""
     (experiment.folder / "feddyn.py").write_text(FEDDYN)
     plain, mine, other = (
         config.load(experiment.config, (f"training.algorithm='{experiment.folder}/feddyn.py:FedDyn'", *options))

@@ -1,4 +1,4 @@
-"""The server's step: plain averaging to the bit, fixed denominators, noise once, optimizer after it, ledger as run."""
+"""Tests of the server's step: averaging to the bit, fixed denominators, noise once, optimizer after noise, ledger."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def state_of(training: FedAvgHParams = TRAINING, privacy: PrivacyHParams = NONE)
 
 
 def users_of(state: State, count: int, clip: float | None, seed: int = 0) -> list[UpdateSum]:
-    """Users of 1 to 9 examples, with float32 updates of norms from 0 to about 3."""
+    """Return users of 1 to 9 examples, whose float32 updates have norms from 0 to about 3."""
     made = []
     for user in range(count):
         rng = stream(seed, "update", user)
@@ -62,7 +62,7 @@ def step(
 
 
 def noise_of(state: State, seed: int, round_: int) -> Params:
-    """What DP adds to the mean of a round."""
+    """Return the noise that DP adds to the mean of a round."""
     zero = UpdateSum.zero(state.params).delta
     return noisy_mean(zero, 0.5, DP, 20, process.step("independent", seed, zero, {}, round_)[0])
 
@@ -73,8 +73,8 @@ def moved(before: State, after: State) -> Params:
 
 @pytest.mark.parametrize("rate", [1.0, 0.25])
 def test_without_mechanism_the_step_is_the_weighted_mean_to_the_bit(rate: float) -> None:
-    """McMahan et al. (2017), Algorithm 1: w + eta sum n_k (w_k - w) / sum n_k, in float64, rounded once. For these
-    rates, powers of two, no order of the products changes a bit."""
+    """McMahan et al. (2017), Algorithm 1, gives w + eta sum n_k (w_k - w) / sum n_k, in float64, rounded once. These
+    rates are powers of two; therefore, no order of the products changes a bit."""
     training = replace(TRAINING, server_learning_rate=rate)
     state = state_of(training)
     users = users_of(state, 20, None)
@@ -87,8 +87,8 @@ def test_without_mechanism_the_step_is_the_weighted_mean_to_the_bit(rate: float)
 
 
 @pytest.mark.parametrize("came", [0, 1, 19, 20, 33])
-def test_the_denominator_is_the_expected_cohort_whoever_came(came: int) -> None:
-    """Half of those who come have no records, and count; a Poisson cohort may be empty or oversized."""
+def test_the_denominator_is_the_expected_cohort_size(came: int) -> None:
+    """Half of the users have no records, and count; a Poisson cohort may be empty or oversized."""
     state = state_of(privacy=CLIP)
     users = [
         user if index % 2 else UpdateSum.of_user(UpdateSum.zero(state.params).delta, 0, 0.0, 0, clip=0.5)
@@ -130,7 +130,7 @@ def test_neither_shards_nor_the_order_of_replies_change_noise_clip_ledger_or_mor
         assert (after.clip, after.ledger) == (first.clip, first.ledger)
 
 
-def test_a_round_of_nobody_changes_nothing_without_mechanism_and_is_noise_with_it() -> None:
+def test_a_round_without_users_changes_nothing_without_mechanism_and_adds_noise_with_dp() -> None:
     momentum = FedAvgHParams(server_optimizer="momentum", cohort=20)
     state = step(state_of(momentum), users_of(state_of(), 20, None), NONE, momentum)
     after = step(state, [], NONE, momentum)
@@ -147,7 +147,7 @@ def test_a_round_of_nobody_changes_nothing_without_mechanism_and_is_noise_with_i
 
 
 @pytest.mark.parametrize("sampler", ["fixed-size", "poisson"])
-def test_the_ledger_holds_what_was_run(sampler: str) -> None:
+def test_the_ledger_has_the_rounds_that_were_run(sampler: str) -> None:
     training = FedAvgHParams(cohort=20, sampler=sampler)
     state = state_of(training, DP)
     for _ in range(3):
@@ -155,8 +155,8 @@ def test_the_ledger_holds_what_was_run(sampler: str) -> None:
     assert list(state.ledger.entries) == [Entry(sampler, POPULATION, 20, 0.7, 3)]
 
 
-def test_the_clip_of_the_state_is_what_noise_and_adaptation_follow() -> None:
-    """Of 20 users of norms 0 to about 3 all but a few exceed 0.1: without noise b is their share, exactly."""
+def test_noise_and_adaptation_follow_the_clip_of_the_state() -> None:
+    """Of 20 users of norms 0 to about 3, a few have norms within 0.1: without noise, b is exactly their share."""
     privacy = PrivacyHParams("clip", clip=0.1, target_quantile=0.5)
     state = state_of(privacy=privacy)
     users = users_of(state, 20, 0.1)
@@ -164,11 +164,11 @@ def test_the_clip_of_the_state_is_what_noise_and_adaptation_follow() -> None:
     assert 0 < within < 10
     after = step(state, users, privacy)
     assert after.clip == pytest.approx(0.1 * math.exp(-0.2 * (within / 20 - 0.5)), rel=1e-12)
-    noisy = replace(state_of(privacy=replace(DP, clip=0.1)), values={"clip": 7.0})  # as after many rounds
+    noisy = replace(state_of(privacy=replace(DP, clip=0.1)), values={"clip": 7.0})  # a clip as after many rounds
     deviation = torch.cat(
         [value.flatten() for value in moved(noisy, step(noisy, [], replace(DP, clip=0.1))).values()]
     ).std()
-    assert float(deviation) == pytest.approx(0.7 * 7.0 / 20, rel=0.3)  # 170 or so coordinates: five deviations
+    assert float(deviation) == pytest.approx(0.7 * 7.0 / 20, rel=0.3)  # about 170 coordinates: five standard errors
 
 
 @pytest.mark.parametrize("privacy", [NONE, CLIP, DP], ids=lambda privacy: privacy.mechanism)
@@ -184,7 +184,7 @@ def test_a_users_update_that_is_not_finite_fails_the_round(privacy: PrivacyHPara
 
 
 def test_an_optimizer_whose_state_overflows_fails_the_round() -> None:
-    """1e30 squared is infinite in float32: v would freeze the model there, with every parameter finite."""
+    """1e30 squared is infinite in float32: v would freeze the model, although every parameter is finite."""
     training = FedAvgHParams(server_optimizer="adagrad", cohort=20)
     state = state_of(training)
     huge = {name: torch.full_like(value, 1e30, dtype=torch.float64) for name, value in state.params.items()}
@@ -206,8 +206,8 @@ def test_the_effective_step_of_plain_averaging_is_the_rate(rate: float, privacy:
 
 @pytest.mark.parametrize("tau", [1e-3, 1e-12])
 def test_the_effective_step_of_adam_depends_on_tau(tau: float) -> None:
-    """Reddi et al. (2021), Algorithm 2, by hand: m = D / 10 and v = 0.99 tau^2 + D^2 / 100 after one round, so
-    the step is eta D / (10 (sqrt(v) + tau))."""
+    """By hand from Reddi et al. (2021), Algorithm 2: m = D / 10 and v = 0.99 tau^2 + D^2 / 100 after one round.
+    Therefore, the step is eta D / (10 (sqrt(v) + tau))."""
     training = replace(TRAINING, server_optimizer="adam", server_learning_rate=1e-4, server_tau=tau)
     state = state_of(training)
     state = replace(state, params={name: value.double() for name, value in state.params.items()})  # no rounding
@@ -241,7 +241,7 @@ def federated(method: flsim.FedAvg, users: flsim.Planted, seed: int = 0) -> Fede
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_round_averages_over_draws(users: flsim.Planted, shards: int) -> None:
-    """24 draws of 24 users: each user's clipped update counts as often as it was drawn, and 24 divides the sum."""
+    """In 24 draws of 24 users, each clipped update counts as often as its user was drawn, and 24 divides the sum."""
     method = flsim.FedAvg(cohort=24, sampler="with-replacement", privacy=PrivacyHParams("clip", clip=0.05))
     alone = flsim.FedAvg(cohort=24, privacy=PrivacyHParams("clip", clip=0.05))
     training = federated(method, users, 3)
@@ -283,7 +283,7 @@ def test_users_that_keep_states_are_not_drawn_twice(users: flsim.Planted) -> Non
         next(flsim.simulate(users, MODEL, flsim.FedAvg(5, algorithm="scaffold", sampler="with-replacement"), 1))
 
 
-def test_a_sampler_of_ones_own_may_repeat_users_if_it_says_so(experiment: Experiment, users: flsim.Planted) -> None:
+def test_a_custom_sampler_may_repeat_users_if_it_declares_so(experiment: Experiment, users: flsim.Planted) -> None:
     own = experiment.folder / "twice.py"
     text = (
         "import numpy as np\n"

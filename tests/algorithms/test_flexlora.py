@@ -1,4 +1,4 @@
-"""FlexLoRA against numpy's truncated SVD of the mean of users' products, which plain local training gives."""
+"""FlexLoRA equals numpy's truncated SVD of the mean of users' products, which plain local training gives."""
 
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,7 @@ def products_of(params: Params) -> Products:
 
 
 def mean_of_products(training: FederatedTraining, state: State) -> Products:
-    """The mean of B_k A_k over users who train as in Federated Averaging, weighted by their numbers of records."""
+    """Return the mean of B_k A_k of users who train as in federated averaging, weighted by numbers of records."""
     model = restore(state.params, training.model, LAYOUT.vocabulary_size)
     total, records = dict.fromkeys(pairs(state.params), np.zeros(())), 0.0
     for user in training.cohort(state.round):
@@ -60,7 +60,7 @@ def mean_of_products(training: FederatedTraining, state: State) -> Products:
 
 
 def nearest(matrix: NDArray[np.float64], rank: int) -> NDArray[np.float64]:
-    """The nearest matrix of a rank (Eckart and Young, 1936)."""
+    """Return the nearest matrix of a rank (Eckart and Young, 1936)."""
     u, s, vt = np.linalg.svd(matrix)
     return np.asarray((u[:, :rank] * s[:rank]) @ vt[:rank])
 
@@ -74,7 +74,7 @@ def assert_near(result: Products, expected: Products) -> None:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_next_product_is_the_nearest_to_the_mean_of_products(shards: int) -> None:
-    """In the first round B is zeros; the average of the factors has a larger error in the second."""
+    """B is zeros in the first round; in the second round, the average of the factors has a larger error."""
     training = training_of(shards=shards)
     first, second, third = states_of(training, 2)
     for before, after in ((first, second), (second, third)):
@@ -88,7 +88,7 @@ def test_the_next_product_is_the_nearest_to_the_mean_of_products(shards: int) ->
 
 @pytest.mark.parametrize(("rank", "cohort"), [(3, 1), (16, 5)])
 def test_one_user_or_a_sufficient_rank_loses_nothing(rank: int, cohort: int) -> None:
-    """c_attn has 16 inputs, so no product has a rank above 16."""
+    """c_attn has 16 inputs; therefore, no product has a rank above 16."""
     training = training_of(rank, replace(SERVER, cohort=cohort), seed=1)
     _, before, after = states_of(training, 2)
     means = mean_of_products(training, before)
@@ -100,7 +100,7 @@ def test_one_user_or_a_sufficient_rank_loses_nothing(rank: int, cohort: int) -> 
 
 @pytest.mark.parametrize("shape", [(12, 7), (7, 12)])
 def test_factors_are_those_of_the_truncated_decomposition(shape: tuple[int, int]) -> None:
-    """In float64, with the sign that makes the largest entry of each row of A positive."""
+    """The factors are in float64, with the sign that makes the largest entry of each row of A positive."""
     product, last = torch.from_numpy(RNG.normal(size=shape)), torch.from_numpy(RNG.normal(size=(4, shape[1])))
     a, b = factors(product, last)
     np.testing.assert_allclose(b @ a, nearest(product.numpy(), 4), rtol=0, atol=1e-10)

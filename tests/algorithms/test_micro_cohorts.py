@@ -1,4 +1,4 @@
-"""How many users train at once is chosen once for a run, recorded, and what a resumed or verified run uses again."""
+"""How many users train at once is chosen once for a run, recorded, and used again by resumed and verified runs."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,13 @@ from flsim.training.cohort.packing import PackedGroup
 from flsim.training.update import LocalHParams, State
 from server.federated.rounds import say_micro_cohorts
 
-ROUNDS, LOST, SHARD = 5, 2, 1  # memory runs out in this round (from 0), in this shard
+ROUNDS, LOST, SHARD = 5, 2, 1  # memory runs out in round LOST (from 0), in shard SHARD
 PLENTY = 99
 HPARAMS = LocalHParams(batch_size=3, learning_rate=0.1)
 
 
 class Memory:
-    """The memory of a device that holds so many users; `groups` are the sizes of those that trained."""
+    """The memory of a device with room for so many users; `groups` are the sizes of the groups that trained."""
 
     def __init__(self) -> None:
         self.room, self.groups = PLENTY, list[int]()
@@ -50,7 +50,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 
 def training_in(folder: Path | None, micro_cohort: int | None = 4, is_read_only: bool = False) -> FederatedTraining:
-    """12 of 16 users in each round, in two shards, with float32 parameters."""
+    """Return a training with 12 of 16 users in each round, in two shards, with float32 parameters."""
     return FederatedTraining(
         random_population(16, 5, LAYOUT),
         ModelHParams(3, 5),
@@ -64,7 +64,7 @@ def training_in(folder: Path | None, micro_cohort: int | None = 4, is_read_only:
 
 
 def trained(training: FederatedTraining, state: State, memory: Memory, runs_out: bool) -> Iterator[tuple[State, Any]]:
-    """States after rounds, each with the groups of its shards; a process of its own, as its engine is new."""
+    """Yield the states after rounds, each with the groups of its shards; the new engine is that of a new process."""
     engine = training.engine_here()
 
     def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
@@ -86,8 +86,8 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / FILE).read_text().splitlines() if line]
 
 
-def test_rounds_that_are_trained_again_have_the_groups_that_they_had(memory: Memory, tmp_path: Path) -> None:
-    """Memory runs out once, and processes that resume or verify use the recorded sizes, although memory is enough."""
+def test_rounds_that_are_trained_again_have_the_same_groups(memory: Memory, tmp_path: Path) -> None:
+    """Memory runs out once; processes that resume or verify use the recorded sizes, although their memory is enough."""
     training = training_in(tmp_path)
     first = list(trained(training, training.first_state(), memory, runs_out=True))
     for round_, (_, (plain, lost)) in enumerate(first):
@@ -103,8 +103,8 @@ def test_rounds_that_are_trained_again_have_the_groups_that_they_had(memory: Mem
     assert len(lines(tmp_path)) == 1
 
 
-def test_a_sum_without_enough_memory_is_that_of_smaller_groups_from_the_beginning(memory: Memory) -> None:
-    """Also of users who trained before memory ran out: the largest first, so two groups of four fit, and no third."""
+def test_a_sum_after_a_lack_of_memory_equals_that_of_smaller_groups(memory: Memory) -> None:
+    """Users who trained before memory ran out are summed again: groups of three and four users fit, and no third."""
     start = start_of(model_of(0).float())
     population = InMemory(LAYOUT, [[[1, 2, 3]] * 4, *[[[4, user % 9 + 1]] for user in range(10)]])
     engine, expected = (CohortEngine(start, LAYOUT, HPARAMS, micro_cohort=size) for size in (4, 2))
@@ -127,12 +127,12 @@ def test_a_sum_without_enough_memory_is_that_of_smaller_groups_from_the_beginnin
 
 
 def engine_that_chooses(users: int) -> CohortEngine:
-    """An engine that stacks users, as on a GPU, whose device has room for so many."""
+    """Return an engine that stacks users, as on a GPU, and whose device has room for so many users."""
     return CohortEngine(start_of(model_of(0)), LAYOUT, HPARAMS, micro_cohort=users)
 
 
 def test_the_first_choice_counts_for_all_processes(tmp_path: Path) -> None:
-    """Whatever the later ones would choose. A size that the settings name is not recorded, and wins."""
+    """Later processes use the first choice. A size in the settings is not recorded, and has priority."""
     sizes = []
     for choice in (264, 100, 1000):
         engine = engine_that_chooses(choice)
@@ -156,7 +156,7 @@ def test_without_a_folder_or_with_a_read_only_one_nothing_is_written(tmp_path: P
 
 
 def test_a_processor_stacks_users_of_small_steps_and_records_nothing(memory: Memory, tmp_path: Path) -> None:
-    """The settings decide, so that clients that may not write to the run folder need not be told a size."""
+    """The settings decide; therefore, clients that may not write to the run folder need no message about the size."""
     training = training_in(tmp_path, micro_cohort=None)
     groups = [of_shards for _, of_shards in trained(training, training.first_state(), memory, runs_out=False)]
     assert [[len(of_shard) for of_shard in of_shards] for of_shards in groups] == [[1] * training.shards] * ROUNDS
@@ -169,7 +169,7 @@ def test_a_processor_stacks_users_of_small_steps_and_records_nothing(memory: Mem
     ['{"users": 9', '{"users": 0}\n', '{"users": true}\n', '{"users": 9, "shard": 1}\n', '{"users": 9.5}\n', "[9]\n"],
 )
 def test_damaged_lines_count_as_missing(damage: str, tmp_path: Path) -> None:
-    """The next process chooses again, in a line of its own, also after one that a loss of power cut short."""
+    """The next process chooses again, and adds a separate line, also after a line that a loss of power cut short."""
     (tmp_path / FILE).write_text(damage)
     for _ in range(2):
         engine = engine_that_chooses(50)
@@ -178,10 +178,10 @@ def test_damaged_lines_count_as_missing(damage: str, tmp_path: Path) -> None:
     assert (tmp_path / FILE).read_text().count('"users": 50') == 1
 
 
-def test_the_number_of_users_depends_on_the_whole_memory_and_not_on_the_free_one(
+def test_the_number_of_users_depends_on_total_and_not_on_free_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The number of users fills 0.9 of the share, to the byte. The tensors only claim to be on a GPU."""
+    """The users fill 0.9 of the share of memory, to the byte. The tensors are fake, and only claim to be on a GPU."""
     about = SimpleNamespace(total_memory=0, multi_processor_count=100)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
     shapes = {name: value.shape for name, value in start_of(model_of(0)).items()}
@@ -197,7 +197,7 @@ def test_the_number_of_users_depends_on_the_whole_memory_and_not_on_the_free_one
         assert StackedTrainer.users_that_fit(start, HPARAMS, LAYOUT) == 2 * 100  # two for each multiprocessor
 
 
-def test_a_person_is_told_where_memory_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_reports_where_memory_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
     say_micro_cohorts("one", [{"users": 264, "device": "cpu"}, {"users": 132, "shard": 1, "round": 49}, "nonsense"])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("one: memory ran out in round 50; from then on 132 users of shard 1 train together")

@@ -1,4 +1,4 @@
-"""The order of a round's additions: that of a written-out oracle, whatever order replies come in."""
+"""The additions of a round have the order of a written-out oracle, in whatever order replies arrive."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from flsim.algorithms.summation import (
 )
 from flsim.training.update import Counts, UpdateSum
 
-SIZES = st.floats(1e-3, 1e12)  # so different that another order of additions has other bits
+SIZES = st.floats(1e-3, 1e12)  # so different that another order of additions gives other bits
 
 
 Drawn = tuple[list[ShardReply], int, Sequence[int]]
@@ -29,7 +29,7 @@ Drawn = tuple[list[ShardReply], int, Sequence[int]]
 
 @st.composite
 def rounds(draw: DrawFn) -> Drawn:
-    """Replies of some shards, ascending; the number of shards in a branch; an order in which replies come."""
+    """Draw replies of some shards, ascending; the number of shards in a branch; and an order of arrival."""
     shards = sorted(draw(st.sets(st.integers(0, 40), max_size=12)))
     replies = [ShardReply(5, shard, update_of(*draw(st.tuples(SIZES, SIZES))), f"w{shard}", 1.5) for shard in shards]
     return replies, draw(st.integers(0, 13)), draw(st.permutations(range(len(replies))))
@@ -41,7 +41,7 @@ def update_of(value: float, loss: float) -> UpdateSum:
 
 
 def oracle(replies: Sequence[ShardReply], branch: int) -> dict[str, list[float]]:
-    """Every number of the sum by plain additions of Python's floats: first within branches, then of branches."""
+    """Return every number of the sum by additions of Python's floats: first within branches, then of branches."""
 
     def numbers(update: UpdateSum) -> dict[str, list[float]]:
         counts = {name: [value] for name, value in vars(update.counts).items()}
@@ -90,7 +90,7 @@ def test_every_order_of_replies_gives_the_bits_of_the_oracle(drawn: Drawn) -> No
 
 @given(rounds())
 def test_branches_that_clients_have_added_give_the_same_bits(drawn: Drawn) -> None:
-    """Every other branch comes as one reply; the others come shard by shard."""
+    """Every other branch arrives as one reply, and the remaining branches arrive shard by shard."""
     replies, branch, order = drawn
     by_shard = {reply.shard: reply for reply in replies}
     arrivals: dict[int, list[Reply]] = {}
@@ -124,7 +124,7 @@ def test_replies_that_are_missing_or_not_asked_for_are_refused() -> None:
 
 
 def test_replies_are_dropped_once_they_are_added() -> None:
-    """A thousand replies come in order; the tree holds the sum of the branch and of the branches before it."""
+    """A thousand replies arrive in order; the tree has only the sums of the branch and of the branches before it."""
     tree = TreeSum(range(1_000), 10)
     for shard in range(1_000):
         tree.add(ShardReply(0, shard, update_of(1.0, 2.0)))
@@ -136,6 +136,6 @@ def test_replies_are_dropped_once_they_are_added() -> None:
 
 
 @given(st.integers(64, 100_000))
-def test_the_default_branch_is_the_root_rounded_up(shards: int) -> None:
+def test_the_default_branch_is_the_square_root_rounded_up(shards: int) -> None:
     branch = default_branch(shards)
     assert (branch - 1) ** 2 < shards <= branch**2

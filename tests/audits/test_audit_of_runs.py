@@ -1,4 +1,4 @@
-"""`flsim audit` of real runs: rows against a second computation from their files, groups, claims and refusals."""
+"""Tests of `flsim audit` on real runs: rows against a second computation from files, groups, claims and refusals."""
 
 import io
 import json
@@ -37,8 +37,8 @@ from flsim.runs.folder import Run
 from flsim.training.update import LocalHParams, with_canaries
 
 
-def test_rows_are_those_of_the_ranks(trained_here: Trained, flsim: Flsim) -> None:
-    """Counts, shares and intervals from the Parquet files, and the bound as the root of a binomial tail."""
+def test_rows_follow_from_the_ranks(trained_here: Trained, flsim: Flsim) -> None:
+    """Counts, shares and intervals follow from Parquet files; at the bound, as many hits or more have p = 0.04."""
     run = trained_here()
     code, out, _ = flsim("audit", run, "--threshold", 3, "--format", "csv")
     assert code == 0
@@ -64,7 +64,7 @@ def test_rows_are_those_of_the_ranks(trained_here: Trained, flsim: Flsim) -> Non
 
 @pytest.mark.parametrize("partition", ["iid", "non-iid"])
 def test_users_that_share_a_canary_are_counted(trained_here: Trained, partition: str) -> None:
-    """Each user by itself, as users read their records; without the corpus, copies stand for users of the twin."""
+    """Users are counted one by one, as they read their records. Copies count only if the corpus is missing."""
     run = trained_here(f"data.partition='{partition}'")
     subject, opened = subject_of(run), Run.open(run)
     phrases = {canary.id: list(canary.tokens) for canary in opened.canaries}
@@ -74,8 +74,8 @@ def test_users_that_share_a_canary_are_counted(trained_here: Trained, partition:
     assert subject.is_exact
 
 
-def test_a_ledger_is_held_against_what_was_detected(trained_here: Trained, flsim: Flsim) -> None:
-    """The claim is the ledger's own, to remove a user and add another; a tiny run contradicts nothing."""
+def test_a_ledger_is_compared_with_what_was_detected(trained_here: Trained, flsim: Flsim) -> None:
+    """The claim is that of the ledger, for removing a user and adding another; a tiny run contradicts nothing."""
     run = trained_here(*PRIVATE)
     subject = subject_of(run)
     assert subject.claim is not None
@@ -99,14 +99,14 @@ def test_a_ledger_is_held_against_what_was_detected(trained_here: Trained, flsim
         (("--threshold", "500"), "--threshold 500: there are 200 references; name a rank of at most 200"),
     ],
 )
-def test_what_cannot_be_audited_is_one_line(
+def test_options_that_do_not_fit_the_run_are_refused_in_one_line(
     trained_here: Trained, flsim: Flsim, options: tuple[str, ...], message: str
 ) -> None:
     assert message in refusal(flsim, "audit", trained_here(), *options)
 
 
 FIELDS = ("method", "unit", "neighbours", "n_in", "n_out", "estimate", "low", "high", "confidence", "delta", "kind")
-NEVER = {"unit", "neighbours", "n_in", "n_out"}  # unknown
+NEVER = {"unit", "neighbours", "n_in", "n_out"}  # fields that are never unknown
 LEDGER = 'a test of the ledger (privacy.mechanism "dp")'
 RANKS, COINS = "a bound from ranks (canaries.count)", "a bound from guesses of coins of at least 10 canaries"
 USERS = "an estimate from canary users (audit.update_canaries)"
@@ -137,7 +137,7 @@ OF_ROUNDS = {"participation", "noise"}
     ],
     ids=["nothing", "canary-users", "all"],
 )
-def test_a_run_says_what_it_can_and_names_what_is_missing(
+def test_an_audit_has_all_possible_rows_and_names_missing_settings(
     trained_here: Trained, flsim: Flsim, overrides: tuple[str, ...], methods: set[str], missing: list[str]
 ) -> None:
     run = trained_here(*overrides)
@@ -168,7 +168,7 @@ def test_a_table_without_rows_has_its_columns(trained_here: Trained, flsim: Flsi
     assert list(pd.read_parquet(tmp_path / "audit.parquet").columns) == out.strip().split(",")
 
 
-def test_a_folder_of_runs_is_audited_without_those_that_have_nothing(
+def test_a_folder_is_audited_without_runs_that_are_not_evaluated(
     trained_here: Trained, flsim: Flsim, tmp_path: Path
 ) -> None:
     run, folder = trained_here(), tmp_path / "runs"
@@ -206,7 +206,7 @@ def corpus_of(run: Path) -> Path:
 
 @pytest.mark.parametrize("partition", ["iid", "non-iid"])
 def test_a_simulation_is_audited_as_its_run(trained_here: Trained, partition: str) -> None:
-    """A DP run with canary users: every row, with groups, ledger, cosines and coins."""
+    """All rows of a DP run with canary users are equal, with groups, ledger, cosines and coins."""
     run = trained_here(*TESTED, f"data.partition='{partition}'")
     privacy = api.Privacy("dp", clip=0.5, noise_multiplier=0.8)
     users = api.CanaryUsers(60, canary_coins=True)
@@ -239,7 +239,7 @@ def test_dp_sgd_protects_records(trained_here: Trained) -> None:
 
 
 def test_canary_users_are_audited_without_ranks(trained_here: Trained) -> None:
-    """Continued from a state, their vectors are in the change since then."""
+    """If training continues from a state, the vectors of canary users are in the change since this state."""
     corpus = corpus_of(trained_here())
     planted = api.plant(corpus, api.Canaries(count=0))
     plain, clip = api.FedAvg(6, local=LOCAL, shards=1), api.Privacy("clip", clip=0.5)
@@ -276,13 +276,14 @@ def test_rows_of_other_canaries_are_refused(trained_here: Trained) -> None:
 
 @pytest.mark.parametrize(("dimension", "value"), [(200, 2.375326), (2_000, 2.317789)])
 def test_published_values(dimension: int, value: float) -> None:
-    """google-research/federated: one_shot_epe/empirical_privacy_estimation_test.py, normal cosines against chance."""
+    """The values are in google-research/federated, one_shot_epe/empirical_privacy_estimation_test.py: normal cosines
+    against chance."""
     assert epsilon_of_cosines(dimension**-0.5, dimension**-0.5, dimension, 0.01) == pytest.approx(value, abs=1e-6)
 
 
 @pytest.mark.parametrize("noise", [1.0, 2.0, 4.0])
 def test_the_estimate_is_near_the_truth_of_a_gaussian_mechanism(noise: float) -> None:
-    """A sum of 200 unit vectors in 2,000 dimensions and noise of this deviation: mu is 1 / noise for each of them."""
+    """The sum of 200 unit vectors in 2,000 dimensions has noise of this deviation: mu is 1 / noise for each vector."""
     zero = {"a": torch.zeros(2_000, dtype=torch.float64)}
     total = with_canaries(zero, np.arange(200), 0, 1.0)
     total["a"] += torch.from_numpy(stream(0, "test of estimates").normal(0, noise, 2_000))
@@ -299,7 +300,7 @@ def test_the_estimate_is_near_the_truth_of_a_gaussian_mechanism(noise: float) ->
 def test_the_bound_is_below_the_ledgers_epsilon(
     make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]]
 ) -> None:
-    """20 seeds of a run of epsilon 0.6, of which at most 1 may be above; with next to no noise much more is proven."""
+    """At most 1 of 20 seeds of a run of epsilon 0.6 is above it; with almost no noise, the bound is much larger."""
     users = make_corpus(random_users(8, 2, 36), vocabulary_size=40).split("train")
     server, canary_users = FedAvgHParams(rounds=2, cohort=8, sampler="poisson"), AuditHParams(100, canary_coins=True)
 
@@ -322,7 +323,7 @@ def test_the_bound_is_below_the_ledgers_epsilon(
 
 
 def test_an_audit_of_a_run_with_canary_users(trained_here: Trained, flsim: Flsim) -> None:
-    """Coins, cosines and guesses are computed again from the checkpoint, with numpy."""
+    """The test computes coins, cosines and guesses again from the checkpoint, with numpy."""
     run = trained_here(*TESTED)
     code, out, err = flsim("audit", run, "--format", "csv")
     assert code == 0, err
@@ -360,17 +361,17 @@ MUS = (0.01, 0.2, 0.5, 1.0, 4.0)
 
 
 def claim_of_gaussian(mu: float, delta: float = DELTA) -> Claim:
-    """The claim of a ledger that is exactly mu-GDP."""
+    """Return the claim of a ledger that is exactly mu-GDP."""
     curve = Allowed(EPSILONS, np.array([delta_of_gaussian(mu, epsilon) for epsilon in EPSILONS]))
     return Claim(sound_convention("fixed-size"), epsilon_of_gaussian(mu, delta), delta, curve)
 
 
 @pytest.mark.parametrize("mu", MUS)
 @pytest.mark.parametrize(("canaries", "each", "neighbours"), [(10, 1, 1), (12, 2, 1), (12, 6, 1), (10, 5, 2)])
-def test_of_all_coins_the_best_decides_what_can_be_refuted(
+def test_the_best_outcome_of_coins_decides_what_can_be_refuted(
     canaries: int, each: int, neighbours: int, mu: float
 ) -> None:
-    """Scores in any order are the same design: the coins are tried in all 2^m ways."""
+    """All 2^m outcomes of the coins are tried; scores in any order are the same design."""
     claim, test = claim_of_gaussian(mu), LedgerTest(canaries, 2 * each, neighbours)
     scores = np.arange(canaries, dtype=np.float64)
     outcomes = {bounds.correct_guesses(scores, np.array(c, bool), each) for c in product((0, 1), repeat=canaries)}
@@ -385,8 +386,8 @@ def test_of_all_coins_the_best_decides_what_can_be_refuted(
 
 
 @pytest.mark.parametrize("mu", MUS)
-def test_of_all_hits_the_best_decides_what_can_be_refuted(mu: float) -> None:
-    """Each of 8 canaries is among the first 2 of its 200 references or not, in all 2^8 ways."""
+def test_the_best_outcome_of_hits_decides_what_can_be_refuted(mu: float) -> None:
+    """All 2^8 outcomes are tried: each of 8 canaries is among the first 2 of its 200 references, or not."""
     claim, test = claim_of_gaussian(mu), LedgerTest.of_ranks(8, 2, 200, neighbours=1)
     refuting = {sum(hit) for hit in product((0, 1), repeat=8) if test.refutes(claim.curve, sum(hit))}
     assert test.needed(claim.curve) == min(refuting, default=None)
@@ -394,14 +395,12 @@ def test_of_all_hits_the_best_decides_what_can_be_refuted(mu: float) -> None:
 
 
 @pytest.mark.parametrize(("canaries", "each"), [(12, 6), (48, 5), (100, 10), (1_000, 100)])
-def test_the_largest_epsilon_divides_gaussian_ledgers_that_can_be_refuted_from_those_that_cannot(
-    canaries: int, each: int
-) -> None:
+def test_the_largest_epsilon_is_the_limit_of_refutable_gaussian_ledgers(canaries: int, each: int) -> None:
     test = LedgerTest(canaries, 2 * each, neighbours=1)
     largest = test.largest(DELTA)
     mu = test.mu_refuted(2 * each)
     assert epsilon_of_gaussian(mu, DELTA) == pytest.approx(largest)
-    # The curve is known on a grid of epsilons, so that its claim allows a little more than the mechanism.
+    # The curve is known on a grid of epsilons; therefore, its claim allows a little more than the mechanism.
     assert test.needed(claim_of_gaussian(0.95 * mu).curve) is not None
     assert test.needed(claim_of_gaussian(1.001 * mu).curve) is None
 
@@ -411,7 +410,7 @@ def subject(trained_here: Trained) -> Subject:
     return subject_of(trained_here(*TESTED))
 
 
-def test_a_row_has_what_could_have_been_found(subject: Subject) -> None:
+def test_a_row_has_the_largest_refutable_epsilon(subject: Subject) -> None:
     """60 canary users, of whom 12 are guessed, cannot test the ledger of this run."""
     (row,) = audit_subject(subject).frame.query("method == 'trade-off, canary users by coins'").to_dict("records")
     assert subject.claim is not None
@@ -420,11 +419,11 @@ def test_a_row_has_what_could_have_been_found(subject: Subject) -> None:
     assert row["refutable"] < subject.claim.epsilon
 
 
-# How often bounds exceed the truth: mechanisms whose epsilon is known, and models that know nothing.
+# How often bounds exceed the truth: mechanisms whose epsilon is known, and models that memorize nothing.
 #
-# The simulations are those of `python -m benchmarks alarms`. They are seeded, so they pass or fail for good. A bound at
-# 5% may exceed the truth in 100 of 2,000 simulations, with a standard deviation of 9.7; the limit is three of them
-# above.
+# The simulations are those of `python -m benchmarks alarms`. They are seeded, and therefore pass or fail each time.
+# A bound at 5% may exceed the truth in 100 of 2,000 simulations, with a standard deviation of 9.7. The limit is three
+# standard deviations higher.
 
 
 SIMULATIONS = 2_000
@@ -433,20 +432,20 @@ PROMISING = [case for case in (*OURS, *ESTIMATES) if case.promised is not None]
 
 
 @pytest.mark.parametrize("case", PROMISING, ids=lambda case: f"{case.bound}: {case.truth}")
-def test_bounds_are_above_the_truth_as_often_as_they_promise(case: Case) -> None:
+def test_bounds_exceed_the_truth_at_most_as_often_as_promised(case: Case) -> None:
     assert case.promised is not None
-    simulations = SIMULATIONS // 20 if "canary users" in case.bound else SIMULATIONS  # which take a minute
+    simulations = SIMULATIONS // 20 if "canary users" in case.bound else SIMULATIONS  # canary users take a minute
     assert case.alarms(simulations) <= most_alarms(case.promised, simulations)
 
 
 @pytest.mark.parametrize("mu", [1.0, 2.0, 4.0])
-def test_the_simulated_attacker_sees_what_there_is_to_see(mu: float) -> None:
-    """Otherwise no bound could be above the truth."""
+def test_the_simulated_attacker_guesses_better_than_chance(mu: float) -> None:
+    """If the attacker guessed by chance, no bound could be above the truth."""
     assert (right_guesses(stream(0, "attacker"), SIMULATIONS, mu) > 10).mean() > 0.9
 
 
-def test_canary_users_are_seen_under_little_noise_and_not_where_they_are_absent() -> None:
-    """Little noise lets more than 10 of 20 guesses be right; without canary users 10 are right, by chance."""
+def test_canary_users_are_detected_under_little_noise_and_not_if_absent() -> None:
+    """With little noise, more than 10 of 20 guesses are right; without canary users, 10 are right, by chance."""
     simulations = SIMULATIONS // 10
     assert right_guesses_of_users(1.0, simulations).mean() > 13
     standard_error = (20 / 4 / simulations) ** 0.5

@@ -1,4 +1,4 @@
-"""Audits of runs with broken mechanisms of `benchmarks.detection`, and tests of rounds against their laws."""
+"""Audits refute the broken mechanisms of `benchmarks.detection`, and tests of rounds compare rounds with their laws."""
 
 from pathlib import Path
 
@@ -27,13 +27,13 @@ def ledger(sampler: str = "poisson", noise: str = "independent", population: int
 
 
 def test_a_run_without_a_clip_refutes_its_ledger(planted: Planted) -> None:
-    """Without a clip a canary user is 10 clip norms long: more guesses are right than the ledger allows."""
+    """Without a clip, a canary user's update is 10 clip norms long: more guesses are right than the ledger allows."""
     refuted = audited(MECHANISMS["no clip"], planted, 100, 0)
     assert refuted == {"canary users": True, "participation": False, "noise": False}
 
 
 def test_canary_users_pass_through_the_clip_of_real_users() -> None:
-    """A clip per layer leaves each tensor S: two of them have the length S sqrt(2); and no clip leaves 10 S."""
+    """A clip per layer clips each of two tensors to S, and their length is S sqrt(2); without a clip, it is 10 S."""
     zero = {name: value.double() for name, value in LIKE.items()}
     lengths = [global_norm(with_canaries(zero, np.array([3]), 0, 0.5))]
     for change in (clip_of_each_layer, without_clip):
@@ -53,7 +53,7 @@ def test_canary_users_pass_through_the_clip_of_real_users() -> None:
         ("noise divided by the square root of the cohort", "noise"),
     ],
 )
-def test_rounds_refute_a_ledger_that_the_models_may_not(name: str, method: str, planted: Planted) -> None:
+def test_tests_of_rounds_refute_the_ledgers_of_broken_mechanisms(name: str, method: str, planted: Planted) -> None:
     mechanism = MECHANISMS[name]
     spent = ledger(mechanism.sampler, mechanism.noise)
     drawn, noise = participation(spent, 0, executes_code=True), independence(spent, 0, LIKE, executes_code=True)
@@ -68,7 +68,7 @@ def test_rounds_refute_a_ledger_that_the_models_may_not(name: str, method: str, 
 @pytest.mark.parametrize("sampler", ["poisson", "fixed-size"])
 @pytest.mark.parametrize(("population", "rounds"), [(60, 4), (400, 20)])
 def test_honest_rounds_are_refuted_in_at_most_5_percent(sampler: str, population: int, rounds: int) -> None:
-    """400 seeds: at a rate of 5% more than 33 refutations have a probability below 0.3%."""
+    """More than 33 refutations in 400 seeds have a probability below 0.3%, if each has probability 5%."""
     spent = ledger(sampler, population=population, rounds=rounds)
     tests = [participation(spent, seed, executes_code=False) for seed in range(400)]
     assert sum(test is not None and test.p_value < 0.05 for test in tests) <= 33
@@ -76,7 +76,7 @@ def test_honest_rounds_are_refuted_in_at_most_5_percent(sampler: str, population
 
 
 def test_honest_noise_is_refuted_in_at_most_5_percent() -> None:
-    """400 seeds, as above."""
+    """The limit for 400 seeds is derived in the test above."""
     tests = [independence(ledger(rounds=5), seed, LIKE, executes_code=False) for seed in range(400)]
     assert sum(test is not None and test.p_value < 0.05 for test in tests) <= 33
 
@@ -139,7 +139,7 @@ def claiming(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("noise", [CORRELATED, "tree", 'blt{"buffers": 2, "rounds": 20, "separation": 4, "times": 5}'])
 def test_honest_correlated_noise_and_turns_are_not_refuted(noise: str) -> None:
-    """Two tests of 5% each; the seed is fixed."""
+    """Each of the two tests refutes honest mechanisms with probability 5%; the seed is fixed."""
     spent = ledger('min-separation{"separation": 4}', noise)
     drawn, tested = participation(spent, 0, executes_code=False), independence(spent, 0, LIKE, executes_code=False)
     assert drawn is not None
@@ -166,7 +166,7 @@ def test_noise_of_another_law_than_the_ledger_states_is_refuted(claiming: Path, 
 
 
 def test_users_who_take_part_more_often_than_stated_are_refuted(claiming: Path) -> None:
-    """Only two of four stated groups take turns, so a user takes part in every other round."""
+    """Only two of the four stated groups take turns; therefore, a user takes part in every other round."""
     spent = ledger(f'{claiming}:TwoGroups{{"separation": 4}}', CORRELATED)
     drawn = participation(spent, 0, executes_code=True)
     assert drawn is not None
@@ -175,7 +175,7 @@ def test_users_who_take_part_more_often_than_stated_are_refuted(claiming: Path) 
 
 @pytest.mark.parametrize("steps", [1, 1_000])
 def test_honest_skellam_noise_is_refuted_in_at_most_5_percent(steps: int) -> None:
-    """400 seeds, as above; of 1 step, the noise has the standard deviation 2, so it is far from normal."""
+    """The limit for 400 seeds is as above. With 1 step, the noise has standard deviation 2, and is far from normal."""
     spent = ledger('min-separation{"separation": 4}', f'skellam{{"bits": 30, "steps": {steps}}}', rounds=3)
     tests = [independence(spent, seed, LIKE, executes_code=False) for seed in range(400)]
     assert sum(test is not None and test.p_value < 0.05 for test in tests) <= 33

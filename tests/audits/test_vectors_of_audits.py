@@ -1,4 +1,4 @@
-"""Bounds whose values follow from their definition: enumeration, scipy.stats, or numerical integration."""
+"""Bounds equal values that follow from their definition: enumeration, scipy.stats, or numerical integration."""
 
 import math
 from typing import Any, cast
@@ -26,7 +26,7 @@ def test_a_hit_is_as_likely_as_the_definition_says(epsilon: float, share: float)
 
 
 def test_the_share_of_references_is_exceeded_by_none_of_all_canaries() -> None:
-    """The share of a set is Beta(t, R - t + 1); each of m canaries has an m-th of the significance."""
+    """The share of a set is Beta(t, R - t + 1); each of m canaries has 1 / m of the significance."""
     for threshold, references, canaries in ((20, 20_000, 48), (1, 500, 3)):
         share = bounds.share_of_references(threshold, references, canaries)
         tail = beta.sf(share, threshold, references - threshold + 1)
@@ -53,11 +53,11 @@ def test_bounds_of_hits_of_groups_solve_their_equation(hits: int, groups: tuple[
 def test_bounds_of_hits_at_their_ends() -> None:
     assert bounds.epsilon_of_hits(0, 0.3, (1, 1)) == 0
     assert bounds.epsilon_of_hits(1, 0.3, (1, 1)) == 0  # 1 - 0.7^2 > 0.05
-    assert bounds.epsilon_of_hits(1, 1e-40, (1, 1)) == bounds.HIGHEST == 60  # at epsilon 60 a hit has 1e-14
+    assert bounds.epsilon_of_hits(1, 1e-40, (1, 1)) == bounds.HIGHEST == 60  # at epsilon 60, a hit has about 1e-14
 
 
-def test_ranks_pay_for_their_shares() -> None:
-    """The share is exceeded with probability 0.01, and 0.04 are left for the hits."""
+def test_bounds_of_ranks_divide_the_significance() -> None:
+    """The share is exceeded with probability 0.01; 0.04 of the significance remains for the hits."""
     share = beta.isf(0.01 / 6, 2, 499)
     expected = bounds.epsilon_of_hits(5, share, (1, 2, 5, 1, 1, 1), 0.04)
     assert bounds.epsilon_of_ranks(5, 2, 500, (1, 2, 5, 1, 1, 1)) == pytest.approx(expected, rel=1e-6)
@@ -66,7 +66,7 @@ def test_ranks_pay_for_their_shares() -> None:
 
 
 def test_default_thresholds() -> None:
-    """A thousandth of the references, at least 1, and 100 from 100,000 references on."""
+    """The threshold is a thousandth of the references, at least 1, and 100 from 100,000 references on."""
     found = [bounds.default_threshold(references) for references in (1, 1_999, 2_000, 99_999, 100_000, 2_000_000)]
     assert found == [1, 1, 2, 99, 100, 100]
 
@@ -94,7 +94,7 @@ def test_levels_of_ranks_are_those_that_the_references_can_have() -> None:
 @pytest.mark.parametrize("level", [0.02, 0.1, 0.4])
 @pytest.mark.parametrize("confidence", [0.95, 0.6])
 def test_intervals_of_rates_are_those_of_two_scores(level: float, confidence: float) -> None:
-    """The k-th highest of n others has a rate of at most `level` where Bin(n, level) is k or more."""
+    """The k-th highest of n others has a rate of at most `level` if Bin(n, level) is k or more."""
     rng = np.random.default_rng(3)
     members, others = rng.normal(1, 1, 150), np.sort(rng.normal(0, 1, 120))[::-1]
     tail = (1 - confidence) / 4
@@ -106,15 +106,15 @@ def test_intervals_of_rates_are_those_of_two_scores(level: float, confidence: fl
     assert roc(members, others).interval(level, confidence) == pytest.approx((low, high), rel=1e-12)
 
 
-def test_an_interval_of_rates_where_no_other_is_surely_above_the_level() -> None:
-    """The lowest of 3 others has a rate above 0.9 with probability 0.27, so there is no upper bound."""
+def test_an_interval_ends_at_1_if_no_threshold_is_surely_above_the_level() -> None:
+    """The lowest of 3 others has a rate above 0.9 with probability 0.27; therefore, there is no upper bound."""
     curve = roc(np.array([1.0, 2.0]), np.array([0.0, 0.5, 1.5]))
     assert curve.interval(0.9)[1] == 1.0
 
 
 def test_rates_at_a_level_are_those_of_the_lowest_threshold() -> None:
     curve = roc(np.array([5.0, 4.0, 2.0, 0.0]), np.array([4.5, 3.0, 1.0, 0.5, -1.0]))
-    at = curve.at(0.4)  # two of five: 4.5 and 3, and members from just above 1
+    at = curve.at(0.4)  # two of five others, 4.5 and 3; the threshold is just above 1
     assert (at.level, at.alarms, at.detected, at.tpr) == (0.4, 2, 3, 0.75)
     assert (at.low, at.high) == curve.interval(0.4)
     at = curve.at(0.39)
@@ -122,14 +122,14 @@ def test_rates_at_a_level_are_those_of_the_lowest_threshold() -> None:
 
 
 def test_bootstraps_draw_units() -> None:
-    """Members of author A score above all others, those of B below: an area of 0, a mixture, or 1 in 1:2:1."""
+    """Members of A score above all others, those of B below: the area is 0, a mixture, or 1, with weights 1:2:1."""
     members, others = np.array([1.0, 1.0, 1.0, -1.0]), np.array([0.0, 0.0])
     units = (["a", "a", "a", "b"], ["c", "c"])
     rng = np.random.default_rng(0)
     assert auroc_interval(members, others, units, rng) == (0.0, 1.0)
-    # Quantiles 0.3 and 0.7 lie inside the half of the draws that have one of each: 3 of 4 members above.
+    # Quantiles 0.3 and 0.7 are in the half of the draws that have both authors: 3 of 4 members are above the others.
     assert auroc_interval(members, others, units, rng, confidence=0.4) == (0.75, 0.75)
-    # Quantiles 0.2 and 0.8 lie in the outer quarters.
+    # Quantiles 0.2 and 0.8 are in the outer quarters.
     assert auroc_interval(members, others, units, rng, confidence=0.6) == (0.0, 1.0)
 
 
@@ -139,7 +139,7 @@ def test_areas_count_equal_scores_half() -> None:
 
 @pytest.mark.parametrize(("detected", "alarms"), [(40, 3), (12, 1), (49, 30), (3, 40)])
 def test_bounds_of_one_threshold_are_ratios_of_exact_bounds(detected: int, alarms: int) -> None:
-    """Jagielski, Ullman and Oprea (2020), section 4: of hits, or of misses with the classes exchanged."""
+    """Bounds follow Jagielski, Ullman and Oprea (2020), section 4: of hits, or of misses with exchanged classes."""
     delta, tail = 0.01, 0.02
     tpr_low, fpr_high = beta.ppf(tail, detected, 51 - detected), beta.isf(tail, alarms + 1, 60 - alarms)
     tnr_low, fnr_high = beta.ppf(tail, 60 - alarms, alarms + 1), beta.isf(tail, 51 - detected, detected)
@@ -159,7 +159,7 @@ def test_a_threshold_that_finds_nothing_proves_nothing() -> None:
 @pytest.mark.parametrize("mu", [0.5, 1.2255, 4.0])
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 5.0, 40.0])
 def test_deltas_of_gaussians_are_integrals(mu: float, epsilon: float) -> None:
-    """Delta is the integral of max(0, p - e^epsilon q) of N(mu, 1) and N(0, 1): above epsilon / mu + mu / 2."""
+    """Delta integrates max(0, p - e^epsilon q) of N(mu, 1) and N(0, 1), which is over x > epsilon / mu + mu / 2."""
     start = epsilon / mu + mu / 2
     expected = norm.sf(start - mu) - (math.exp(epsilon) * norm.sf(start))
     assert bounds.delta_of_gaussian(mu, epsilon) == pytest.approx(expected, rel=1e-6, abs=1e-15)
@@ -197,7 +197,7 @@ def test_deltas_of_cosines_are_integrals(dimension: int, mean: float, deviation:
     half = (dimension - 3) / 2
     chance = (1 - places**2) ** half * cosine_density(0.0, dimension)
     taking_part = norm.pdf(places, mean, deviation)
-    beyond = norm.sf(1, mean, deviation) + norm.cdf(-1, mean, deviation)  # where chance has no density
+    beyond = norm.sf(1, mean, deviation) + norm.cdf(-1, mean, deviation)  # beyond -1 and 1, chance has no density
     one = np.trapezoid(np.maximum(0, taking_part - math.exp(epsilon) * chance), places) + beyond
     other = np.trapezoid(np.maximum(0, chance - math.exp(epsilon) * taking_part), places)
     expected = max(one, other)
@@ -209,8 +209,8 @@ def test_deltas_of_cosines_are_integrals(dimension: int, mean: float, deviation:
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
 def test_cosines_of_many_parameters_are_gaussian(mu: float) -> None:
-    """With the deviation of chance, 1 / sqrt d, a mean of mu / sqrt d is mu-GDP."""
-    spread = 1e-4  # of 1e8 parameters
+    """With the deviation of chance, 1 / sqrt(d), a mean of mu / sqrt(d) is mu-GDP."""
+    spread = 1e-4  # 1 / sqrt(d) of 1e8 parameters
     expected = bounds.epsilon_of_gaussian(mu, 1e-3)
     found = rounds.epsilon_of_cosines(mu * spread, spread, 10**8, 1e-3)
     assert found == pytest.approx(expected, abs=1e-3)
@@ -231,7 +231,7 @@ def test_canary_users_have_two_sides() -> None:
 
 
 def test_normal_cosines_reach_beyond_1_on_both_sides() -> None:
-    """Cosines of 0.4, 0.5 and 0.6 have a deviation of 0.1: 5 of it to 1. Delta 1e-3 allows 1e-6, 1e-4 only 1e-7."""
+    """Cosines 0.4, 0.5, 0.6 have deviation 0.1: 1 is 5 deviations away. Delta 1e-3 allows 1e-6, and 1e-4 only 1e-7."""
     tail = norm.sf(1, 0.5, 0.1) + norm.cdf(-1, 0.5, 0.1)
     assert 1e-7 < tail < 1e-6
     for sign in (1, -1):
@@ -265,14 +265,14 @@ def test_p_values_of_coins_are_the_sums_of_the_theorem(right: int, epsilon: floa
 @pytest.mark.parametrize("users", [1, 2, 5])
 @pytest.mark.parametrize("significance", [0.05, 0.2])
 def test_bounds_of_coins_of_groups_solve_their_equation(users: int, significance: float) -> None:
-    """Vadhan (2017), Lemma 2.2: g users have delta (1 + e^epsilon + ... + e^((g - 1) epsilon))."""
+    """By Vadhan (2017), Lemma 2.2, g users have delta (1 + e^epsilon + ... + e^((g - 1) epsilon))."""
     bound = bounds.epsilon_of_coins(100, 40, 39, 1e-5, significance, users)
     delta = 1e-5 * sum(math.exp(user * bound) for user in range(users))
     assert p_of_coins(users * bound, delta, 100, 40, 39) == pytest.approx(significance, rel=1e-5)
 
 
-def test_bounds_of_coins_of_groups_where_the_group_has_no_delta_left() -> None:
-    """At epsilon 60 a group of 20 has e^1200 delta: 1 of any delta above 0, and 0 of none."""
+def test_bounds_of_coins_of_groups_whose_delta_is_used_up() -> None:
+    """At epsilon 60, a group of 20 has e^1200 delta: 1 for any delta above 0, and 0 for delta 0."""
     assert bounds.p_value(0.0, 1.0, 50, 50, 50) == 1
     assert [bounds._delta_of_group(delta, 60.0, 20) for delta in (1e-300, 0.0)] == [1.0, 0.0]
     with_delta, without = (bounds.epsilon_of_coins(50, 50, 50, delta, users=20) for delta in (1e-300, 0.0))
@@ -286,26 +286,26 @@ def test_a_bound_ends_where_the_search_ends() -> None:
     assert bounds.epsilon_of_coins(10**30, 10**4, 10**4, 0.0) < bounds.HIGHEST
     assert bounds.mu_refuted(lambda least: True) == 30
     assert bounds.mu_refuted(lambda least: False) == 0
-    mu = bounds.mu_refuted(lambda least: least(0.5) > norm.cdf(-1.7))  # refuted below mu of 1.7
+    mu = bounds.mu_refuted(lambda least: least(0.5) > norm.cdf(-1.7))  # refuted if mu is below 1.7
     assert mu == pytest.approx(1.7, abs=2e-9)
 
 
 def test_guesses_are_of_the_highest_and_of_the_lowest_scores() -> None:
     scores = np.array([5.0, 1.0, 4.0, 2.0, 3.0, 0.0, 6.0])
     planted = np.array([True, True, False, False, True, False, True])
-    # Two of each kind: 6 and 5 are planted; 0 is not, 1 is.
+    # Two guesses of each kind: 6 and 5 are planted; 0 is not, and 1 is.
     assert bounds.correct_guesses(scores, planted, 2) == 3
-    # Three of each kind: 4 is not planted, 2 is not.
+    # Three guesses of each kind: 4 is not planted, and 2 is not.
     assert bounds.correct_guesses(scores, planted, 3) == 4
     assert bounds.correct_guesses(scores, planted, 0) == 0
-    # Equal scores are ordered by position, whatever the coins.
+    # Equal scores are ordered by position, for any coins.
     assert bounds.correct_guesses(np.zeros(4), np.array([False, True, False, True]), 1) == 2
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("x", [0.05, 0.3, 0.9])
 def test_least_probabilities_of_one_value_and_of_sets(mu: float, x: float) -> None:
-    """T(x) / f - x, as its docstring proves; (k - 1) T(x) of Mahloujifar et al. (2024), Theorem 3.2."""
+    """The docstring of `of_set` proves T(x) / f - x; (k - 1) T(x) is Mahloujifar et al. (2024), Theorem 3.2."""
     least = bounds.gaussian(mu)
     expected = norm.cdf(norm.ppf(x) - mu)
     assert least(x) == pytest.approx(expected, rel=1e-12)
@@ -316,12 +316,12 @@ def test_least_probabilities_of_one_value_and_of_sets(mu: float, x: float) -> No
 
 
 def test_a_set_without_privacy_loss_is_hit_as_often_as_its_share() -> None:
-    """T(x) = x: of a hit with probability f the miss has 1 - f, and not 1."""
+    """For T(x) = x, if a hit has probability f, then the miss has 1 - f, and not 1."""
     assert bounds.of_set(bounds.gaussian(0.0), 0.3)(0.3) == pytest.approx(0.7, rel=1e-12)
 
 
 def refuted_by_lists(least: bounds.LeastProbability, canaries: int, made: int, right: int, level: float) -> bool:
-    """Return whether Mahloujifar et al. (2024), Algorithm 3, refutes: h and r of each number of right guesses."""
+    """Return whether Mahloujifar et al. (2024), Algorithm 3, refutes, by h and r of each number of right guesses."""
     h, r = [0.0] * (right + 1), [0.0] * (right + 1)
     h[right], r[right] = level * right / canaries, level * (made - right) / canaries
     for i in range(right - 1, -1, -1):
@@ -334,7 +334,7 @@ def refuted_by_lists(least: bounds.LeastProbability, canaries: int, made: int, r
     ("canaries", "made", "right", "level"), [(30, 30, 25, 0.05), (40, 25, 24, 0.1), (9, 9, 9, 0.2)]
 )
 def test_refutations_are_those_of_the_algorithm(canaries: int, made: int, right: int, level: float) -> None:
-    """Both refute Gaussian mechanisms up to the same mu, of coins and of sets of the share 0.3."""
+    """`is_refuted` and lists refute Gaussian mechanisms up to the same mu, for coins and for sets of the share 0.3."""
     for turned in (bounds.of_one, lambda least: bounds.of_set(least, 0.3)):
         found = bounds.mu_refuted(lambda least: bounds.is_refuted(turned(least), canaries, made, right, level))  # noqa: B023
         listed = bounds.mu_refuted(lambda least: refuted_by_lists(turned(least), canaries, made, right, level))  # noqa: B023
@@ -343,7 +343,7 @@ def test_refutations_are_those_of_the_algorithm(canaries: int, made: int, right:
 
 
 def test_the_last_step_of_a_refutation_has_no_right_guess() -> None:
-    """One canary with one right guess has 0.05 hits and T(0.05) misses, and is refuted if the sum exceeds 1."""
+    """One canary with one right guess has `level` hits and T = 0.95 misses, and is refuted if their sum exceeds 1."""
     for level in (0.04, 0.06):
         assert bounds.is_refuted(lambda x: 0.95, 1, 1, 1, level) == (level > 0.05)
 
@@ -356,7 +356,7 @@ def subject(ranks_: list[float], groups: list[int], references: int, claim: Clai
 @pytest.mark.parametrize(("sampler", "neighbours"), [("fixed-size", 5), ("poisson", 10)])
 @pytest.mark.parametrize("mu", [0.1, 3.0])
 def test_canaries_of_several_runs_are_one_sample(mu: float, sampler: str, neighbours: int) -> None:
-    """Ranks and groups are joined, the smaller R counts, and the claim is that of the largest group, of five users."""
+    """Ranks and groups are joined, the smaller R is used, and the claim is that of the largest group, of five users."""
     curve = bounds.Allowed(EPSILONS, np.array([bounds.delta_of_gaussian(mu, epsilon) for epsilon in EPSILONS]))
     claim = Claim(sound_convention(sampler), bounds.epsilon_of_gaussian(mu, 1e-5), 1e-5, curve)
     runs = [subject([1.0, 2.0, 900.0, 1.0], [1, 2, 1, 1], 1_000, claim), subject([3.0, 1.0, 2.0], [1, 1, 5], 2_000)]
@@ -378,8 +378,8 @@ def test_canaries_of_several_runs_are_one_sample(mu: float, sampler: str, neighb
     assert rate_at(bare, bounds.detection_at(bare.ranks, 10, 1))["allowed"] is None
 
 
-# Values of Steinke, Nasr and Jagielski (2023) and of Mahloujifar et al. (2024) as jax_privacy's auditing.py at 8967688
-# computes them from counts: epsilon_one_run, epsilon_one_run_fdp (k = 2).
+# Values of epsilon_one_run (Steinke, Nasr and Jagielski, 2023) and of epsilon_one_run_fdp with k = 2 (Mahloujifar et
+# al., 2024), which jax_privacy's auditing.py at 8967688 computes from counts.
 @pytest.mark.parametrize(
     ("canaries", "made", "right", "delta", "one_run", "f_dp"),
     [
@@ -401,12 +401,12 @@ def test_one_run_bounds(canaries: int, made: int, right: int, delta: float, one_
 
 
 def test_thresholds_are_those_of_tensorflow_privacy() -> None:
-    """tensorflow/privacy at 03035d5, research/audit_2020/audit_test.py: 500 of 500 and 0 of 500 at 99%."""
+    """The value is in tensorflow/privacy at 03035d5, research/audit_2020/audit_test.py: 500 of 500, 0 of 500, 99%."""
     assert bounds.epsilon_of_threshold(500, 500, 0, 500, significance=0.01) == pytest.approx(4.541915810224092)
 
 
 def test_a_level_of_one_of_n_is_one_false_positive() -> None:
-    """1 / 98 times 98 is below 1 in float64."""
+    """This holds although 1 / 98 times 98 is below 1 in float64."""
     assert 1 / 98 * 98 < 1
     for count in range(1, 400):
         members, others = (np.arange(count, dtype=np.float64) for _ in range(2))
@@ -423,7 +423,7 @@ def test_a_level_below_one_of_n_is_refused() -> None:
 @pytest.mark.parametrize("level", [0.001, 0.01, 0.1])
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_intervals_hold_the_rate_of_the_population(level: float, shift: float) -> None:
-    """The threshold is drawn with the others, and counts as drawn: it must not as known, as the last line shows."""
+    """The threshold is drawn with the others, and its error counts; the last line shows that a known one would fail."""
     rng, truth, draws, others = (
         np.random.default_rng(0),
         norm.sf(norm.isf(level) - shift),
@@ -441,7 +441,7 @@ def test_intervals_hold_the_rate_of_the_population(level: float, shift: float) -
 
 
 def test_intervals_of_equal_scores() -> None:
-    """Others have 0 to 9, members 5 to 14. At a rate of 0.2, that of scores from 8 on, 7 of 10 members are found."""
+    """Others score 0 to 9, members 5 to 14. The rate of scores from 8 on is 0.2, and 7 of 10 members are found."""
     rng = np.random.default_rng(1)
     for _ in range(200):
         low, high = roc(rng.integers(5, 15, 300).astype(float), rng.integers(0, 10, 300).astype(float)).interval(0.2)

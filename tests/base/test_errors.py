@@ -1,4 +1,4 @@
-"""The lines of errors that messages quote, also of errors without a message; and memory that ran out."""
+"""Tests of the lines of errors that messages quote, also of errors without a message, and of lack of memory."""
 
 from flsim.base.errors import first_line, in_one_line, is_out_of_memory, last_line
 
@@ -13,8 +13,8 @@ def test_lines_are_those_with_text() -> None:
     assert in_one_line(KeyError("corpus")) == "'corpus' is missing"
 
 
-def test_memory_that_ran_out_while_cuda_recorded_is_known_by_the_error_before() -> None:
-    """CUDA cannot end what memory ran out in, and that error comes last; an error of another kind says nothing."""
+def test_lack_of_memory_in_a_cuda_recording_is_found_in_the_error_before() -> None:
+    """CUDA cannot end a recording after memory ran out, and this error comes last; other kinds do not count."""
 
     def end_with(last: Exception) -> Exception:
         try:

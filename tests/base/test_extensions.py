@@ -1,4 +1,4 @@
-"""A user's own code: what a name resolves to, how its errors read, and its copies in a run folder."""
+"""Tests of custom code: what a name resolves to, what its errors look like, and its copies in a run folder."""
 
 import json
 import re
@@ -28,7 +28,7 @@ BUILT_IN: dict[str, object] = {"one": 1, "two": 2}
 @dataclass(frozen=True)
 class Inner:
     things: tuple[Annotated[str, CustomName("thing", BUILT_IN)], ...] = ()
-    text: str = "mine.py:Thing"  # is not marked
+    text: str = "mine.py:Thing"  # not marked as a custom name
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def test_errors_name_the_file_and_the_line(tmp_path: Path, source: str, name: st
         resolve(name.format(folder=tmp_path), BUILT_IN, "thing")
 
 
-def test_later_errors_name_the_innermost_line_of_ones_own_file(tmp_path: Path) -> None:
-    """And those of other code, and of flsim, stay what they are."""
+def test_later_errors_name_the_innermost_line_of_the_custom_file(tmp_path: Path) -> None:
+    """Errors of other code, and of flsim, do not change."""
     file = tmp_path / "mine.py"
     file.write_text("import json\ndef work():\n    return inner()\ndef inner():\n    return json.loads('?')\n")
     built_in: dict[str, Callable[[], object]] = {}
@@ -90,8 +90,8 @@ def test_later_errors_name_the_innermost_line_of_ones_own_file(tmp_path: Path) -
         raise KeyError("not theirs")
 
 
-def test_a_name_by_content_is_resolved_where_the_file_lies_and_is_what_it_was(tmp_path: Path) -> None:
-    """Executed when it is used, and not to name it."""
+def test_a_name_by_content_resolves_only_to_the_original_content(tmp_path: Path) -> None:
+    """The file is executed when the name is used, and not when the name is made."""
     path = tmp_path / "late.py"
     path.write_text("NUMBER = 7  # by content\n")
     name = by_content(f"{path}:NUMBER")
@@ -103,10 +103,10 @@ def test_a_name_by_content_is_resolved_where_the_file_lies_and_is_what_it_was(tm
     path.write_text("NUMBER = 7  # by content\n")
     assert resolve(name, {}, "number") == 7
     path.unlink()
-    assert resolve(name, {}, "number") == 7  # as it was executed
+    assert resolve(name, {}, "number") == 7  # from the earlier execution
 
 
-def test_a_call_that_does_not_fit_is_the_users_and_ours_are_ours() -> None:
+def test_only_type_errors_of_custom_calls_become_input_errors() -> None:
     with (
         pytest.raises(InputError, match=r"^own\.py:F: odd; it needs f\(\)$"),
         custom_call_errors("own.py:F", "f()", InputError),
@@ -118,7 +118,7 @@ def test_a_call_that_does_not_fit_is_the_users_and_ours_are_ours() -> None:
         raise InputError("mine")
 
 
-def test_names_are_changed_wherever_they_may_stand() -> None:
+def test_names_of_custom_code_are_changed_in_all_settings() -> None:
     values = {"thing": "a.py:A", "other": "two", "inner": {"things": ["b.py:B", "one"], "text": "c.py:C"}, "more": 1}
     assert custom_code.renamed(Outer, values, lambda name: custom_code.located(name, Path("/base"))) == {
         "thing": "/base/a.py:A",

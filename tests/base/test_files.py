@@ -1,4 +1,4 @@
-"""Files and folders are whole or absent, whatever goes wrong while they are written; and files of JSON lines."""
+"""Files and folders are complete or absent, whatever fails while they are written; and tests of files of JSON lines."""
 
 import os
 import platform
@@ -33,8 +33,8 @@ from flsim.base.files import (
 from flsim.base.machine import PACKAGES, code_digest, versions
 
 
-def test_what_a_killed_process_left_vanishes_and_what_a_living_one_makes_stays(tmp_path: Path) -> None:
-    """Both are at the same folder."""
+def test_folders_of_killed_processes_are_removed_and_of_living_ones_kept(tmp_path: Path) -> None:
+    """Both processes make the same folder."""
     made = tmp_path / "made"
     code = """
 import os, sys
@@ -60,7 +60,7 @@ with new_folder(Path("made")) as folder:
 
 
 def test_a_folder_that_is_taken_for_abandoned_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process looks between its making and its lock."""
+    """Another process looks at the folder after the folder is made, and before it is locked."""
     begun: list[Path] = []
 
     def late(path: Path) -> AbstractContextManager[None]:
@@ -96,8 +96,8 @@ def fail_within(block: AbstractContextManager[Path], name: str) -> None:
         raise ZeroDivisionError
 
 
-def test_what_failed_half_way_vanishes_and_leaves_the_old_file(tmp_path: Path) -> None:
-    """Two writers of one file, such as threads, or processes of two machines with equal numbers, do not meet."""
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
+    """Two writers of one file, such as threads, or processes of two machines with equal ids, use separate files."""
     path = tmp_path / "file"
     path.write_text("old")
     for block, name in ((new_folder(tmp_path / "made"), "half"), (new_file(path), "")):
@@ -135,7 +135,7 @@ with new_file(Path("file")) as partial:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_the_users_to_change(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "gone").symlink_to("no/such/file")
@@ -154,7 +154,7 @@ def test_a_place_that_cannot_be_written_is_the_users_to_change(tmp_path: Path) -
 
 
 def test_a_failed_write_names_the_file_that_it_failed_at(tmp_path: Path) -> None:
-    """Real errors of a device that is always full; numpy's has not even an error number."""
+    """The errors are real, of a device that is always full; numpy's error does not even have an error number."""
 
     def write() -> None:
         with Path("/dev/full").open("w") as device:
@@ -172,7 +172,7 @@ def test_a_failed_write_names_the_file_that_it_failed_at(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_is_waited_for_and_found_gone_where_its_file_was_removed(tmp_path: Path) -> None:
+def test_a_lock_is_awaited_and_missing_if_its_file_was_removed(tmp_path: Path) -> None:
     lock, outcomes = tmp_path / "lock", list[str]()
     lock.touch()
 
@@ -199,7 +199,7 @@ def test_a_lock_is_waited_for_and_found_gone_where_its_file_was_removed(tmp_path
 
 
 def test_a_device_gets_the_bytes_and_stays_a_device(tmp_path: Path) -> None:
-    """A terminal is a character device, which tests may write to whoever runs them."""
+    """The test uses a terminal, which is a character device that the user who runs the test may write to."""
     seen, terminal = os.openpty()
     path = Path(os.ttyname(terminal))
     (tmp_path / "link").symlink_to(path)
@@ -217,8 +217,8 @@ WRITE = "from pathlib import Path\nfrom flsim.base.files import named_file\n"
 WRITE += "with named_file(Path('/dev/stdout')) as partial: partial.write_text('table')"
 
 
-def test_standard_output_is_written_into_where_it_leads_to_a_pipe_or_a_file(tmp_path: Path) -> None:
-    """`>> notes.txt` appends, as it does for other programs."""
+def test_standard_output_may_be_a_pipe_or_a_file(tmp_path: Path) -> None:
+    """`>> notes.txt` appends, as for other programs."""
     command = [sys.executable, "-c", WRITE]
     with Popen(command, stdout=PIPE) as process:
         assert process.communicate()[0] == b"table"
@@ -236,7 +236,7 @@ def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
     real, link, second = tmp_path / "far" / "real.csv", tmp_path / "link.csv", tmp_path / "second.csv"
     link.symlink_to("far/real.csv")
     second.symlink_to("link.csv")
-    for text in ("new", "newer"):  # nothing is there at first
+    for text in ("new", "newer"):  # at first, the file does not exist
         with named_file(second) as partial:
             assert partial.parent == tmp_path / "far"
             partial.write_text(text)
@@ -257,7 +257,7 @@ def test_a_file_that_exists_keeps_its_mode(tmp_path: Path, mode: int) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-# Files of JSON lines, read while somebody writes them.
+# Files of JSON lines, which are read while another process writes them.
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_the_last_line_may_be_longer_than_what_is_first_read(tmp_path: Path) -> 
                 assert last_line(path) == "a" * (length - 2)
 
 
-def test_each_line_is_taken_once_and_not_before_it_is_whole(tmp_path: Path) -> None:
+def test_each_line_is_read_once_and_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     lines = NewLines(path)
     assert lines.take() == []
@@ -301,7 +301,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def digest_in(folder: Path) -> str:
-    """Return the digest of the code in a folder, which a process computes that imports it from there."""
+    """Return the digest of the code in a folder, which a process computes after importing the code from this folder."""
     done = subprocess.run(
         [sys.executable, "-c", "from flsim.base import machine; print(machine.__file__, machine.code_digest())"],
         cwd=folder,
@@ -325,13 +325,13 @@ def test_versions_are_those_that_are_imported(tmp_path: Path) -> None:
     assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "0.1\n"
 
 
-def test_a_digest_is_of_names_and_source_wherever_they_lie(tmp_path: Path) -> None:
+def test_a_digest_depends_only_on_names_and_source(tmp_path: Path) -> None:
     for name in PACKAGES:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     first = digest_in(tmp_path)
     (tmp_path / "server" / "__pycache__").mkdir(exist_ok=True)
     (tmp_path / "server" / "__pycache__" / "left.pyc").touch()
-    assert digest_in(tmp_path) == first  # what Python leaves is no source
+    assert digest_in(tmp_path) == first  # files that Python makes are not source
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     for name in PACKAGES:

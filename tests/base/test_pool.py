@@ -1,4 +1,4 @@
-"""Tasks in processes: results and errors come back in order, dead workers are noticed, none outlives its parent."""
+"""Tests of tasks in processes: results and errors in order, dead workers, and workers whose parent ends."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def break_down(_report: Report) -> None:
 
 
 def die(_report: Report, survives: Path | None) -> str:
-    """Dies, but not where the file is there."""
+    """Kill the worker, unless the file exists."""
     if survives is not None:
         if survives.exists():
             return "survived"
@@ -61,7 +61,7 @@ def task(function: Any, *arguments: Any) -> Task:
 
 
 def test_results_and_reports_come_back_and_no_worker_outlives_its_pool() -> None:
-    before = children(os.getpid())  # of other tests
+    before = children(os.getpid())  # processes of other tests
     found: dict[int, int] = {}
     reported: list[float] = []
     with Pool(3) as pool:
@@ -73,8 +73,8 @@ def test_results_and_reports_come_back_and_no_worker_outlives_its_pool() -> None
     assert sorted(reported) == list(range(20))
 
 
-def test_errors_say_where_they_come_from(tmp_path: Path) -> None:
-    """The error of the first task that fails is raised, although a later one fails sooner."""
+def test_errors_have_their_origin_and_the_first_task_has_priority(tmp_path: Path) -> None:
+    """The error of the first task that fails is raised, although a later task fails sooner."""
     with Pool(2) as pool, pytest.raises(InputError, match=r"^number 0$"):
         pool.run([task(refuse, 0, 0.5), task(refuse, 1)], lambda index, result: None)
     with Pool(2) as pool, pytest.raises(FileNotFoundError) as missing:
@@ -119,7 +119,7 @@ def test_busy_workers_end_with_a_killed_parent() -> None:
 
 
 def hang(_report: Report) -> bool:
-    """Does not come back for an age, and holds the interpreter's lock all the while."""
+    """Run practically for ever, and hold the interpreter's lock all the while."""
     return bool(re.match(r"(a+)+$", "a" * 60 + "b"))
 
 
@@ -135,7 +135,7 @@ def test_a_task_that_hangs_is_ended() -> None:
         pool.run([Task("the slow one", hang, (), silence=1.0)], lambda _index, _result: None)
 
 
-def test_a_task_that_gives_signs_of_life_may_take_long() -> None:
+def test_a_task_that_reports_progress_may_take_long() -> None:
     done: dict[int, int] = {}
     with Pool(1) as pool:
         pool.run([Task("long", dawdle, (7,), silence=1.5), Task("short", dawdle, (1,))], done.__setitem__)
@@ -173,11 +173,11 @@ def test_a_container_has_the_memory_of_its_group(
     refuse_beyond_memory(LIMIT, "a model", "take a smaller one")
     with pytest.raises(InputError, match="a model needs 0 GB of memory at least, and this machine has 0 GB; take a"):
         refuse_beyond_memory(LIMIT + 1, "a model", "take a smaller one")
-    limit.write_text("9" * 18)  # version 1 has a huge number for no limit
+    limit.write_text("9" * 18)  # version 1 writes "no limit" as a huge number
     assert machine_memory() == whole
 
 
-# Memory is that of a process and its descendants, shared pages counted once.
+# The memory of a process includes its descendants, with shared pages counted once.
 
 
 MEGABYTE = 2**20
@@ -194,8 +194,8 @@ sys.stdin.read()
 """
 
 
-def test_memory_is_that_of_all_descendants_and_tells_own_from_mapped(tmp_path: Path) -> None:
-    """Two processes hold 64 MB each; a file of 128 MB that both of them map counts once."""
+def test_memory_includes_all_descendants_and_separates_own_from_mapped(tmp_path: Path) -> None:
+    """Two processes allocate 64 MB each; a file of 128 MB that both of them map counts once."""
     (tmp_path / "hold.py").write_text(HOLD)
     (tmp_path / "file").write_bytes(bytes(128 * MEGABYTE))
     before = Memory.held_by(os.getpid())
@@ -209,6 +209,6 @@ def test_memory_is_that_of_all_descendants_and_tells_own_from_mapped(tmp_path: P
         holder.communicate()
     own, mapped = after.anonymous - before.anonymous, after.file - before.file
     assert 2 * 64 <= own / MEGABYTE < 2 * (64 + 24)
-    # Libraries count less where other processes of the machine begin to share them meanwhile.
+    # Libraries count less if other processes of the machine begin to share them during the test.
     assert 128 - 12 <= mapped / MEGABYTE < 128 + 24
     assert Memory.held_by(holder.pid) == Memory(), "after its end"

@@ -1,4 +1,4 @@
-"""Progress as a person sees it: in a terminal of 80 columns, and in a file."""
+"""Tests of progress as a person sees it, in a terminal of 80 columns and in a file, and of the log."""
 
 import fcntl
 import json
@@ -47,7 +47,7 @@ def test_a_bar_fits_a_terminal_of_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     shown = [line for line in lines if line.startswith("counting words")]
     assert re.search(r"\d:\d\d:\d\d 1,000 of 1,000, [\d,]+ sentences/s, a no", shown[-1])
-    assert len(lines) < 2 * len(shown) + 2  # none of them is broken into several
+    assert len(lines) < 2 * len(shown) + 2  # no line is broken into several lines
 
 
 AGAIN = """
@@ -60,8 +60,8 @@ with progress.progress("again", 1_000, start=900) as advance:
 """
 
 
-def test_elsewhere_lines_say_rate_and_time_left() -> None:
-    """The second job did half of the rest in a second when it was resumed: the other half takes another second."""
+def test_outside_a_terminal_lines_have_rate_and_remaining_time() -> None:
+    """The resumed job did half of the remaining work in one second; the other half therefore takes another second."""
     done = subprocess.run([sys.executable, "-c", LONG_JOB + AGAIN], capture_output=True, text=True, check=True)
     lines = done.stderr.splitlines()
     assert done.stdout == ""
@@ -73,8 +73,8 @@ def test_elsewhere_lines_say_rate_and_time_left() -> None:
     assert re.match(r"counting words: 1,000 of 1,000, \d+ s, [\d,]+ sentences/s, a note", lines[-1])
 
 
-def test_nobody_who_reads_any_more_stops_no_run() -> None:
-    """`flsim run ... 2>&1 | head -1`: while it runs, standard output is a file of ours that has no descriptor."""
+def test_a_run_continues_after_the_reader_of_its_output_has_ended() -> None:
+    """This is `flsim run ... 2>&1 | head -1`: during a run, standard output is an object without a file descriptor."""
     code = """
 import io, sys
 from contextlib import redirect_stdout
@@ -100,7 +100,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / FILE).read_text(encoding="utf-8").splitlines()]
 
 
-def test_a_line_says_when_how_bad_what_where_and_about_what(tmp_path: Path) -> None:
+def test_a_log_line_has_time_level_event_run_and_details(tmp_path: Path) -> None:
     run = tmp_path / "a run"
     run.mkdir()
     began = datetime.now(UTC)
@@ -125,7 +125,7 @@ def test_a_line_says_when_how_bad_what_where_and_about_what(tmp_path: Path) -> N
     assert list(second) == ["time", "level", "event", "run", "file"]
 
 
-def test_what_is_said_is_logged_with_what_it_is_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_are_logged_with_their_details(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with logging_to(tmp_path):
         say("shard 2 hangs", round=4, shard=2)
     assert capsys.readouterr().err == "shard 2 hangs\n"
@@ -133,7 +133,7 @@ def test_what_is_said_is_logged_with_what_it_is_about(tmp_path: Path, capsys: py
     assert (line["level"], line["event"], line["round"], line["shard"]) == ("info", "shard 2 hangs", 4, 2)
 
 
-def test_folders_that_overlap_get_all_of_it_each_under_its_name_and_then_nothing(tmp_path: Path) -> None:
+def test_each_of_two_overlapping_logs_has_all_events_until_its_end(tmp_path: Path) -> None:
     outer, inner = tmp_path / "outer", tmp_path / "inner"
     outer.mkdir()
     inner.mkdir()

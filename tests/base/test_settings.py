@@ -1,4 +1,4 @@
-"""Settings: each bound of each class is kept, in Python and in files, and an error names the setting and its value."""
+"""Each bound of each setting is enforced, in Python and in files, and an error names the setting and its value."""
 
 import re
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def types_of(kind: type) -> dict[str, Any]:
 
 
 def sections(kind: type, prefix: str = "") -> Iterator[tuple[str, type]]:
-    """Yield the classes of a configuration's sections, and what their keys begin with."""
+    """Yield the prefix of the keys and the class of each section of a configuration."""
     yield prefix, kind
     for name, hint in types_of(kind).items():
         if is_dataclass(hint):

@@ -1,4 +1,4 @@
-"""Intervals and tests, compared exactly with all outcomes, with definitions, or with published examples."""
+"""Intervals and tests equal exact results from all outcomes, from definitions, or from published examples."""
 
 import math
 from collections.abc import Callable
@@ -37,13 +37,13 @@ CANARIES = 48
 
 
 def listed_p(only_a: int, only_b: int) -> float:
-    """McNemar's exact test by listing: of all divisions of the discordant, those no likelier than what was seen."""
+    """Return McNemar's exact p-value: the share of divisions of the discordant that are no likelier than the given."""
     ways = [math.comb(only_a + only_b, count) for count in range(only_a + only_b + 1)]
     return sum(way for way in ways if way <= ways[only_a]) / sum(ways)
 
 
-def test_mcnemar_is_that_of_all_divisions() -> None:
-    """And the interval of the discordant leaves one half out where p is below 5%."""
+def test_mcnemar_equals_the_sum_over_all_divisions() -> None:
+    """The interval of the discordant excludes one half if p is below 5%, and includes it otherwise."""
     for only_a, only_b in product(range(13), repeat=2):
         p = mcnemar_p(only_a, only_b)
         assert p == pytest.approx(listed_p(only_a, only_b), rel=1e-12)
@@ -53,7 +53,7 @@ def test_mcnemar_is_that_of_all_divisions() -> None:
 
 @pytest.mark.parametrize("discordant", [0, 1, 5, 13, 40])
 def test_the_interval_of_the_discordant_always_covers(discordant: int) -> None:
-    """Exactly, for a grid of true shares: at least 95% of outcomes have an interval with the truth in it."""
+    """For a grid of true shares, intervals of at least 95% of the outcomes contain the truth, computed exactly."""
     intervals = np.array([share_interval(a, discordant) for a in range(discordant + 1)])
     for share in np.linspace(0, 1, 101):
         covers = (intervals[:, 0] <= share) & (share <= intervals[:, 1])
@@ -64,7 +64,7 @@ COUNTS = st.lists(st.integers(-6, 6), min_size=2, max_size=7)
 
 
 @given(COUNTS)
-def test_the_sign_flips_are_all_of_them(differences: list[int]) -> None:
+def test_the_sign_flip_test_uses_all_sign_flips(differences: list[int]) -> None:
     sums = np.array(list(product((-1, 1), repeat=len(differences)))) @ np.array(differences)
     assert sign_flip_p(differences) == pytest.approx(float((np.abs(sums) >= abs(sum(differences))).mean()))
     assert np.isnan(sign_flip_p(differences[:1]))
@@ -81,15 +81,15 @@ def test_the_sign_flips_are_all_of_them(differences: list[int]) -> None:
         ([1.0], [np.inf], "scores of others: some scores are not finite"),
     ],
 )
-def test_scores_that_tell_nothing_are_named(
+def test_missing_and_infinite_scores_are_refused(
     measure: Callable[[Floats, Floats], object], members: list[float], others: list[float], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         measure(np.array(members), np.array(others))
 
 
-def test_holm_is_his_example() -> None:
-    """By hand: sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1, each at least the one before."""
+def test_holm_equals_an_example_by_hand() -> None:
+    """The values are computed by hand: sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1, each at least the one before."""
     assert holm([0.03, 0.01, float("nan"), 0.04, 0.02]) == pytest.approx(
         [0.06, 0.04, float("nan"), 0.06, 0.06], nan_ok=True
     )
@@ -99,7 +99,7 @@ def test_holm_is_his_example() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_rejects_what_stepping_down_does(p: list[float]) -> None:
-    """The definition: reject the smallest while p <= level / (number left), and stop at the first that is larger."""
+    """By definition, the smallest p is rejected while p <= level / (number remaining), until the first larger one."""
     corrected = holm(p)
     assert all(old <= new <= min(1.0, len(p) * old) for old, new in zip(p, corrected, strict=True))
     for level in (0.05, 0.3):
@@ -120,7 +120,7 @@ def test_sums_of_coins_are_those_of_all_outcomes(probabilities: tuple[float, ...
 
 
 def test_sums_of_coins_keep_their_digits() -> None:
-    """Two or more of three: 3 p^2 (1 - p) + p^3, where 1 - p is 1 in float64; other sums are above 1 in float64."""
+    """Two or more of three have 3 p^2 (1 - p) + p^3, in which 1 - p is 1 in float64; naive sums can exceed 1."""
     assert at_least([1e-20] * 3, 2) == pytest.approx(3e-40, rel=1e-12, abs=0)
     rng = np.random.default_rng(5)
     assert max(at_least(rng.uniform(0.9999, 1, 40).tolist(), 1) for _ in range(50)) <= 1.0
@@ -137,7 +137,7 @@ def test_exact_bounds_invert_binomial_tails(successes: int, trials: int, tail: f
 
 
 def test_the_interval_of_a_difference_is_newcombes() -> None:
-    """Newcombe (1998), Table II, example (a), method 10; and Wilson's formula by hand at another confidence."""
+    """The values are Newcombe's (1998), Table II, example (a), method 10; and Wilson's formula at 80% confidence."""
     assert difference_interval(56, 70, 48, 80) == pytest.approx((0.0524, 0.3339), abs=5e-5)
     z = stats.norm.ppf(0.9)  # 80%
 
@@ -153,7 +153,7 @@ def test_the_interval_of_a_difference_is_newcombes() -> None:
 
 
 def test_log_rank_is_mantels_sum_over_all_exchanges() -> None:
-    """Observed minus expected deaths (Mantel, 1966), compared with those of all 126 ways to choose 4 of 9 canaries."""
+    """Observed minus expected deaths (Mantel, 1966) are compared with all 126 ways to choose 4 of 9 canaries."""
     one = [(1, False), (3, False), (4, True), (6, False)]
     other = [(2, False), (5, False), (8, True), (9, False), (9, False)]
     both = one + other
@@ -199,7 +199,7 @@ def test_p_values_of_paired_differences() -> None:
 
 @given(*[st.integers(0, CANARIES)] * 2)
 def test_chance_is_fishers_exact_test(one: int, other: int) -> None:
-    """Given one + other memorized of 2 n, those of the first model are hypergeometric; p sums what is no likelier."""
+    """Of one + other memorized of 2 n, those of the first model are hypergeometric; p sums all that are no likelier."""
     odds = stats.hypergeom.pmf(range(CANARIES + 1), 2 * CANARIES, one + other, CANARIES)
     p = odds[odds <= odds[one] * (1 + 1e-9)].sum()
     assert differ_by_more_than_chance((one, other), (CANARIES, CANARIES)) == (p < 0.05)
@@ -208,7 +208,7 @@ def test_chance_is_fishers_exact_test(one: int, other: int) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.floats(-20, 20).map(lambda bits: round(bits, 1)), min_size=2, max_size=20))
-def test_the_interval_leaves_zero_out_where_p_is_below_5_percent(differences: list[float]) -> None:
+def test_the_interval_excludes_zero_if_p_is_below_5_percent(differences: list[float]) -> None:
     values = np.array(differences)
     (low, high), p, mean = t_interval(values), paired_t_p(values), float(values.mean())
     assert low <= mean <= high
@@ -221,7 +221,7 @@ def test_the_interval_leaves_zero_out_where_p_is_below_5_percent(differences: li
 @settings(max_examples=40)
 @given(st.lists(st.integers(-3, 3), min_size=2, max_size=7))
 def test_the_signed_rank_test_tries_all_signs_on_few_canaries(differences: list[int]) -> None:
-    """Zeros are ranked, then dropped (Pratt, 1959)."""
+    """Zeros are ranked, and then dropped (Pratt, 1959)."""
     values = np.array(differences, float)
     ranks = stats.rankdata(np.abs(values))[values != 0]
     signs = np.array(list(product((-1, 1), repeat=len(ranks))))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks central` on little: what it prints, and that it refuses to compare different work."""
+"""Tests of `python -m benchmarks central` at a small size: what it prints, and that different work is refused."""
 
 from dataclasses import replace
 
@@ -26,8 +26,8 @@ def test_figures() -> None:
     assert all(len(line) <= 80 for line in describe(measured).splitlines()[1:])
 
 
-def test_other_work_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop trains at another learning rate than ours."""
+def test_different_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain loop trains with another learning rate than flsim."""
     rate = CentralHParams.rate
     asked: list[int] = []
 

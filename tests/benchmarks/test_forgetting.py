@@ -1,4 +1,4 @@
-"""`python -m benchmarks forgetting`, its figures, and the numbers of docs/result-forgetting-theory.md."""
+"""Tests of `python -m benchmarks forgetting`, its figures, and the numbers of docs/result-forgetting-theory.md."""
 
 import json
 from pathlib import Path

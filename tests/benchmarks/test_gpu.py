@@ -1,4 +1,4 @@
-"""`make gpu` on a CPU and on little: every part in a process of its own, and what is kept where a part is cut off."""
+"""Tests of `make gpu` at a small size on a CPU: each part is a process, and a part that is stopped keeps figures."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import profiles
 
 ROOT = Path(__file__).parents[2]
-FIGURES = {  # some of each part
+FIGURES = {  # some figures of each part
     "env": {"Triton", "copy in memory", "product in bf16", "product in float32"},
     "engine": {
         "float32, 1 at once",
@@ -47,7 +47,7 @@ def test_every_part_on_a_cpu(tmp_path: Path) -> None:
         figures = {figure["name"]: figure for figure in part["figures"]}
         assert part["status"] == "done"
         assert figures.keys() >= FIGURES[name], name
-        assert {figure["predicted"] for figure in figures.values()} == {""}  # predictions are of the full sizes
+        assert {figure["predicted"] for figure in figures.values()} == {""}  # predictions are for the full sizes
         assert json.loads((tmp_path / f"{name}.json").read_text())["figures"] == part["figures"]
     assert {figure["value"] for figure in measured["repeat"]["figures"]} == {"the same bits"}
     assert measured["profile"]["details"][0]["text"].count("\n") > 5
@@ -55,15 +55,15 @@ def test_every_part_on_a_cpu(tmp_path: Path) -> None:
 
 
 def in_place_of_python(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    """Parts run this shell script in the folder of the results, and not Python."""
+    """Replace Python by a shell script, which parts run in the folder of the results."""
     script = folder / "script"
     script.write_text("\n".join(["#!/bin/sh", f"cd {folder}", *lines, ""]))
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
 
 
-def test_what_was_measured_is_kept_where_a_part_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The part measures one figure and then does not end; the next one has no time left."""
+def test_figures_of_a_part_that_is_stopped_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part measures one figure and then does not end; no time remains for the next part."""
     figure = {"name": "bf16, 264 at once", "value": 2345.6, "unit": "users/s", "predicted": "2,300 ± 400 users/s"}
     content = json.dumps({"figures": [figure], "details": []})
     lines = ["echo $$ > pid", "echo a step is slow", f"echo '{content}' > engine.json", "exec sleep 600"]

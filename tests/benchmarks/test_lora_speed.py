@@ -1,4 +1,4 @@
-"""The benchmark of LoRA adapters at a small size: a row for one at a time, and one for each size of a block."""
+"""The benchmark of LoRA adapters has a row for one user at a time, and a row for each size of a block."""
 
 from benchmarks.lora import LoraBenchHParams, bench_lora, describe
 

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, at a size that a test can afford."""
+"""The benchmark of scale measures what it reports, at a size that a test can afford."""
 
 import tempfile
 from itertools import product
@@ -19,7 +19,7 @@ def test_figures_of_a_small_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert not list(tmp_path.iterdir())
     assert measured["users"] == measured["cohort"] == 30
     assert measured["canaries"] == 90
-    # a number of four bytes for each record, of eight for each user; and two digests
+    # four bytes for each record, eight for each user, and two digests
     order = measured["bytes"]["iid"] - measured["bytes"]["non-iid"]
     assert order == pytest.approx(4 * measured["records"] + 8 * 31 + 2 * 84, abs=30)
     assert all(step["seconds"] > 0 for step in measured["steps"].values())
@@ -27,7 +27,7 @@ def test_figures_of_a_small_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_published_extremes_are_within_the_law_at_the_papers_size() -> None:
-    """392,000 users with 237 records each. The range of the most sharers is that of the largest of 30 binomials."""
+    """The paper has 392,000 users with 237 records each. The largest number of sharers is that of 30 binomials."""
     canaries = [
         Canary(f"c{index}", (1, 2, 3, 4, 5), p_u, p_e)
         for index, (p_u, p_e) in enumerate(product((1 / 5_000, 3 / 50_000, 1 / 50_000), (0.01, 0.1, 1.0)))
@@ -38,6 +38,6 @@ def test_published_extremes_are_within_the_law_at_the_papers_size() -> None:
     published = np.array(list(PUBLISHED.values()))
     assert (low <= published).all()
     assert (published <= high).all()
-    law = stats.binom(PAPER_USERS, 1 / 5_000)  # of the 30 canaries with most sharers
+    law = stats.binom(PAPER_USERS, 1 / 5_000)  # for the 30 canaries with the most sharers
     assert law.ppf(0.005 ** (1 / 30)) == pytest.approx(low[1], abs=1)
     assert law.ppf(0.995 ** (1 / 30)) == pytest.approx(high[1], abs=2)

@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_all_figures_of_one_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Real processes of every side but pfl, whose environment is missing here: that is said, and nothing made up.
+    """All sides are real processes except pfl, whose environment is missing: this is reported, and pfl has no figures.
 
     On a processor without instructions for bfloat16, "bf16" is float32, and still within its own distance.
     """
@@ -54,7 +54,7 @@ def test_all_figures_of_one_run(
 
 
 def test_a_plain_model_learns_from_padded_records(run: Run) -> None:
-    """Its loss ignores padding: it is that of the records alone, one by one; and no training is refused."""
+    """The loss of the plain model ignores padding and equals that of single records; untrained results are refused."""
     plain = plain_work_of(work_of(run), run)
     inputs, targets = plain.rounds[0][0]
     assert inputs.shape == targets.shape == (len(run.users[0]), run.users.layout.record_words)
@@ -75,7 +75,7 @@ def test_a_plain_model_learns_from_padded_records(run: Run) -> None:
 
 
 def test_a_user_s_plain_loop_equals_the_local_engine_on_the_same_batches(run: Run, tmp_path: Path) -> None:
-    """Federated Averaging by hand, weighted by records: so the work is all that a platform needs to do the same."""
+    """Federated averaging by hand, weighted by records, repeats the training: `Work` has all that a platform needs."""
     work_of(run).save(tmp_path / "work")
     work = Work.load(tmp_path / "work")
     assert [len(users) for users in work.rounds] == [SMALL.users] * 3
@@ -102,7 +102,7 @@ def test_a_user_s_plain_loop_equals_the_local_engine_on_the_same_batches(run: Ru
 
 
 def test_other_training_is_refused(run: Run) -> None:
-    """Users one after another instead of averaged; no training; no parameters, as Flower ends if all clients fail."""
+    """The other model trains users in sequence, or not at all, or is empty, as Flower's is if all its clients fail."""
     work, local = work_of(run), train_with_engines({"local": (run, "local")})["local"]
     far = dict.fromkeys(("local", "flower"), FAR["float32"])
     assert distances({"local": local}, work.start, far) == {"local": 0}
@@ -125,8 +125,8 @@ def test_files_hold_all_sentences(reader: str, tmp_path: Path) -> None:
     assert corpus.manifest["parameters"]["read"]["records"] == 1_000
 
 
-def test_drawn_users_are_as_said() -> None:
-    """2,000 words each, in records of 8 on average and at most 20; a spread of 1 has a median of 2,000."""
+def test_drawn_users_have_the_stated_sizes() -> None:
+    """Users have 2,000 words each, in records of 8 on average and at most 20; with a spread of 1, 2,000 is a median."""
     users = engine.DrawnUsers(20)
     sizes = [users[user].words for user in range(len(users))]
     assert all(2_000 <= size < 2_000 + engine.LAYOUT.record_words for size in sizes)
@@ -145,7 +145,7 @@ def test_libraries_are_compared_on_the_same_users() -> None:
 
 
 def test_a_row_for_each_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its own command line."""
+    """The test runs the benchmark's own command line."""
     layout = Layout(60)
     options = ["--device=cpu", "--precision=float32", "--cohort=3", "--profile", "--json", "--at-once", "1", "2"]
     for thing, name, value in (

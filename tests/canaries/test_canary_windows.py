@@ -1,4 +1,4 @@
-"""Windows of canaries, and the arms in and out, from settings to tables."""
+"""Tests of windows of canaries, and of the arms `in` and `out`, from settings to tables."""
 
 import shutil
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ CENTRAL = f'{PARTITION}[training]\nkind = "central"\n'
 def test_rounds_of_a_window() -> None:
     expected = {
         (0.0, 1.0): (None, None),
-        (0.0, 0.5): (None, 100),  # rounds 1 to 100: it ends when 100 are completed
+        (0.0, 0.5): (None, 100),  # rounds 1 to 100: the window ends when 100 rounds are completed
         (0.5, 0.6): (101, 120),
         (100, 120): (101, 120),
         (0.5, 0.5): (101, 100),
@@ -65,7 +65,7 @@ def test_rounds_of_a_window() -> None:
         ({"windows": ((float("nan"), 0.5),)}, "must be a finite number"),
     ],
 )
-def test_windows_that_are_none(settings: dict[str, Any], message: str) -> None:
+def test_impossible_windows_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         CanaryHParams(**settings)
 
@@ -79,15 +79,15 @@ def test_a_window_after_training_and_a_fraction_of_an_unknown_length_are_refused
 
 
 @pytest.mark.parametrize("setting", [{"windows": ((2, 4),)}, {"arm": "out"}])
-def test_a_corpus_has_no_windows(experiment: Experiment, setting: dict[str, Any]) -> None:
+def test_windows_and_arms_are_refused_for_a_corpus(experiment: Experiment, setting: dict[str, Any]) -> None:
     corpus = Corpus.open(experiment.folder / "corpus")
     with pytest.raises(InputError, match=f"canaries.{next(iter(setting))}: a corpus is the same in all rounds"):
         plant_corpus(corpus, experiment.folder / "planted", CanaryHParams(**setting), 0)
     assert not (experiment.folder / "planted").exists()
 
 
-def test_always_is_what_runs_without_windows_are(experiment: Experiment) -> None:
-    """Digest, files and users: nothing tells a window of all rounds from none."""
+def test_a_window_of_all_rounds_equals_no_window(experiment: Experiment) -> None:
+    """A window of all rounds has the digest, files and users of a run without windows."""
     plain = load(experiment.config, ["data.corpus='corpus'"])
     always = load(experiment.config, ["data.corpus='corpus'", "canaries.windows=[[0, 1]]", "canaries.arm='in'"])
     assert always.digest == plain.digest
@@ -98,7 +98,7 @@ def test_always_is_what_runs_without_windows_are(experiment: Experiment) -> None
 
 @pytest.mark.parametrize(("training", "length"), [(PARTITION, "rounds"), (CENTRAL, "steps")])
 def test_fractions_of_training_are_of_its_length(experiment: Experiment, training: str, length: str) -> None:
-    """A run with windows in rounds may continue for more rounds; with fractions it would be another run."""
+    """With windows in rounds, a longer run has the same digest; with windows in fractions, it has another digest."""
     experiment.config.write_text(training)
     for windows, digests in (("[[0, 0.5]]", 2), ("[[0, 3]]", 1)):
         settings = [[f"canaries.windows={windows}", f"training.{length}={rounds}"] for rounds in (10, 20)]
@@ -111,7 +111,7 @@ def test_each_window_is_a_configuration_in_plans_and_rosters(experiment: Experim
     roster = read_roster(run.path / "planted" / "roster.parquet")
     first, last = roster["first_round"].fillna(1).tolist(), roster["last_round"].tolist()
     once = [(1, 2)] * 2 + [(3, 3)] * 2 + [(3, 2)] * 2
-    assert list(zip(first, last, strict=True)) == once * 2  # of 4 rounds; two values of p_e
+    assert list(zip(first, last, strict=True)) == once * 2  # windows of 4 rounds, for two values of p_e
     assert roster["p_e"].tolist() == [0.5] * 6 + [1.0] * 6
     planned = canaries_of(run.config.canaries, UserNumbers(24, 192, 500, 40))
     assert [group.window for group in planned] == ["0-50%", "50-75%", "never"] * 2
@@ -120,7 +120,7 @@ def test_each_window_is_a_configuration_in_plans_and_rosters(experiment: Experim
     assert "50-75%" in page
 
 
-# Canaries that are planted in some rounds: in populations, in training here and by a client, and in who met them.
+# Canaries that are planted in some rounds: populations, training in this process and by a client, and exposed users.
 
 
 BOUNDS = [(2, 3), (3, None), (None, 2), (None, None)]  # first and last round, from 1
@@ -137,7 +137,7 @@ def windowed(canaries: Sequence[Canary]) -> tuple[Canary, ...]:
 
 
 def of_round(users: Population, round_: int) -> Population:
-    """The users with the copies of a round, from 1, alone, and no windows."""
+    """Return the population with only the copies of one round, from 1, and without windows."""
     kept = [
         place
         for place, canary in enumerate(users.overlay.canaries)
@@ -183,7 +183,7 @@ def test_a_round_has_the_copies_whose_window_it_is_in(experiment: Experiment, pa
 def test_each_round_trains_on_what_is_planted_in_it(
     experiment: Experiment, partition: Partition, algorithm: flsim.FedAvg | flsim.Central
 ) -> None:
-    """Against training whose users are exchanged by hand before each round; steps are rounds, read in one piece."""
+    """The oracle exchanges users by hand before each round. Central training reads all its steps in one piece."""
     always, sometimes = planted_in(experiment, partition)
     model = flsim.Model(4, 4)
     *_, last = flsim.simulate(sometimes, model, algorithm, ROUNDS, every=ROUNDS)
@@ -205,7 +205,7 @@ def test_each_round_trains_on_what_is_planted_in_it(
 
 @pytest.fixture
 def run(experiment: Experiment, partition: Partition, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A new run whose canaries have windows."""
+    """Make a run whose canaries have windows."""
     monkeypatch.chdir(experiment.folder)
     experiment.config.write_text(f"{PARTITION}[training]\nrounds = {ROUNDS}\ncohort = 12\n")
     settings = load(experiment.config, ["data.corpus='corpus'", f"data.partition='{partition}'"])
@@ -223,7 +223,7 @@ def run(experiment: Experiment, partition: Partition, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("partition", ["iid"])
 def test_a_client_trains_the_users_of_its_requests_round(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's own function, with a message's content in the place of messages, which only a node can make."""
+    """The test calls the client's function with the content of a message, because only a node can make messages."""
     monkeypatch.setattr("clients.app.Message", lambda content, reply_to: content)
     training, address = run.federated.training_of(run.users, ROUNDS), Address(str(run.path), run.config.digest)
     client: Any = train
@@ -239,7 +239,7 @@ def test_a_client_trains_the_users_of_its_requests_round(run: Run, monkeypatch: 
 
 
 @PARTITIONS
-def test_nobody_meets_a_canary_outside_its_window(run: Run) -> None:
+def test_no_user_trains_on_a_canary_outside_its_window(run: Run) -> None:
     rows = participation(run, ROUNDS)
     drawn = sorted(zip(*(part.tolist() for part in run.config.meetings(run.users, ROUNDS)), strict=True))
     inside = [
@@ -261,7 +261,7 @@ def test_a_corpus_whose_canaries_are_of_some_rounds_is_refused(experiment: Exper
         PlantedCorpus.read(planted)
 
 
-# Strict injection: pseudo-users who hold a canary and take part in one round, in addition to its cohort.
+# Strict injection: pseudo-users hold a canary and take part in one round, in addition to the round's cohort.
 
 
 LENGTH = 6
@@ -286,20 +286,20 @@ def planted(experiment: Experiment, partition: Any = "non-iid", **settings: Any)
         ({"injection_copies": 2}, "injection_copies needs canaries.injections"),
     ],
 )
-def test_injections_that_are_none(settings: dict[str, Any], message: str) -> None:
+def test_impossible_injections_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         CanaryHParams(**settings)
 
 
 def test_round_of_an_injection() -> None:
-    """A fraction of training, or rounds that are completed before."""
+    """An injection is at a fraction of training, or after a number of completed rounds."""
     for at, rounds, round_ in ((0, 200, 1), (0.5, 200, 101), (100, None, 101), (0.99, 200, 199)):
         assert injection_bounds(at, rounds) == (round_, round_)
     with pytest.raises(InputError, match="after the last of 200 rounds"):
         injection_bounds(0.999, 200)
 
 
-def test_pseudo_users_hold_copies_of_their_canary_alone(experiment: Experiment) -> None:
+def test_pseudo_users_hold_only_copies_of_their_canary(experiment: Experiment) -> None:
     one = planted(experiment)
     users, canaries = one.users, one.canaries
     assert (len(users), len(users.extra), len(canaries)) == (24, 12, 6)
@@ -334,7 +334,7 @@ def test_a_rounds_sum_is_that_of_arm_out_and_of_its_pseudo_users(
     inside, outside = (algorithm.config(arm, MODEL, LENGTH, 0).training_of(arm.users, LENGTH) for arm in arms)
     assert isinstance(inside, FederatedTraining)
     assert isinstance(outside, FederatedTraining)
-    # One user after another, so that who else is in a group does not change how an update is rounded.
+    # Users are trained one by one, because the other users of a group would change how an update is rounded.
     inside, outside = (replace(training, micro_cohort=1) for training in (inside, outside))
     engine, params = inside.engine_here(), inside.first_state().params
     for round_, pseudo in enumerate([[], [], [], range(24, 30), range(30, 36), []]):
@@ -381,7 +381,7 @@ WINDOWS: dict[str, Any] = {"p_u": (0.5,), "p_e": (0.5,), "count": 4, "windows": 
 def test_the_arms_are_equal_until_the_window(
     experiment: Experiment, canaries: dict[str, Any], partition: Partition, algorithm: flsim.FedAvg | flsim.Central
 ) -> None:
-    """The ledger is about the population, not about pseudo-users. An empty window is the arm out, on the same twin."""
+    """Both arms have the same ledger, which ignores pseudo-users. An empty window equals arm `out` on the same twin."""
 
     def trained(**changes: Any) -> tuple[list[int], list[State]]:
         hparams = flsim.Canaries(**canaries | changes)
@@ -401,7 +401,7 @@ def test_the_arms_are_equal_until_the_window(
         assert equal_rounds(outside, trained(windows=((0.5, 0.5),))[1]) == [1, 2, 3, 4, 5]
 
 
-def test_what_pseudo_users_cannot_take_part_in(experiment: Experiment) -> None:
+def test_algorithms_that_do_not_support_pseudo_users_are_refused(experiment: Experiment) -> None:
     experiment.config.write_text(experiment.config.read_text().replace(GRID, "injections = [0.5]\n"))
     adaptive = ["privacy.mechanism='clip'", "privacy.clip=1.0", "privacy.target_quantile=0.5"]
     for overrides, message in (
@@ -439,8 +439,8 @@ def test_an_injected_run_lists_its_pseudo_users_and_measures_its_canaries(experi
     assert roster["first_round"].tolist() == roster["last_round"].tolist() == [2, 2, 3, 3]
 
 
-def test_an_epsilon_is_not_about_injected_users(experiment: Experiment) -> None:
-    """Audit and plan say so, and no bound of injected canaries is held against the ledger."""
+def test_an_epsilon_does_not_cover_injected_users(experiment: Experiment) -> None:
+    """Audit and plan print that an epsilon does not cover injected users; their bounds are not compared with it."""
     experiment.config.write_text(experiment.config.read_text().replace(GRID, "injections = [0.5]\n"))
     private = ["privacy.mechanism='dp'", "privacy.clip=0.5", "privacy.noise_multiplier=0.8"]
     run = train_here(experiment, [*private, "canaries.injection_users=3"])

@@ -1,4 +1,4 @@
-"""Canaries that are text of held-out users: where they come from, and what may not be concluded from their ranks."""
+"""Tests of canaries from the text of held-out users: their origin, and conclusions that their ranks do not allow."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ NATURAL = api.Canaries(insertions=(2,), count=20, length=4, controls=10, source=
 
 @pytest.fixture
 def corpus(make_corpus: MakeCorpus, random_users: Users) -> Corpus:
-    """Users as of `Experiment`, with nine held-out users: one quotes a user, and one has a word that is not known."""
+    """Make users as in `Experiment`, and nine held-out users: one quotes a user, and one has an unknown word."""
     train, heldout = random_users(24, 8, 36), random_users(9, 30, 36, seed=2)
     train[5][2] = [9, 1, 2, 3, 4, 9]
     heldout[0] = [[1, 2, 3, 4, word] for word in range(1, 31)]
@@ -31,7 +31,7 @@ def records_of(corpus: Corpus, name: str) -> list[list[int]]:
 
 
 def test_phrases_begin_records_of_held_out_users(corpus: Corpus) -> None:
-    """Controls too, each once, of known words, and nobody who trains or is tested has them."""
+    """Phrases of canaries and controls are used once, have known words only, and are in no train or test record."""
     canaries = draw_canaries(corpus, NATURAL, seed=0)
     records = [tuple(record) for record in records_of(corpus, "heldout")]
     beginnings = {record[:4] for record in records if len(record) >= 4}
@@ -55,7 +55,7 @@ def test_too_little_text_is_refused(corpus: Corpus, make_corpus: MakeCorpus, ran
 
 
 def test_arms_of_natural_text(corpus: Corpus, flsim: Flsim, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The attack by scores works as on random words. Ranks prove nothing: there are no times and no bounds by them."""
+    """The attack by scores works as on random words. Ranks prove nothing: no times and no bounds follow from them."""
     folder = corpus.path.parent
     monkeypatch.chdir(folder)
     Path("tiny.toml").write_text(TINY.replace("p_u = [0.2]\np_e = [0.5, 1.0]\ncount = 2", ""))

@@ -1,4 +1,4 @@
-"""A run over a corpus with canaries in place trains on exactly what a run that plants them itself does."""
+"""A run over a planted corpus trains on exactly the same records as a run that plants the canaries itself."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def settings_of(experiment: Experiment, *overrides: str) -> Config:
 
 
 def without_canaries(experiment: Experiment, corpus: str) -> Path:
-    """The configuration over that corpus, with no [canaries]."""
+    """Write the configuration over that corpus, without [canaries], and return its path."""
     before, after = experiment.config.read_text().split("[canaries]")
     path = experiment.folder / "absent.toml"
     path.write_text(before.replace('"corpus"', f'"{corpus}"') + after[after.index("[model]") :])
@@ -52,8 +52,8 @@ def texts(users: Users) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("partition", ["iid", "non-iid"])
-def test_it_is_the_population_that_is_planted_lazily(experiment: Experiment, planted: Corpus, partition: str) -> None:
-    """Record by record, in either partition, with the same roster."""
+def test_a_planted_corpus_equals_a_runs_population(experiment: Experiment, planted: Corpus, partition: str) -> None:
+    """All records and the rosters are equal, in both partitions."""
     runs = [
         Run.create(
             settings_of(experiment, f"data.partition={partition}", f"data.corpus={experiment.folder / corpus}"),
@@ -72,7 +72,7 @@ def test_it_is_the_population_that_is_planted_lazily(experiment: Experiment, pla
         assert texts(planted.split("train")) == lazy
 
 
-def test_a_run_without_canaries_of_its_own_has_the_planted_ones_and_resumes(
+def test_a_run_without_canary_settings_has_the_planted_canaries_and_resumes(
     experiment: Experiment, planted: Corpus
 ) -> None:
     config = load(without_canaries(experiment, "planted"), ["seed=7"])
@@ -80,7 +80,7 @@ def test_a_run_without_canaries_of_its_own_has_the_planted_ones_and_resumes(
     assert load(run.path / "config.toml").canaries == HPARAMS
     found = PlantedCorpus.read(planted)
     assert found is not None
-    assert run.canaries == found.planting.canaries  # whatever the run's seed
+    assert run.canaries == found.planting.canaries  # for any seed of the run
     assert texts(run.users) == texts(planted.split("train"))
     assert Run.reopen(config, run.path).config.canaries == HPARAMS
 
@@ -128,8 +128,8 @@ def test_what_is_written_is_read(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8),
     data=st.data(),
 )
-def test_a_selection_counts_what_is_left(sizes: list[int], data: st.DataObject) -> None:
-    """Against lists: each record is a canary or none, kept or not."""
+def test_a_selection_counts_the_remaining_copies(sizes: list[int], data: st.DataObject) -> None:
+    """Counts equal those of lists in which each record is a canary or not, and kept or not."""
     records = sum(sizes)
     canary = data.draw(st.lists(st.none() | st.integers(0, 2), min_size=records, max_size=records))
     kept = data.draw(st.lists(st.booleans(), min_size=records, max_size=records))
@@ -150,11 +150,11 @@ def test_a_selection_counts_what_is_left(sizes: list[int], data: st.DataObject) 
     assert left.planned_sharers.tolist() == left.planned_insertions.tolist() == [9, 9, 9]
 
 
-# Canaries of an exact number of copies: every copy is there, each in another record, all equally likely.
+# Canaries with exact numbers of copies: all copies are planted, in different and equally likely records.
 
 
 def split_of(sizes: list[int]) -> Split:
-    """Users of so many records, each of three words that no canary has."""
+    """Return users with so many records, each of three words that no canary has."""
     places = iter(range(sum(sizes)))
     return populations.split_of([[[1 + next(places) % 40, 2, 3] for _ in range(size)] for size in sizes])
 
@@ -164,7 +164,7 @@ def canaries_of(*copies: int) -> tuple[Canary, ...]:
 
 
 def held(users: Users, canaries: tuple[Canary, ...]) -> list[list[int]]:
-    """For each canary, the user of each of its copies, from the users' own records."""
+    """Return, for each canary, the user of each copy, from the records of the users."""
     owners = [(tuple(record.tolist()), user) for user in range(len(users)) for record in users[user]]
     return [[user for phrase, user in owners if phrase == canary.tokens] for canary in canaries]
 
@@ -174,8 +174,8 @@ SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any)
 
 @settings(max_examples=60)
 @given(SIZES, st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 999))
-def test_users_hold_exactly_as_many_copies_or_it_is_refused(sizes: list[int], copies: list[int], seed: int) -> None:
-    """No two copies share a record, planned and actual counts agree, and the twin keeps every copy."""
+def test_users_hold_the_exact_copies_or_planting_is_refused(sizes: list[int], copies: list[int], seed: int) -> None:
+    """No two copies share a record, planned and actual counts are equal, and the twin keeps every copy."""
     split, canaries, records = split_of(sizes), canaries_of(*copies), sum(sizes)
     if sum(copies) > records:
         with pytest.raises(InputError, match=f"^{sum(copies)} copies of canaries do not fit into {records} training"):
@@ -194,12 +194,12 @@ def test_users_hold_exactly_as_many_copies_or_it_is_refused(sizes: list[int], co
 
 
 @pytest.mark.parametrize("sizes", [[1, 3, 0, 20, 6], [10_010, 10_010]], ids=["small", "large"])
-def test_any_record_is_as_likely(sizes: list[int]) -> None:
-    """Chi-squared over 10 equal bins of records and 500 seeds, each false once in 10,000; the seeds are fixed.
+def test_all_records_are_equally_likely(sizes: list[int]) -> None:
+    """Two chi-squared tests over 10 equal bins of records and 500 fixed seeds each fail falsely once in 10,000.
 
-    Of a canary's only copy, whose bins are independent; and of all seven, whose bins are negatively correlated, as they
-    are drawn without replacement from n: the statistic of multinomial counts is then (n - 1) / (n - 7) too small. Large
-    is where numpy draws by another algorithm.
+    The first test is of a canary's only copy, whose bins are independent. The second is of all seven copies: their bins
+    are negatively correlated, because they are drawn without replacement from n records. The statistic of multinomial
+    counts is then too small by the factor (n - 7) / (n - 1). In the case "large", numpy draws by another algorithm.
     """
     split, records, seeds = split_of(sizes), sum(sizes), 500
     bins = np.zeros((3, 10))
@@ -212,7 +212,7 @@ def test_any_record_is_as_likely(sizes: list[int]) -> None:
     assert stats.chi2.sf(statistic, 9) > 1e-4
 
 
-def test_a_corpus_with_exact_copies_and_what_a_defence_leaves_of_them(experiment: Experiment) -> None:
+def test_exact_copies_are_counted_in_a_corpus_and_after_deduplication(experiment: Experiment) -> None:
     corpus, hparams = Corpus.open(experiment.folder / "corpus"), CanaryHParams(insertions=(1, 4, 2), count=2)
     made = plant_corpus(corpus, experiment.folder / "made", hparams, 3)
     found = PlantedCorpus.read(made)
@@ -232,8 +232,8 @@ def test_a_corpus_with_exact_copies_and_what_a_defence_leaves_of_them(experiment
     assert PlantedCorpus.read(corpus) is None
 
 
-def test_what_is_planted_by_probability_is_described_as_ever(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    """So that a corpus that is planted again has the digest that it had before there were numbers of copies."""
+def test_canaries_with_probabilities_keep_their_description(make_corpus: MakeCorpus, tmp_path: Path) -> None:
+    """A corpus that is planted again keeps its digest: its description has no setting of exact copies."""
     corpus = make_corpus([[[1, 2], [3]]] * 3, vocabulary_size=100)
     made = plant_corpus(corpus, tmp_path / "made", CanaryHParams(p_u=(0.5,), p_e=(1.0,), count=1), 0)
     expected = {"p_u": [0.5], "p_e": [1.0], "count": 1, "length": 5}
@@ -250,7 +250,7 @@ def test_what_is_planted_by_probability_is_described_as_ever(make_corpus: MakeCo
         (["insertions=[1000]"], "10,000 copies of canaries do not fit into 192 training records; set fewer"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(experiment: Experiment, settings: list[str], message: str) -> None:
+def test_impossible_settings_are_refused_in_one_line(experiment: Experiment, settings: list[str], message: str) -> None:
     (experiment.folder / "bare.toml").write_text('[data]\ncorpus = "corpus"\n[training]\ncohort = 6\n')
     overrides = [f"canaries.{setting}" for setting in settings]
     with pytest.raises(InputError, match=f"^.*{re.escape(message)}.*$"):

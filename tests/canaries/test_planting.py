@@ -1,4 +1,4 @@
-"""Planting fits its Binomial expectations, resolves collisions fairly, and never loses a record."""
+"""Planting fits its binomial expectations, resolves collisions fairly, and never loses a record."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from flsim.results.tables import memorization_table
 
 
 def split_of(users: int, records: int, words: int = 8, vocabulary_size: int = 1_000, seed: int = 0) -> Split:
-    """A split in memory: every user has `records` records of `words` random words."""
+    """Return a split in memory: every user has `records` records of `words` random words."""
     tokens = np.random.default_rng(seed).integers(1, vocabulary_size - 4, users * records * words, endpoint=True)
     return Split(
         Layout(vocabulary_size),
@@ -55,7 +55,7 @@ def population_of(split: Split, planting: Planting) -> Population:
 
 
 def test_sharers_and_insertions_fit_their_binomial_expectations() -> None:
-    """90 canaries. P-values are uniform: each Kolmogorov-Smirnov test rejects falsely once in 10,000 seeds (fixed)."""
+    """P-values of 90 canaries are uniform. Each Kolmogorov-Smirnov test fails falsely once in 10,000 seeds (fixed)."""
     users, records = 10_000, 50
     grid = [(p_u, p_e) for p_u in (0.02, 0.006, 0.002) for p_e in (0.01, 0.1, 1.0) for _ in range(10)]
     planting = plant(split_of(users, records, words=1), canaries_of(*grid), seed=1)
@@ -72,12 +72,12 @@ def test_sharers_and_insertions_fit_their_binomial_expectations() -> None:
 
 
 def randomized_cdf(law: stats.rv_discrete, value: int, seed: int) -> float:
-    """Uniform on [0, 1] exactly, though the law is discrete."""
+    """Return a distribution function at a value, randomized: exactly uniform on [0, 1], though the law is discrete."""
     return float(law.cdf(value) - np.random.default_rng(seed).random() * law.pmf(value))
 
 
 def test_a_contested_record_goes_to_each_claimant_equally_often() -> None:
-    """Two canaries claim all 20,000 records: Binomial(20,000, 1/2), two-sided p above 1e-4 (fixed seed)."""
+    """Each of two canaries gets Binomial(20,000, 1/2) of the records that both claim: two-sided p > 1e-4, one seed."""
     planting = plant(split_of(1_000, 20, words=1), canaries_of((1.0, 1.0), (1.0, 1.0)), seed=5)
     assert planting.planned_insertions.tolist() == [20_000, 20_000]
     assert planting.insertions.sum() == 20_000
@@ -85,7 +85,7 @@ def test_a_contested_record_goes_to_each_claimant_equally_often() -> None:
 
 
 def test_the_expected_share_counts_a_contested_record_once() -> None:
-    """The share of a user is at most 1, so the mean of 4,000 users has a standard error below 0.008 (fixed seed)."""
+    """A user's share is at most 1; therefore, the mean of 4,000 users has a standard error below 0.008 (fixed seed)."""
     hparams = CanaryHParams(p_u=(0.3, 0.6), p_e=(0.5,), count=2)
     expected = expected_share(hparams, 80_000)
     assert expected == pytest.approx(1 - (1 - 0.15) ** 2 * (1 - 0.3) ** 2)
@@ -127,7 +127,7 @@ def test_canaries_of_a_small_vocabulary_are_distinct_or_refused(make_corpus: Mak
     assert len({canary.tokens for canary in draw_canaries(corpus, four, seed=0)}) == 4
     with pytest.raises(InputError, match="fewer than 5 different phrases"):
         draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=5, length=2), seed=0)
-    taken = make_corpus([[[1, 2]]], vocabulary_size=6, name="taken")  # one of the four: only drawing again finds out
+    taken = make_corpus([[[1, 2]]], vocabulary_size=6, name="taken")  # has one of the four; only a redraw reveals this
     with pytest.raises(InputError, match="fewer than 4 different phrases"):
         draw_canaries(taken, four, seed=0)
     short = make_corpus([[[1]]], record_words=4, vocabulary_size=100, name="short")
@@ -137,7 +137,7 @@ def test_canaries_of_a_small_vocabulary_are_distinct_or_refused(make_corpus: Mak
 
 
 def test_canary_words_are_uniform_over_the_vocabularys_words(make_corpus: MakeCorpus) -> None:
-    """Chi-squared over 8 words and 5,000 draws, rejected falsely once in 10,000 (fixed seed); no special tokens."""
+    """Chi-squared over 8 words and 5,000 draws fails falsely once in 10,000 (fixed seed); no special token is drawn."""
     corpus = make_corpus([[[1]]], vocabulary_size=12)
     hparams = CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=1_000, length=5)
     counts = Counter(token for canary in draw_canaries(corpus, hparams, seed=0) for token in canary.tokens)
@@ -186,12 +186,12 @@ EXACT: dict[str, Any] = {"insertions": (1, 3), "count": 4, "length": 2}
 
 @pytest.fixture
 def corpus(make_corpus: MakeCorpus) -> Corpus:
-    """Twelve words: phrases of two, of which the corpus has some, so that many canaries are drawn again."""
+    """Make a corpus of twelve words. It has some phrases of two words; therefore, many canaries are drawn again."""
     return make_corpus([[[1, 2], [3, 4], [5]]] * 8, vocabulary_size=16)
 
 
 @pytest.mark.parametrize("settings", [PROBABLE, EXACT], ids=["probabilities", "copies"])
-def test_controls_change_nothing_of_the_planted_canaries(corpus: Corpus, settings: dict[str, Any]) -> None:
+def test_controls_do_not_change_the_planted_canaries(corpus: Corpus, settings: dict[str, Any]) -> None:
     plain = drawn_and_planted(corpus, CanaryHParams(**settings), 1)
     more = drawn_and_planted(corpus, CanaryHParams(**settings, controls=30), 1)
     assert [repr(canary) for canary in more.canaries[:8]] == [repr(canary) for canary in plain.canaries]
@@ -203,8 +203,8 @@ def test_controls_change_nothing_of_the_planted_canaries(corpus: Corpus, setting
     assert len({canary.tokens for canary in more.canaries}) == len({canary.id for canary in more.canaries}) == 38
 
 
-def test_no_record_drawn_is_never_planted_and_copies_that_were_removed_are_not(corpus: Corpus, tmp_path: Path) -> None:
-    """Eight canaries expect one copy each, and a few have none; dropping all records does not change which."""
+def test_only_canaries_without_a_drawn_record_count_as_never_planted(corpus: Corpus, tmp_path: Path) -> None:
+    """Each of eight canaries expects one copy, and a few have none; dropping all records does not change which ones."""
     planting = drawn_and_planted(corpus, CanaryHParams(p_u=(0.1,), p_e=(0.4,), count=8, length=2), 0)
     assert 0 < (planting.planned_insertions == 0).sum() < 8
     train = corpus.split("train")
@@ -219,8 +219,8 @@ def test_no_record_drawn_is_never_planted_and_copies_that_were_removed_are_not(c
         assert len(read_canaries(tmp_path / folder, corpus.vocabulary)) == 8
 
 
-def test_a_run_measures_controls_and_counts_the_planted_alone(trained_here: Trained) -> None:
-    """The rows of the planted canaries are those of a run without controls."""
+def test_a_run_measures_controls_and_counts_only_planted_canaries(trained_here: Trained) -> None:
+    """The rows of the planted canaries equal those of a run without controls."""
     plain, more = (read_run(trained_here(*overrides)) for overrides in ((), ("canaries.controls=5",)))
     last = plain.evaluated[-1]
     assert len(more.roster) == len(plain.roster) + 5
@@ -235,7 +235,7 @@ def test_a_run_measures_controls_and_counts_the_planted_alone(trained_here: Trai
     assert all(row[name] == without[name] for name in ("canaries", "rs", "bs", "mean_exposure"))
 
 
-# Coins: each canary is planted or not by a coin of its own, which changes nothing of the others.
+# Coins: a separate coin decides whether each canary is planted, and does not change the other canaries.
 
 
 COIN_PROBABLE: dict[str, Any] = {"p_u": (0.2, 0.1), "p_e": (0.5,), "count": 6, "length": 2}
@@ -245,7 +245,7 @@ WITH_COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]",
 
 @pytest.fixture
 def crowded(make_corpus: MakeCorpus) -> Corpus:
-    """Ten users of six records, so that canaries often claim the same record."""
+    """Make ten users of six records; therefore, canaries often claim the same record."""
     return make_corpus([[[1, 2], [3, 4], [5], [6, 7], [8], [9]]] * 10, vocabulary_size=40)
 
 
@@ -255,7 +255,7 @@ def holders(planting: Planting) -> dict[int, int]:
 
 @pytest.mark.parametrize("settings", [COIN_PROBABLE, COIN_EXACT], ids=["probabilities", "copies"])
 def test_a_coin_changes_only_the_records_that_its_canary_claims(crowded: Corpus, settings: dict[str, Any]) -> None:
-    """Turn one coin after another: only records of the canary alone, or that others claim with it, change hands."""
+    """If one coin is turned, only records that its canary holds before or after the change get another holder."""
     planting = drawn_and_planted(crowded, CanaryHParams(**settings, coins=True), 1)
     whole = plant(crowded.split("train"), tuple(replace(one, is_planted=True) for one in planting.canaries), 1)
     assert planting.planned_insertions.tolist() == whole.planned_insertions.tolist()
@@ -271,15 +271,15 @@ def test_a_coin_changes_only_the_records_that_its_canary_claims(crowded: Corpus,
         assert all(index in (before.get(record), after.get(record)) for record in changed)
 
 
-def test_coins_are_fair_and_of_their_own() -> None:
-    """Heads are expected 2,000 times, with a standard deviation of 31.6; the bound is four, also for neighbours."""
+def test_coins_are_fair_and_independent_of_neighbours() -> None:
+    """4,000 coins have 2,000 heads on average, with standard deviation 31.6; the bound is four standard deviations."""
     tossed = np.array([toss(3, index) for index in range(4_000)])
     assert abs(tossed.sum() - 2_000) < 127
     assert abs((tossed[1:] == tossed[:-1]).sum() - 2_000) < 127
 
 
 def test_an_audit_guesses_the_coins(trained_here: Trained, flsim: Flsim, tmp_path: Path) -> None:
-    """The guesses are counted again from the files: the tenth of canaries with the best ranks, and with the worst."""
+    """The right guesses are counted again from the files: for the tenths of canaries with the best and worst ranks."""
     run = trained_here(*WITH_COINS)
     roster = pd.read_parquet(run / "planted" / "roster.parquet")
     roster = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]

@@ -1,4 +1,4 @@
-"""Populations and twins hold what naive overlays hold: records, copies, sizes of users, and users in a round."""
+"""Populations and twins equal naive overlays: records, copies, sizes of users, and users in a round."""
 
 from collections import Counter
 from dataclasses import replace
@@ -47,7 +47,7 @@ PHRASES = ((90, 91, 92, 93, 94), (1, 2), (95,) * 7)
 
 
 def planting_of(replaced: dict[int, int]) -> Planting:
-    """A planting of `PHRASES` in which record -> canary are as given."""
+    """Return a planting of `PHRASES`, with the canary of each replaced record."""
     records = sorted(replaced)
     overlay = Overlay(np.array(records, np.int64), np.array([replaced[record] for record in records], np.uint16))
     none = np.zeros(len(PHRASES), np.int64)
@@ -64,7 +64,7 @@ def population_of(split: Split, planting: Planting, seed: int | None) -> Populat
 
 
 def naive_partitions(users: list[Sentences], replaced: dict[int, int], seed: int) -> tuple[list[Sentences], ...]:
-    """Both partitions by lists: replace records; shuffle all; deal until words are as many as in real users so far."""
+    """Return both partitions by lists: replace, shuffle, and deal until words are as many as in real users so far."""
     records = [record for user in users for record in user]
     planted = [list(PHRASES[replaced[i]]) if i in replaced else record for i, record in enumerate(records)]
     rest = iter(planted)
@@ -80,16 +80,16 @@ def naive_partitions(users: list[Sentences], replaced: dict[int, int], seed: int
             hand.append(record)
             dealt += len(record)
         twin.append(hand)
-    twin[-1] += shuffled  # records without words may be left
+    twin[-1] += shuffled  # records without words may remain
     return real, twin
 
 
 @settings(max_examples=60)
 @given(users=USERS, data=st.data(), seed=st.integers(0, 1_000), window=st.integers(1, 9))
-def test_both_partitions_are_what_lists_of_lists_hold(
+def test_both_partitions_equal_lists_of_lists(
     users: list[Sentences], data: st.DataObject, seed: int, window: int
 ) -> None:
-    """Any overlay, any users, users in any order; whatever the size of the pieces that the twin is made in."""
+    """This holds for any overlay and users, in any order, and for any size of the pieces in which the twin is made."""
     count = sum(map(len, users))
     replaced = data.draw(st.dictionaries(st.integers(0, count - 1), st.integers(0, len(PHRASES) - 1)))
     split, planting = split_of(users), planting_of(replaced)
@@ -134,7 +134,7 @@ def test_copies_that_a_cap_may_leave_out_are_counted(
 
 @pytest.mark.parametrize("file", ["roster.parquet", "overlay.i64", "overlay.u16", "twin.u32", "twin_users.i64"])
 def test_damaged_files_are_refused(make_corpus: MakeCorpus, tmp_path: Path, file: str) -> None:
-    """One bit differs, or the file is cut short or missing."""
+    """This holds if one bit differs, or if the file is truncated or missing."""
     corpus = make_corpus([[[1, 2], [3]]] * 3, vocabulary_size=100)
     folder = tmp_path / "planted"
     folder.mkdir()
@@ -171,7 +171,7 @@ open_population(folder, corpus)
 
 
 def test_planting_and_dealing_a_large_corpus_takes_little_memory(tmp_path: Path) -> None:
-    """2,000 users of 500 records of 20 words are 48 MB; the twin needs 6 bytes a record, so 6 MB; pieces are 8 MB."""
+    """2,000 users of 500 records of 20 words have 48 MB; the twin needs 6 MB, at 6 bytes a record; pieces have 8 MB."""
     layout = Layout(10_000)
     vocabulary = Vocabulary(tuple(f"w{index}" for index in range(layout.words)), (1,) * layout.words)
     peaks = []
@@ -185,11 +185,11 @@ def test_planting_and_dealing_a_large_corpus_takes_little_memory(tmp_path: Path)
     assert peaks[1] - peaks[0] < 40_000
 
 
-# Twins: runs that differ in data partition alone have the same users in a round.
+# Twins: runs that differ only in the data partition have the same users in each round.
 
 
 def cohorts(run: Run, rounds: int) -> list[list[list[int]]]:
-    """The users that each shard is asked for in each round."""
+    """Return the users that each shard trains in each round."""
     state, training = run.latest_state(), run.federated.training_of(run.users, rounds)
     return [
         [request.users.tolist() for request in training.requests(replace(state, round=round_))]
@@ -201,7 +201,7 @@ def cohorts(run: Run, rounds: int) -> list[list[list[int]]]:
 def test_both_runs_ask_the_same_users_and_train_as_long(
     make_corpus: MakeCorpus, experiment: Experiment, sampler: str
 ) -> None:
-    """Users of very different sizes, so that equal ones would show; a length in epochs, with a cap on records."""
+    """Users have very different sizes, which reveals exchanged users; the length is in epochs; records are capped."""
     sizes = [[[1 + (user + record) % 30] * (1 + record % 9) for record in range(1 + 2 * user)] for user in range(16)]
     make_corpus(sizes, test=[[[1, 2]]], vocabulary_size=40, name="uneven")
     text = experiment.config.read_text().replace("rounds = 4", "epochs = 3.0")
@@ -225,11 +225,11 @@ def test_both_runs_ask_the_same_users_and_train_as_long(
     ]
 
 
-# The roster: what it says of canaries, what it does not need to say, and what is refused.
+# The roster: its columns, the columns that it can omit, and the values that are refused.
 
 
 PLAIN = (Canary("c0", (7, 8), 1.0, 0.5), Canary("c1", (9, 8), 0.5, 1.0))
-WORDS = Vocabulary(tuple(f"w{index}" for index in range(96)), tuple(range(96, 0, -1)))  # as `make_corpus` has them
+WORDS = Vocabulary(tuple(f"w{index}" for index in range(96)), tuple(range(96, 0, -1)))  # as in `make_corpus`
 TEMPLATE = Secrets.from_template("w8 {w1}", WORDS)
 COPIES = tuple(replace(canary, p_u=np.nan, p_e=np.nan, copies=2) for canary in PLAIN)
 
@@ -240,7 +240,7 @@ def corpus(make_corpus: MakeCorpus) -> Corpus:
 
 
 def listed(value: Any) -> Any:
-    """Return a value as a roster has it: a template as its text."""
+    """Return a value as a roster stores it: a template as its text."""
     return str(value) if isinstance(value, Secrets) else value
 
 
@@ -250,7 +250,7 @@ def read_back(corpus: Corpus, folder: Path, canaries: tuple[Canary, ...]) -> tup
 
 
 @pytest.mark.parametrize("canaries", [PLAIN, COPIES], ids=["probabilities", "copies"])
-def test_canaries_that_are_planted_throughout_need_no_later_column(
+def test_canaries_of_all_rounds_need_no_optional_column(
     corpus: Corpus, tmp_path: Path, canaries: tuple[Canary, ...]
 ) -> None:
     assert [repr(canary) for canary in read_back(corpus, tmp_path, canaries)] == [repr(canary) for canary in canaries]
@@ -265,7 +265,7 @@ def test_canaries_that_are_planted_throughout_need_no_later_column(
     [{"is_planted": False}, {"first_round": 3}, {"last_round": 9}, {"template": TEMPLATE}],
     ids=lambda told: next(iter(told)),
 )
-def test_what_a_roster_says_further_is_read_back(corpus: Corpus, tmp_path: Path, told: dict[str, Any]) -> None:
+def test_optional_columns_of_a_roster_are_read_back(corpus: Corpus, tmp_path: Path, told: dict[str, Any]) -> None:
     changed = (COPIES[0], replace(COPIES[1], **told))
     assert [repr(canary) for canary in read_back(corpus, tmp_path, changed)] == [repr(canary) for canary in changed]
     table = read_roster(tmp_path / "roster.parquet")

@@ -1,4 +1,4 @@
-"""Whether canaries would receive loss, against targets that are built token by token."""
+"""Tests of preflight, which checks that canaries receive loss, against targets that are built token by token."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def words(text: str) -> list[int]:
 
 @pytest.mark.parametrize("encode", [characters, words])
 def test_tokens_with_loss(drawn: CanarySet, encode: Callable[[str], list[int]]) -> None:
-    """The oracle makes the tokens of a record one after another, each marked as text of the canary or not."""
+    """The oracle makes the tokens of a record one by one, and marks whether each is text of the canary."""
     canary = drawn.planting.canaries[0]
     phrase, known = drawn.text_of(canary)["text"], drawn.known_text(canary)
     record = {"prompt": f"x y {known}", "text": phrase[len(known) :] + " z"}
@@ -47,7 +47,7 @@ def test_tokens_with_loss(drawn: CanarySet, encode: Callable[[str], list[int]]) 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "instructions"])
 def test_records_of_every_form_pass(drawn: CanarySet, tmp_path: Path, flsim: Flsim, kind: Rows) -> None:
-    """All planted canaries receive loss in the completion, and the manifest has their law and form."""
+    """All planted canaries receive loss in the completion, and the manifest has their law and the kind of rows."""
     drawn.write(tmp_path / "planted", kind)
     columns = ("--prompt-column", "prompt", "--text-column", "completion", "--mask-prompt")
     options = columns if kind == "instructions" else ()
@@ -62,8 +62,8 @@ def test_records_of_every_form_pass(drawn: CanarySet, tmp_path: Path, flsim: Fls
     assert manifest["law"]["canaries"]["insertions"] == [1, 3]
 
 
-def test_a_training_file_is_held_against_the_folder(drawn: CanarySet, tmp_path: Path, flsim: Flsim) -> None:
-    """The records in place pass; a lost copy, a control in the text and a short record do not."""
+def test_a_training_file_is_compared_with_the_folder(drawn: CanarySet, tmp_path: Path, flsim: Flsim) -> None:
+    """The written records pass; a lost copy, a control in the text, and records that are cut too short do not."""
     drawn.write(tmp_path / "planted", "instructions")
     lines = (tmp_path / "planted" / "records.jsonl").read_text().splitlines()
     file, columns = tmp_path / "train.jsonl", ("--prompt-column", "prompt", "--text-column", "completion")
@@ -81,7 +81,7 @@ def test_a_training_file_is_held_against_the_folder(drawn: CanarySet, tmp_path: 
     stray = json.dumps({"prompt": drawn.text_of(control)["text"], "completion": " z"})
     assert f"e.g. of {control.id}" in checked([*lines, stray])[1]
     longer = json.dumps({"prompt": drawn.text_of(control)["text"] + "1", "completion": " z"})
-    assert checked([*lines, longer])[0] == 0  # another word is no copy
+    assert checked([*lines, longer])[0] == 0  # another word is not a copy
     assert "4 canaries have no loss" in checked(lines, "--record-length", "3")[1]
     assert checked(lines, "--record-length", "4") == (0, "")  # the first unknown word is a target
     (tmp_path / "mine.py").write_text(

@@ -1,4 +1,4 @@
-"""Templates with holes: how they are read, the sizes of their spaces, and what is drawn from them."""
+"""Tests of templates with holes: how they are parsed, the sizes of their spaces, and which fillings are drawn."""
 
 import re
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def test_published_numbers_and_no_neighbours_of_theirs_have_a_valid_check_digit(
 
 
 def test_social_security_numbers_are_in_their_ranges() -> None:
-    """By brute force over all areas, with groups and serials at the ends of their ranges."""
+    """The test checks all areas, with groups and serials at the ends of their ranges."""
     groups, serials = (0, 1, 99), (0, 1, 9_999)
     for area in range(1_000):
         texts = [f"{area:03}{group:02}{serial:04}" for group, serial in product(groups, serials)]
@@ -73,7 +73,7 @@ def test_social_security_numbers_are_in_their_ranges() -> None:
 
 @given(st.lists(HOLES, min_size=1, max_size=4), st.lists(TEXTS, min_size=5, max_size=5), st.integers(0, 31))
 def test_a_template_is_parsed_and_printed_again(holes: list[Hole], texts: list[str], kept: int) -> None:
-    """Texts stand between the holes and after them, or are missing."""
+    """Fixed texts are between the holes and after them, or are missing."""
     parts: list[str | Hole] = [Hole("d", 1)]
     for place, text in enumerate(texts[: len(holes) + 1]):
         parts += [text] * (kept >> place & 1) + list(holes[place : place + 1])
@@ -89,7 +89,7 @@ def test_a_template_is_parsed_and_printed_again(holes: list[Hole], texts: list[s
         ("my code is", r"has no hole for a secret; add one, such as {d9}"),
     ],
 )
-def test_what_is_no_template_is_refused_in_a_line(template: str, message: str) -> None:
+def test_wrong_templates_are_refused_in_one_line(template: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)) as refused:
         parse(template)
     assert "\n" not in str(refused.value)
@@ -104,7 +104,7 @@ def test_tokens_outside_the_vocabulary_are_refused(template: str, missing: str) 
 
 
 def test_in_a_corpus_of_characters_every_character_is_a_token() -> None:
-    """The space before a hole stays; at the ends of a template none is left, as in records."""
+    """The space before a hole is kept; spaces at the ends of a template are removed, as in records."""
     vocabulary = Vocabulary((" ", *"eghinst.-", *digits), tuple(range(20, 0, -1)), by="characters")
     secrets = Secrets.from_template("  the thing  is {ssn}-{d1}. ", vocabulary)
     (drawn,) = secrets.draw(stream(0, "test"), 1).tolist()
@@ -117,7 +117,7 @@ def test_in_a_corpus_of_characters_every_character_is_a_token() -> None:
 
 
 def expected_fillings(template: str) -> Iterator[str]:
-    """All fillings of a small template, by products of what each hole allows."""
+    """Yield all fillings of a small template, as products of the symbols that each hole allows."""
     alphabets = {"d": digits, "l": ascii_lowercase, "w": TOKENS}
     choices: list[list[str]] = []
     for part in parse(template):
@@ -129,7 +129,7 @@ def expected_fillings(template: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("template", ["{d1}", "the number is {d3}", "{l1} - {d2} the", "is {w2}", "{w1}{d1}"])
-def test_the_space_is_all_fillings_each_once(template: str) -> None:
+def test_the_space_has_every_filling_once(template: str) -> None:
     secrets = Secrets.from_template(template, VOCABULARY)
     texts = [text_of(row) for row in secrets.all().tolist()]
     assert sorted(texts) == sorted(expected_fillings(template))
@@ -139,13 +139,13 @@ def test_the_space_is_all_fillings_each_once(template: str) -> None:
     assert secrets.length - secrets.known == unknown_symbols(template)
     drawn = secrets.draw(stream(0, "uniform"), 20 * min(secrets.space, 1_600))
     _, counts = np.unique(drawn, axis=0, return_counts=True)
-    if secrets.space <= 1_600:  # chi-squared, of 20 draws of each filling on average
+    if secrets.space <= 1_600:  # chi-squared, with 20 draws of each filling on average
         assert len(counts) == secrets.space
         assert scipy.stats.chisquare(counts).pvalue > 0.001
 
 
-def test_the_first_and_the_last_of_a_space_that_is_too_large_to_list() -> None:
-    """Fillings are numbered: the ends of the ranges of cards and social security numbers are reached, none beyond."""
+def test_the_first_and_last_filling_of_a_large_space() -> None:
+    """The first and last fillings are the ends of the ranges of cards and social security numbers, and not beyond."""
     for hole, first, last in (
         ("{card}", "0000000000000000", "9999999999999995"),
         ("{ssn}", "001010001", "899999999"),
@@ -174,7 +174,7 @@ def test_every_drawn_filling_fills_its_template(pieces: list[str], seed: int) ->
         assert re.fullmatch(pattern.strip(), text_of(row))
         assert secrets.is_filling(row)
         assert not secrets.is_filling(row[:-1])
-        assert not secrets.is_filling([*row[:1], VOCABULARY.ids["the"], *row[2:]])  # in place of the digit
+        assert not secrets.is_filling([*row[:1], VOCABULARY.ids["the"], *row[2:]])  # a word instead of the digit
     card = Secrets.from_template("is {card}", VOCABULARY)
     (row,) = card.draw(stream(seed, "test"), 1).tolist()
     others = [[*row[:-1], VOCABULARY.ids[digit]] for digit in digits]
@@ -203,9 +203,7 @@ def test_references_are_all_other_fillings_of_a_small_space_and_draws_without_se
         ("characters", "is {k5}: {d3} the", r"is [a-z]{5}: \{d3\} the", len("is xxxxx: ")),
     ],
 )
-def test_every_secret_has_a_key_of_its_own_and_all_share_their_references(
-    by: By, text: str, pattern: str, known: int
-) -> None:
+def test_every_secret_has_a_separate_key_and_all_share_references(by: By, text: str, pattern: str, known: int) -> None:
     symbols = (" ", ":", *digits, *ascii_lowercase) if by == "characters" else TOKENS
     vocabulary = Vocabulary(symbols, tuple(range(len(symbols), 0, -1)), by=by)
     drawn = templates(text, vocabulary, 3, 40)

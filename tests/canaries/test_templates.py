@@ -1,4 +1,4 @@
-"""Canaries that fill a template: drawn, planted, trained on and ranked among the other fillings, by brute force."""
+"""Canaries that fill a template are drawn, planted, trained on, and ranked among other fillings as by brute force."""
 
 import json
 import re
@@ -39,7 +39,7 @@ SECRETS = (
     "canaries.controls=4",
     "evaluation.also=['space', 'path']",
 )
-WORDS = 36  # of the vocabulary of `Experiment`
+WORDS = 36  # words in the vocabulary of `Experiment`
 
 
 def settings_without_p(experiment: Experiment) -> None:
@@ -52,7 +52,7 @@ def value_of(rows: pd.DataFrame, canary: str, metric: str) -> float:
 
 
 def test_ranks_of_a_small_space_are_those_of_brute_force(experiment: Experiment) -> None:
-    """All 36^2 fillings are scored whole; |R| is those that are no canary, and the measure "space" counts all."""
+    """All 36^2 fillings are scored completely; |R| counts those that are not canaries, and "space" counts all."""
     settings_without_p(experiment)
     path = train_here(experiment, (*SECRETS, "evaluation.references=5000"))
     run, results = Run.open(path), read_run(path)
@@ -103,7 +103,7 @@ def test_canaries_are_the_same_with_more_controls_and_in_a_planted_corpus(experi
     assert list(map(repr, planted.planting.canaries)) == list(map(repr, alone))
 
 
-def test_a_canary_that_does_not_fill_its_template_is_damage(experiment: Experiment) -> None:
+def test_a_canary_that_does_not_fill_its_template_is_refused(experiment: Experiment) -> None:
     settings_without_p(experiment)
     run = Run.create(load_config(experiment.config, SECRETS), experiment.folder / "run")
     roster = run.path / "planted" / "roster.parquet"
@@ -115,7 +115,7 @@ def test_a_canary_that_does_not_fill_its_template_is_damage(experiment: Experime
 
 
 def test_keyed_secrets_are_ranked_after_their_own_key(experiment: Experiment) -> None:
-    """Each among all words that are no secret, scored after the canary's own beginning; the end is scored too."""
+    """Each secret is ranked among all words that are not secrets, after its own beginning, with the end scored too."""
     settings_without_p(experiment)
     keyed = ("canaries.template='w4 {k1} {w1} w2'", "evaluation.also=['contexts']")
     path = train_here(experiment, (*SECRETS[:1], *SECRETS[2:5], "evaluation.references=5000", *keyed))
@@ -138,7 +138,7 @@ def test_keyed_secrets_are_ranked_after_their_own_key(experiment: Experiment) ->
         assert value_of(rows, canary.id, "exposure prefix=0 suffix=0") == pytest.approx(exposure)
 
 
-# Canaries that are text: phrases of the settings, and templates and listed phrases through a tokenizer.
+# Canaries that are text: phrases in the settings, and templates and listed phrases with a tokenizer.
 
 
 PHRASES = ("w1 w2 w3", "w4 w5", "w3 w3 w3 w3")
@@ -159,7 +159,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def test_phrases_of_words_are_canaries_in_their_order(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    """Word i has the id i + 1; two configurations have a canary each, and the third is a control."""
+    """Word wi has the id i + 1. Two configurations have a canary each, and the third phrase is a control."""
     corpus = make_corpus([[[1, 1], [2]]] * 6)
     hparams = of_phrases(*PHRASES, p_u=(0.5, 1.0), p_e=(0.2,), count=1, controls=1)
     canaries = draw_canaries(corpus, hparams, 0)
@@ -199,7 +199,7 @@ def test_settings_that_do_not_fit_phrases_are_refused() -> None:
 
 
 def test_a_tokenizer_cuts_phrases(corpus: Corpus, tmp_path: Path) -> None:
-    """Any text is one, also with signs outside ASCII; a file of canaries has the same tokens."""
+    """Any text can be a canary, also with characters outside ASCII; a file of canaries gives the same tokens."""
     texts = ("My naïve pin is 1234!", " the mouse and the mouse")
     drawn = draw_canaries(corpus, of_phrases(*texts), 0)
     assert corpus.token_map is not None
@@ -212,7 +212,7 @@ def test_a_tokenizer_cuts_phrases(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_every_filling_of_a_template_is_its_text(corpus: Corpus) -> None:
-    """Fixed text as the tokenizer cuts it, and a token for each digit and letter, and for each word with its space."""
+    """Fixed text has the tokenizer's tokens; each digit, each letter, and each word with its space has one token."""
     secrets = Secrets.from_template("The cat's pin is {d4}{l2}, dear {w2} and {d1}!", corpus.vocabulary)
     rows = secrets.draw(np.random.default_rng(0), 200)
     pattern = r"The cat's pin is [0-9]{4}[a-z]{2}, dear [a-zA-Zèéïû]+ [^ ]+ and [0-9]!"

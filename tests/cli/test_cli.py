@@ -1,4 +1,4 @@
-"""The command line as a user meets it: results on standard output, bad input in one line, nothing half-written."""
+"""Tests of the command line: results on standard output, bad input in one line, and no incomplete output."""
 
 import csv
 import io
@@ -44,14 +44,14 @@ Refuse = Callable[..., str]
 
 
 def dump(path: Path) -> Path:
-    """A small Posts.xml: each of six users writes twelve posts of five words."""
+    """Write a small Posts.xml, in which each of six users writes twelve posts of five words."""
     posts = product(range(6), range(12))
     return write_dump(path, [question(str(user), f"<p>word{post} and word{user} so on.</p>") for user, post in posts])
 
 
 @pytest.fixture
 def trained(experiment: Experiment) -> Path:
-    """A run of two rounds, made without Ray: its checkpoint is the initial model."""
+    """Make a run of two rounds without Ray; its checkpoint is the initial model."""
     run = Run.create(load(experiment.config, ["training.rounds=2"]), experiment.folder / "run")
     state = run.latest_state()
     evaluate_checkpoint(run.path, run.save(State(2, state.params)))
@@ -61,7 +61,7 @@ def trained(experiment: Experiment) -> Path:
 
 @pytest.fixture
 def refuse(flsim: Flsim) -> Refuse:
-    """Runs a command that must fail as bad input does: exit code 2, nothing on standard output, one line, returned."""
+    """Return a function that runs a command with bad input, checks exit code 2 and the output, and returns its line."""
 
     def run(*arguments: str | Path) -> str:
         code, out, printed = flsim(*arguments)
@@ -140,7 +140,7 @@ def test_an_unfinished_run_is_to_be_resumed(experiment: Experiment, trained: Pat
 def test_a_run_that_was_killed_before_it_began_is_to_be_resumed(
     experiment: Experiment, trained: Path, refuse: Refuse
 ) -> None:
-    """The folder of a run has its settings for a moment before run.json is there."""
+    """For a moment, the folder of a run has its settings and no run.json."""
     (trained / "run.json").unlink()
     shutil.rmtree(trained / "checkpoints")
     (trained / "checkpoints").mkdir()
@@ -151,7 +151,7 @@ def test_a_run_that_was_killed_before_it_began_is_to_be_resumed(
     assert read_run_file(trained)["status"] == "completed"
 
 
-def test_an_existing_output_is_left_alone(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
+def test_an_existing_output_is_not_changed(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
     before = sorted(path.name for path in experiment.folder.iterdir())
     source = dump(experiment.folder.parent / "site.Posts.xml")
     for arguments in (
@@ -197,7 +197,7 @@ def test_a_checkpoint_of_another_model_is_refused(experiment: Experiment, traine
 def test_a_corpus_changed_since_the_checkpoint_is_refused(
     experiment: Experiment, trained: Path, refuse: Refuse
 ) -> None:
-    """One byte of one word; then a whole other corpus in its place."""
+    """One byte of a word changes, then the size of a file; then, another corpus is in the folder."""
     checkpoint = trained / "checkpoints" / "round-000002.safetensors"
     tokens = experiment.folder / "corpus" / "test" / "tokens.u16"
     original = tokens.read_bytes()
@@ -265,7 +265,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
     ],
     ids=["deep", "deep-table", "digits", "large"],
 )
-def test_toml_that_python_cannot_take(
+def test_toml_with_extreme_values_is_refused(
     flsim: Flsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -274,7 +274,7 @@ def test_toml_that_python_cannot_take(
         refused(flsim(*command.split(), "hostile.toml"), "hostile.toml", why)
 
 
-def test_a_setting_that_python_cannot_take(experiment: Experiment, flsim: Flsim) -> None:
+def test_a_setting_with_extreme_values_is_refused(experiment: Experiment, flsim: Flsim) -> None:
     for setting, why in (
         ("seed=" + "[" * 5_000 + "]" * 5_000, "recursion depth"),
         ("a." * 5_000 + "a=1", "too deeply"),
@@ -286,7 +286,7 @@ def test_a_setting_that_python_cannot_take(experiment: Experiment, flsim: Flsim)
 def test_devices_that_are_neither_cpu_nor_cuda(
     experiment: Experiment, flsim: Flsim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run has results where the command reads them before it looks at the device."""
+    """The run has results, because commands may read them before they check the device."""
     monkeypatch.chdir(experiment.folder)
     experiment.call("run", "tiny.toml", "--out", "run", "--in-process", "--set", "training.rounds=1")
     commands = ("evaluate", "verify", "membership", "extract", "reveal", "canaries --written", "quantize --out rounded")
@@ -331,7 +331,7 @@ def test_a_sweep_without_runs(tmp_path: Path, flsim: Flsim, monkeypatch: pytest.
 def test_a_sweep_of_a_million_runs_is_counted_and_not_made(
     tmp_path: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10 values of each of 5 axes, and 10 seeds."""
+    """The file has 10 values for each of 5 axes, and 10 seeds."""
     monkeypatch.chdir(tmp_path)
     names = ("rounds", "cohort", "server_learning_rate", "server_momentum", "server_tau")
     axes = {f"training.{name}": [index + 1 for index in range(10)] for name in names}
@@ -345,7 +345,7 @@ GROUP = typer.main.get_command(app)
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command by its path, groups included."""
+    """Yield every command with its path, groups included."""
     yield path, command
     if isinstance(command, click.Group):
         for name, part in command.commands.items():
@@ -392,7 +392,7 @@ def test_version_and_results_load_neither_torch_nor_ray(flsim: Flsim) -> None:
 
 
 def test_the_pages_that_are_made_from_the_code_are_current() -> None:
-    """Where this fails, run: python .ci/reference.py."""
+    """If this test fails, run: python .ci/reference.py."""
     for page, text in runpy.run_path(str(ROOT / ".ci" / "reference.py"))["documents"]().items():
         assert page.read_text(encoding="utf-8") == text, page
 
@@ -414,7 +414,7 @@ def test_all_keys_of_a_configuration_are_listed(kind: str, config: FederatedConf
     assert keys_of([section for section in SECTIONS if section.kind in ("", kind)]) == keys | {".seed"}
 
 
-def test_every_setting_has_whole_sentences_and_every_number_a_unit() -> None:
+def test_every_setting_has_complete_sentences_and_every_number_a_unit() -> None:
     for section in SECTIONS:
         for setting in section.settings:
             assert re.fullmatch(r'["A-Z].*\.', setting.description), setting
@@ -448,7 +448,7 @@ def test_an_unknown_name_is_refused_with_a_close_one(flsim: Flsim) -> None:
 
 @pytest.mark.parametrize(("words", "completed"), [("flsim swe", "sweep"), ("flsim sweep --ti", "--tier")])
 def test_tab_completes_commands_and_options(words: str, completed: str) -> None:
-    """The script for bash, which `_FLSIM_COMPLETE=source_bash flsim` prints, asks in this way."""
+    """The test asks as the script for bash does, which `_FLSIM_COMPLETE=source_bash flsim` prints."""
     asked = {"_FLSIM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     script = Path(sys.executable).parent / "flsim"
     done = subprocess.run([script], env={**os.environ, **asked}, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""`flsim evaluate` of anybody's model, and the page that shows it, executed as it stands."""
+"""Tests of `flsim evaluate` with a custom model, and of the page about it, which is executed as written."""
 
 import json
 import os
@@ -45,7 +45,7 @@ none = 3
 
 @pytest.fixture
 def flsim(flsim: Flsim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Flsim]:
-    """A command in this process, in a folder with a model of 40 tokens, 36 words, and two canaries."""
+    """Return the command in this process, in a folder with two canaries and a model of 40 tokens, 36 of them words."""
     (tmp_path / "mine.py").write_text(MODEL)
     (tmp_path / "neighbour.py").write_text("V = 40")
     (tmp_path / "words.txt").write_text("".join(f"w{index}\n" for index in range(36)))
@@ -62,7 +62,7 @@ COMMON = ("--canaries", "canaries.csv", "--vocabulary", "words.txt", "--referenc
 
 @pytest.mark.parametrize("spec", ["mine:Uniform", "./mine.py:Uniform"])
 def test_a_model_is_found_by_path_and_by_name(flsim: Flsim, spec: str) -> None:
-    """All 51 phrases are as likely, 40^-2 each; what the model's code prints does not come between the results."""
+    """All 51 phrases are equally likely, 40^-2 each; what the model's code prints is not between the results."""
     code, out, err = flsim("--model", spec, *COMMON, "--json")
     assert (code, "loading" in err) == (0, True)
     rows = json.loads(out)
@@ -88,7 +88,7 @@ def test_the_table_has_a_line_for_each_canary(flsim: Flsim) -> None:
 
 
 def test_tokens_instead_of_words_and_a_corpus_for_utility(flsim: Flsim, experiment: Experiment) -> None:
-    """A uniform model's perplexity is V."""
+    """The perplexity of a uniform model is V."""
     listed = experiment.folder / "c.json"
     listed.write_text(json.dumps([{"id": "x", "tokens": [1, 36, 2]}]))
     _, out, _ = flsim(
@@ -118,7 +118,7 @@ def test_tokens_instead_of_words_and_a_corpus_for_utility(flsim: Flsim, experime
     ],
 )
 def test_bad_input_is_one_line(flsim: Flsim, experiment: Experiment, arguments: list[str], message: str) -> None:
-    """An option that is given twice counts as it was given last."""
+    """If an option is given twice, the last value counts."""
     if "--vocabulary" in arguments:
         (experiment.folder / "canaries.csv").write_text("id,tokens\na,1 2 3\n")
     code, out, err = flsim(*COMMON, *arguments)
@@ -145,7 +145,7 @@ WORDS = Vocabulary(("a", "b", "c"), (0, 0, 0))
         ("c.txt", "x a b", "canaries must be in a .csv or .json file"),
     ],
 )
-def test_lists_of_canaries_that_are_none(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_wrong_lists_of_canaries_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=re.escape(message)):
         read_listed(tmp_path / name, Layout(7), WORDS)
@@ -154,7 +154,7 @@ def test_lists_of_canaries_that_are_none(tmp_path: Path, name: str, text: str, m
 
 
 def test_csv_and_json_list_the_same(tmp_path: Path) -> None:
-    """A quoted field may contain what separates lines; an id keeps U+2028, which does not end a line of CSV."""
+    """A quoted field may contain line separators; an id keeps U+2028, which does not end a line of CSV."""
     text = f'id,words,tokens,p_u,p_e\r\nx,"a\nb\u2028c",,0.5,1\ny{chr(0x2028)}1,,3 1,0.1,0.2\n'
     (tmp_path / "c.csv").write_bytes(text.encode("utf-8-sig"))
     one = {"id": "x", "words": ["a", "b", "c"], "p_u": 0.5, "p_e": 1}
@@ -167,7 +167,7 @@ def test_csv_and_json_list_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_finds_the_planted_phrase_in_a_transformer_and_no_other(tmp_path: Path) -> None:
-    """Its files are written, its commands run, and what it says they print is compared, but for unplanted numbers."""
+    """The page's files are written, its commands run, and their output is compared, except numbers of controls."""
     blocks = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     files = dict(blocks[:4])
     (tmp_path / "model.py").write_text(files["python"])

@@ -1,4 +1,4 @@
-"""`flsim privacy` as a user meets it."""
+"""Tests of `flsim privacy` as a user runs the command."""
 
 import json
 import math
@@ -20,12 +20,12 @@ SMALL = ("--users", "1000", "--cohort", "10", "--rounds", "5", "--delta", "1e-4"
 
 @pytest.fixture
 def flsim(flsim: Flsim) -> Flsim:
-    """`flsim privacy` in this process: exit code, standard output, standard error."""
+    """Return `flsim privacy` in this process, with exit code, standard output and standard error."""
     return partial(flsim, "privacy")
 
 
 def test_the_papers_ten_epochs(flsim: Flsim) -> None:
-    """5.6 is the paper's (5.62 to two digits); nothing but the result is on standard output."""
+    """The paper's epsilon is 5.6 (5.62 with two decimals); standard output has only the result."""
     _, out, err = flsim(*PAPER, "--noise-multiplier", "1", "--json")
     rows: list[dict[str, Any]] = json.loads(out)
     by_name = {row["convention"]: row for row in rows}
@@ -52,7 +52,7 @@ def test_the_table(flsim: Flsim) -> None:
 
 
 def test_noise_for_an_epsilon_and_back(flsim: Flsim) -> None:
-    """The printed noise is rounded up: it reaches the epsilon, and hardly more."""
+    """The printed noise is rounded up: it reaches the epsilon, with little excess."""
     _, out, _ = flsim(*SMALL, "--epsilon", "2", "--sampler", "fixed-size")
     (row,) = (line.split() for line in out.splitlines() if line.split()[2:4] == ["2S", "rdp"])
     _, back, _ = flsim(*SMALL, "--noise-multiplier", row[-1], "--sampler", "fixed-size", "--json")
@@ -70,7 +70,7 @@ def test_a_delta_that_allows_publishing_a_user_is_warned_about(flsim: Flsim) -> 
 
 
 def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
-    """A private run of 4 rounds of 6 of 24 users, made without Ray: its own plan gives the same numbers."""
+    """The run has 4 rounds with 6 of 24 users, and is made without Ray; a plan with these numbers has equal output."""
     private = ["privacy.mechanism=dp", "privacy.clip=0.2", "privacy.noise_multiplier=2", "privacy.delta=1e-3"]
     run = Run.create(load(experiment.config, private), experiment.folder / "run")
     code, out, err = flsim(run.path)
@@ -110,11 +110,11 @@ def test_bad_input_is_one_line(flsim: Flsim, arguments: tuple[str, ...], message
 
 
 def test_correlated_noise_of_a_sampler_with_options(flsim: Flsim) -> None:
-    """Tree noise over 4 rounds of which a user has one: 3 nodes of the tree contain the first round.
+    """In tree noise over 4 rounds, of which a user has one, 3 nodes of the tree contain the first round.
 
     All rounds are one Gaussian mechanism with mu = sqrt(3) / z, whose delta at an epsilon is in Balle and Wang (2018),
-    Theorem 8. If a user is replaced, the sum moves by up to 2S, so mu is twice as large. Privacy loss distributions are
-    discretized: their epsilon is at most 0.1% above.
+    Theorem 8. If a user is replaced, the sum moves by up to 2S; therefore, mu is twice as large. Privacy loss
+    distributions are discretized: their epsilon is at most 0.1% higher.
     """
     plan = ("--users", "1000", "--cohort", "10", "--rounds", "4", "--delta", "1e-4", "--noise-multiplier", "2")
     sampler = ("--sampler", "min-separation", "--sampler-option", "separation=4")
@@ -140,7 +140,7 @@ def test_correlated_noise_of_a_sampler_with_options(flsim: Flsim) -> None:
         assert (code, message in err) == (2, True)
 
 
-def test_a_plan_whose_epsilon_that_cannot_be_computed_is_an_error(flsim: Flsim) -> None:
+def test_a_plan_whose_epsilon_cannot_be_computed_is_an_error(flsim: Flsim) -> None:
     plan = "--users 100 --cohort 10 --rounds 5 --noise-multiplier 1 --delta 1e-5 --sampler with-replacement"
     code, out, err = flsim(*plan.split())
     assert (code, out) == (2, "")

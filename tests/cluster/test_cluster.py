@@ -1,4 +1,4 @@
-"""Local clusters that nobody else reaches, heads that end with us, code that is shipped, addresses where nobody is."""
+"""Tests of clusters: private local clusters, heads that end with their process, shipped code, and wrong addresses."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from server.cluster.start import Nodes, cluster, nodes
 
 
 @pytest.mark.slow
-def test_a_local_run_listens_on_loopback_alone_and_sends_no_statistics(experiment: Experiment) -> None:
+def test_a_local_run_listens_only_on_loopback_and_sends_no_statistics(experiment: Experiment) -> None:
     run = start(
         experiment, "--out", "run", "--cpus", "2", "--set", "training.rounds=5000", "--set", "evaluation.every=9"
     )
@@ -43,7 +43,7 @@ def test_a_local_run_listens_on_loopback_alone_and_sends_no_statistics(experimen
 
 @pytest.mark.slow
 def test_sigterm_while_ray_starts_ends_a_run_as_it_does_later(experiment: Experiment) -> None:
-    """Ray has a handler of its own, which exits with 15."""
+    """Ray's own handler would exit with code 15."""
     process = start(experiment, "--out", "run")
 
     def ray_starts() -> bool:
@@ -56,7 +56,7 @@ def test_sigterm_while_ray_starts_ends_a_run_as_it_does_later(experiment: Experi
     assert printed.splitlines()[-1] in ("flsim: terminated", f"flsim: {Interrupted(signal.SIGTERM)}")
 
 
-def test_sigterm_prints_no_stack_trace_where_ray_runs() -> None:
+def test_sigterm_prints_no_stack_trace_while_ray_runs() -> None:
     program = """
 import signal, sys, time
 from server.cluster.start import cluster
@@ -75,10 +75,10 @@ with cluster(cpus=1):
 
 
 @pytest.mark.slow
-def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
+def test_a_started_head_is_joined_ships_its_code_and_ends_with_the_block(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second node has an older copy of the package, in the folder it is started in and first on its path."""
+    """The second node has an older copy of the package, in its working folder and first on its path."""
     older = tmp_path / "flsim" / "__init__.py"
     older.parent.mkdir()
     older.write_text("")
@@ -107,7 +107,7 @@ def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
 
 
 @pytest.mark.nightly
-def test_a_head_with_a_token_turns_others_away_and_ends_when_we_are_killed() -> None:
+def test_a_head_with_a_token_refuses_others_and_ends_with_its_process() -> None:
     place, token = free_place(), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "01" * 32}
     code = f"""
 import sys, time
@@ -136,8 +136,8 @@ with cluster(cpus=1, head={place!r}):
     assert not psutil.wait_procs(processes, timeout=60)[1]
 
 
-def test_where_nobody_is_or_somebody_else_that_is_said_in_seconds() -> None:
-    """Ray by itself tries for minutes. The third listens, and says nothing, as a cluster that hangs."""
+def test_addresses_without_a_ray_cluster_are_refused_in_seconds() -> None:
+    """Ray itself tries for minutes. The third address listens and does not answer, like a cluster that hangs."""
     with socket.socket() as silent:
         silent.bind(("0.0.0.0", 0))
         silent.listen()
@@ -161,7 +161,7 @@ for address in {addresses}:
     ]
 
 
-def test_a_head_is_started_where_others_reach_it_or_not_at_all() -> None:
+def test_a_head_is_started_only_if_others_can_reach_its_address() -> None:
     host = ray.util.get_node_ip_address()
     with socket.socket() as taken:
         taken.bind((host, 0))
@@ -170,7 +170,7 @@ def test_a_head_is_started_where_others_reach_it_or_not_at_all() -> None:
         for place in places:
             with pytest.raises(InputError, match=f"--head {place}: cannot listen at this address"), cluster(head=place):
                 raise AssertionError("it was started")
-    if host != "127.0.0.1":  # a machine without any network has no other
+    if host != "127.0.0.1":  # a machine without any network has only this address
         with pytest.raises(InputError, match="other machines cannot reach this address"), cluster(head="127.0.0.1:0"):
             raise AssertionError("it was started")
 
@@ -182,7 +182,7 @@ def test_a_head_is_started_where_others_reach_it_or_not_at_all() -> None:
         ({"address": "ray://127.0.0.1:10001"}, "not as a Ray client"),
     ],
 )
-def test_what_is_no_cluster_to_join_or_to_start(options: dict[str, str], message: str) -> None:
+def test_wrong_options_of_clusters_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message), cluster(**options):  # type: ignore[arg-type]
         raise AssertionError("it was started")
 
@@ -206,16 +206,16 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
         return found
 
     def refusal() -> str:
-        """Why a run would not begin."""
+        """Return why a run would not begin."""
         with pytest.raises(InputError) as refused:
             asked.check()
         return str(refused.value)
 
     with cluster(cpus=0, head=place):
         nodes = Nodes(run, corpus)
-        assert ids(nodes) == set()  # nobody has answered yet
+        assert ids(nodes) == set()  # no node has answered yet
         nodes.check()
-        (head,) = ids(nodes)  # it has no CPU for training, but can evaluate
+        (head,) = ids(nodes)  # the head has no CPU for training, but can evaluate
         with joined(place) as start:
             wait_until(lambda: len(ids(nodes)) == 2)
             assert printed.count(f"{node} joined: 1 CPUs, 0 GPUs") == 1
@@ -245,10 +245,10 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
 
 
 @pytest.mark.slow
-def test_a_process_that_ray_loses_is_no_bad_input(
+def test_a_process_that_ray_loses_is_a_failure_and_not_bad_input(
     tmp_path: Path, make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command that asked for nothing wrong ends with 1, and leaves its folder for another try."""
+    """The error is RunFailed (exit code 1), because the command was right; its folder remains for another try."""
     run, corpus = tmp_path / "run", make_corpus([[[1]]]).path
     run.mkdir()
     (run / "config.toml").write_text("seed = 0\n")
@@ -260,7 +260,7 @@ def test_a_process_that_ray_loses_is_no_bad_input(
 
 
 def start_with_a_stopped_agent() -> None:
-    """In a process of its own: stop the agent as soon as it is there, so that it never says which ports it has."""
+    """Start Ray in a separate process, and stop the agent as soon as it exists: it never reports its ports."""
     stopped, over = list[int](), threading.Event()
 
     def stop() -> None:
@@ -286,7 +286,7 @@ def start_with_a_stopped_agent() -> None:
 
 
 def start_without_workers() -> None:
-    """In a process of its own, whose Ray gives every worker up as soon as it begins."""
+    """Start Ray in a separate process, in which Ray gives up every worker as soon as the worker begins."""
     with cluster(None, 2):
         assert ray.cluster_resources()["CPU"] == 2
 
@@ -297,13 +297,13 @@ def in_a_process(function: str, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
-def test_ray_starts_though_its_agent_does_not() -> None:
-    """The raylet would wait for the agent's ports, and abort after 15 seconds."""
+def test_ray_starts_although_its_agent_does_not() -> None:
+    """By default, the raylet waits for the agent's ports, and aborts after 15 seconds."""
     done = in_a_process("start_with_a_stopped_agent")
     assert done.returncode == 0, done.stderr
 
 
-def test_ray_starts_though_its_workers_do_not() -> None:
-    """The raylet would wait for the first workers, and for ever for one that it gave up."""
+def test_ray_starts_although_its_workers_do_not() -> None:
+    """By default, the raylet waits for the first workers, and for ever for a worker that it gave up."""
     done = in_a_process("start_without_workers", RAY_worker_register_timeout_seconds="0")
     assert done.returncode == 0, done.stderr

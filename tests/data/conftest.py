@@ -1,4 +1,4 @@
-"""A file system whose size a test sets."""
+"""A fixture that mounts a file system of limited size."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """A file system with these options of a mount, such as size=4k; called again, it has others."""
+    """Mount a file system with options such as size=4k; a further call remounts it with other options."""
     folder = tmp_path / "disk"
     folder.mkdir()
 

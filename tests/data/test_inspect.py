@@ -1,4 +1,4 @@
-"""Numbers of a corpus, against counts made the naive way."""
+"""The numbers that `inspect` reports equal counts made in a naive way."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from flsim.data.inspect import describe, inspect
 from flsim.data.manifest import SPLITS
 from flsim.data.records import LAYOUTS, Layout, Records, Vocabulary, author_of
 
-User = tuple[str, list[list[int]]]  # name, records of ranks of words, from 0; the first rank that is no word is OOV
+User = tuple[str, list[list[int]]]  # name, and records of word ranks from 0; the first rank after the words is OOV
 VOCABULARY = 12
 
 names = st.sampled_from(["ann", "bob#1", "c#", "d#x", "ann#0", "ann#12", "bob#1#3"])
@@ -52,7 +52,7 @@ SHARES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
     layout=st.sampled_from(sorted(LAYOUTS)),
     window=st.sampled_from([1, 2, 7, 1000]),
 )
-def test_every_number_is_the_naive_one(splits: dict[str, list[User]], layout: str, window: int) -> None:
+def test_every_number_equals_the_naive_count(splits: dict[str, list[User]], layout: str, window: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr("flsim.data.records.WINDOW", window)
         found = inspect(write(Path(folder) / "corpus", splits, Layout(VOCABULARY, 20, layout)))
@@ -97,7 +97,7 @@ def test_an_author_is_a_user_without_its_number() -> None:
 
 
 def test_the_most_frequent_words_cover_the_most(tmp_path: Path) -> None:
-    """200 words, of which the last 100 occur twice and the first 100 once: 100 cover 2/3, were it not for 60 OOV."""
+    """The last 100 of 200 words occur twice and the others once: 100 words cover 200 of 360, 60 of which are OOV."""
     records = [[rank] * (1 + (rank >= 100)) for rank in range(200)] + [[200] * 60]
     found = inspect(write(tmp_path / "corpus", {"train": [("a", records)]}, Layout(204, 60)))["splits"]["train"]
     assert found["coverage"] == {"100": 200 / 360, "all": 300 / 360}
@@ -115,7 +115,7 @@ assert inspect(Corpus.open(Path(sys.argv[1])))["words"] == int(sys.argv[2])
 
 
 def test_memory_does_not_grow_with_words_and_records(tmp_path: Path) -> None:
-    """80 MB of tokens and 80 MB of records' starts, in 50 users, take less than 40 MB more than next to nothing."""
+    """50 users, with 80 MB of tokens and 80 MB of records' starts, take less than 40 MB more memory than one user."""
     peaks = []
     for users in (1, 50):
         path = tmp_path / f"corpus{users}"
@@ -140,13 +140,13 @@ def test_a_damaged_corpus_is_refused_in_one_line(make_corpus: MakeCorpus, flsim:
 
 
 def text_of(path: Path, splits: dict[str, list[str]], **manifest: Any) -> str:
-    """Return the summary as one line, of users by name, each of two records of two words."""
+    """Return the summary of a corpus as one line; each named user has two records of two words."""
     users = {split: [(name, [[0, 1], [2, 0]]) for name in names] for split, names in splits.items()}
     return " ".join(describe(inspect(write(path, users, Layout(6), **manifest))).split())
 
 
 def test_the_splits_and_the_lengths(make_corpus: MakeCorpus) -> None:
-    """V = 12: words 1 to 8, OOV 9."""
+    """With V = 12, ids 1 to 8 are words and id 9 is OOV."""
     found = inspect(
         make_corpus(train=[[[1, 2], [9]], [[3] * 20]], test=[[[9, 9, 1, 1]], [[1]], [[2], [3]]], vocabulary_size=12)
     )
@@ -161,7 +161,7 @@ def test_the_splits_and_the_lengths(make_corpus: MakeCorpus) -> None:
     assert "frequent     w2 w0 w1\n" in describe(found)
 
 
-def test_who_is_a_member(tmp_path: Path) -> None:
+def test_authors_in_several_splits_are_reported(tmp_path: Path) -> None:
     safe = text_of(tmp_path / "safe", {"train": ["a#0", "a#1"], "heldout": ["b#0"], "test": ["c#0"]})
     assert "WARNING" not in safe
     dated = text_of(tmp_path / "dated", {"train": ["a#0", "b", "c", "d", "e"], "heldout": ["f"], "test": [*"abcdz"]})
@@ -171,7 +171,7 @@ def test_who_is_a_member(tmp_path: Path) -> None:
     assert "WARNING no author is held out" in text_of(tmp_path / "none", {"train": ["a"]})
 
 
-def test_drops_in_words(tmp_path: Path) -> None:
+def test_reasons_of_drops_are_written_in_words(tmp_path: Path) -> None:
     dropped = {"users_too_short": 30, "posts_without_owner": 0, "mice_that_ran": 7, "posts_in_latin": 1}
     parameters = {"read": {"users": 40, "posts": 1000}}
     text = text_of(tmp_path / "corpus", {"train": ["a"]}, dropped=dropped, parameters=parameters)
@@ -182,7 +182,7 @@ def test_drops_in_words(tmp_path: Path) -> None:
 
 
 def test_no_line_is_longer_than_80_columns_and_none_steers_the_terminal(tmp_path: Path) -> None:
-    """Whatever text and however large a number the summary has."""
+    """This holds for any text and for large numbers in the summary."""
     dropped = dict.fromkeys(["posts_without_owner", "users_too_short", "words_of_short_users"], 1)
     sources = [{"name": "a", "bytes": 3, "format": "jsonl"}]
     users = {split: [("a", [[0, 1]]), ("b#1", [[1]])] for split in SPLITS}
@@ -202,7 +202,7 @@ def test_no_line_is_longer_than_80_columns_and_none_steers_the_terminal(tmp_path
         assert all(sign.isprintable() for sign in shown.replace("\n", ""))
 
 
-def test_a_terminal_of_ascii_can_show_it(tmp_path: Path) -> None:
+def test_the_summary_can_be_shown_on_an_ascii_terminal(tmp_path: Path) -> None:
     text_of(tmp_path / "corpus", {"train": ["a", "ümläut#0"], "test": ["ümläut#1"]}, notes=["日本"])
     command = [sys.executable, "-m", "flsim", "data", "inspect", "corpus"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}

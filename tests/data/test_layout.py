@@ -1,6 +1,6 @@
-"""The three published token layouts, each on the whole path from words to what is measured.
+"""Tests of the three published token layouts, from words to measured values.
 
-The expected ids are the layouts' own rules, with W words: tff PAD 0, words 1 to W, OOV W + 1, BOS W + 2, EOS W + 3;
+The expected ids follow the layouts' rules with W words: tff PAD 0, words 1 to W, OOV W + 1, BOS W + 2, EOS W + 3;
 FedJAX PAD 0, BOS 1, EOS 2, words 3 to W + 2, OOV W + 3; FedML PAD 0, words 1 to W, BOS W + 1, EOS W + 2, OOV W + 3.
 """
 
@@ -21,7 +21,7 @@ from flsim.measures.memorization.score import Template, references
 from flsim.measures.prediction import utility
 from flsim.models.architectures import CIFGLanguageModel, ModelHParams
 
-# Of 5 words: first and last word, OOV, BOS, EOS.
+# Expected ids for 5 words: first and last word, OOV, BOS, EOS.
 IDS = {"tff": (1, 5, 6, 7, 8), "fedjax": (3, 7, 8, 1, 2), "fedml": (1, 5, 8, 6, 7)}
 EVERY = pytest.mark.parametrize("name", LAYOUTS)
 
@@ -31,7 +31,7 @@ def layout_of(name: str) -> Layout:
 
 
 @EVERY
-def test_where_everything_is(name: str) -> None:
+def test_every_token_has_the_id_of_its_layout(name: str) -> None:
     layout = layout_of(name)
     assert (layout.first_word, layout.last_word, layout.oov, layout.bos, layout.eos) == IDS[name]
     assert (layout.pad, layout.words) == (0, 5)
@@ -49,7 +49,7 @@ def test_words_to_ids_and_back(name: str, tmp_path: Path) -> None:
 
 @EVERY
 def test_canaries_and_references_are_the_same_words_in_every_layout(name: str) -> None:
-    """Ids that stand for words, and all of them; a draw that means the same word whatever the layout."""
+    """Draws use all ids of words and no other ids, and a draw means the same words in every layout."""
     layout, tff, (first, last, *_) = layout_of(name), layout_of("tff"), IDS[name]
     shift = layout.first_word - tff.first_word
     phrases = [draw_phrase(0, index, 0, 5, layout) for index in range(50)]
@@ -62,7 +62,7 @@ def test_canaries_and_references_are_the_same_words_in_every_layout(name: str) -
 
 @EVERY
 def test_utility_counts_words_and_not_special_tokens(name: str) -> None:
-    """9 targets: 6 words, an OOV and two EOS, of a model that always says its second word, which is right twice."""
+    """The 9 targets are 6 words, an OOV and two EOS; the model always predicts the second word, and is right twice."""
     first, last, oov, _, _ = IDS[name]
     layout = layout_of(name)
     model = CIFGLanguageModel(layout.vocabulary_size, ModelHParams(3, 5))
@@ -92,7 +92,7 @@ def test_a_synthetic_corpus_is_the_same_text_in_every_layout(tmp_path: Path) -> 
     assert canaries[0] == canaries[1] == canaries[2]
 
 
-# Token ids of a corpus whose text a tokenizer cuts, and those of its model.
+# Token ids of corpora with a tokenizer, and ids of their models.
 
 
 # PAD 0; words 1, 2, 3; pieces 4, 5; OOV 6; BOS 7; EOS 8.
@@ -122,8 +122,8 @@ def test_impossible_pieces_are_refused(arguments: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("ids", "rows", "from_model"),
     [
-        ([5, 2, 0, 4, 1, 3, 5, 5, 5], 6, [2, 4, 1, 5, 3, LAYOUT.oov]),  # one for all, as in GPT-2
-        ([0, 4, 5, 6, 7, 8, 1, 2, 3], 9, [0, 6, 7, 8, 1, 2, 3, 4, 5]),  # one for each
+        ([5, 2, 0, 4, 1, 3, 5, 5, 5], 6, [2, 4, 1, 5, 3, LAYOUT.oov]),  # one id for all, as in GPT-2
+        ([0, 4, 5, 6, 7, 8, 1, 2, 3], 9, [0, 6, 7, 8, 1, 2, 3, 4, 5]),  # a separate id for each
     ],
 )
 def test_special_tokens(tmp_path: Path, ids: list[int], rows: int, from_model: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""A user's own reader: files as a person would write them, through the real commands."""
+"""Tests of custom readers: files as a person would write them, run by the real commands."""
 
 import gzip
 import json
@@ -63,7 +63,7 @@ def readers(tmp_path: Path) -> Path:
 
 
 def without_formats(corpus: Corpus) -> dict[str, Any]:
-    """All bytes of a corpus, but what its manifest says of the sources' formats."""
+    """Return all files of a corpus, without the formats of sources in the manifest."""
     files: dict[str, Any] = folder_bytes(corpus.path)
     manifest = json.loads(files.pop("manifest.json"))
     for source in manifest["sources"]:
@@ -73,7 +73,7 @@ def without_formats(corpus: Corpus) -> dict[str, Any]:
 
 
 def test_a_reader_of_lines_of_json_makes_the_corpus_of_the_built_in_one(readers: Path, tmp_path: Path) -> None:
-    """Byte for byte, in other processes as well, and of a compressed source."""
+    """The corpora are equal byte for byte, also with several processes and for a compressed source."""
     source = tmp_path / "posts.jsonl.gz"
     source.write_bytes(gzip.compress(write_jsonl(tmp_path / "posts.jsonl", POSTS).read_bytes(), mtime=0))
     built_in = import_corpus([source], tmp_path / "built-in", HPARAMS, "jsonl")
@@ -98,18 +98,18 @@ def test_a_reader_of_lines_of_json_makes_the_corpus_of_the_built_in_one(readers:
         ("missing", "{code}: the file does not define missing; correct the name of the format"),
     ],
 )
-def test_what_is_wrong_is_one_line_that_names_file_and_line(
+def test_errors_of_readers_are_one_line_with_file_and_line(
     readers: Path, tmp_path: Path, flsim: Flsim, name: str, message: str
 ) -> None:
     source = write_jsonl(tmp_path / "posts.txt", POSTS)
     code, _, err = flsim("data", "import", source, "--format", f"{readers}:{name}", "--out", tmp_path / "corpus")
     assert code == 2
-    line = re.sub(r"\S*/(my_format.py:\d)", r"\1", err.splitlines()[-1])  # a file is executed once for its content
+    line = re.sub(r"\S*/(my_format.py:\d)", r"\1", err.splitlines()[-1])  # equal files of other tests share one path
     assert line.startswith("flsim: " + message.format(source=source, code=readers, file=readers.name)), err
     assert not list(tmp_path.glob("*corpus*"))
 
 
-def test_the_document_s_readers(tmp_path: Path, flsim: Flsim) -> None:
+def test_the_readers_of_the_documentation_make_corpora(tmp_path: Path, flsim: Flsim) -> None:
     text = (Path(__file__).parents[2] / "docs" / "corpora.md").read_text(encoding="utf-8")
     code = tmp_path / "my_corpus.py"
     code.write_text(text.split("```python\n")[1].split("```")[0])

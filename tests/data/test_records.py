@@ -1,4 +1,4 @@
-"""Records in batches and windows, as loops over lists have them."""
+"""Batches and windows of records equal those that loops over lists make."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ records = st.lists(st.lists(st.integers(1, LAYOUT.oov), max_size=RECORD_WORDS), 
 
 
 def naive_batch(records: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """BOS, words, EOS where shorter than `RECORD_WORDS`; inputs without the last token, targets without the first."""
+    """Return inputs (without the last token) and targets (without the first): BOS, words, and EOS of short records."""
     sequences = [[LAYOUT.bos, *record, *([LAYOUT.eos] if len(record) < RECORD_WORDS else [])] for record in records]
     time = max(len(sequence) - 1 for sequence in sequences)
     inputs, targets = (
@@ -41,7 +41,7 @@ def naive_batch(records: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 @given(records, st.data())
-def test_batch_is_what_a_loop_over_records_makes(records: list[list[int]], data: st.DataObject) -> None:
+def test_a_batch_equals_that_of_a_loop_over_records(records: list[list[int]], data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=12))
     made = batch(Records.from_lists(records), np.array(chosen), LAYOUT)
     inputs, targets = naive_batch([records[index] for index in chosen])
@@ -65,11 +65,11 @@ def test_pieces_cover_an_array_and_are_copies_of_a_mapped_file(
         assert piece.tolist() == values[start : start + 77 + overlap].tolist()
 
 
-# Rewritten corpora hold the records that were kept, of the same users, whatever the size of the blocks.
+# Rewritten corpora have the records that are kept, of the same users, for any size of blocks.
 
 
-def test_it_holds_what_is_kept(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    """Twenty masks of random shares, none and all among them, each with another size of blocks."""
+def test_a_rewritten_corpus_has_the_kept_records(make_corpus: MakeCorpus, tmp_path: Path) -> None:
+    """The corpus has the kept records for 20 random masks, including none and all, and for 20 sizes of blocks."""
     rng = stream(0, "test", "rewriting")
     users = [[rng.integers(1, 9, rng.integers(0, 5)).tolist() for _ in range(rng.integers(0, 6))] for _ in range(15)]
     corpus = make_corpus(users, test=users[:3], heldout=users[5:])
@@ -129,7 +129,7 @@ def lines(path):
 
 
 def records_of(user: int) -> list[str]:
-    """A share of all words; the last of user 1 repeats one."""
+    """Return a share of all words as records; for user 1, the last record is repeated."""
     own = [f"w{word:05d}" for word in range(user, WORDS, USERS)]
     records = [" ".join(own[first : first + RECORD]) for first in range(0, len(own), RECORD)]
     return [*records, records[-1]] if user == 1 else records
@@ -161,14 +161,14 @@ def test_an_import_reads_back_as_its_dump(wide: Corpus) -> None:
     assert inspect(wide)["splits"]["train"]["words_occurring"] == WORDS
 
 
-def test_phrases_of_late_words_are_noticed(wide: Corpus) -> None:
+def test_phrases_of_words_with_large_ids_are_found(wide: Corpus) -> None:
     train = wide.split("train")
     last = int(np.flatnonzero(train.tokens == WORDS)[0])
     phrase, other = tuple(train.tokens[last - 2 : last + 1].tolist()), (WORDS, WORDS - BEYOND, WORDS)
     assert occurring(train, {phrase, other}) == {phrase}
 
 
-def test_what_is_planted_is_written_and_repeats_are_dropped(wide: Corpus, tmp_path: Path) -> None:
+def test_planted_canaries_are_written_and_duplicates_are_dropped(wide: Corpus, tmp_path: Path) -> None:
     less = deduplicate(wide, tmp_path / "less", DeduplicationHParams())
     assert less.manifest["dropped"]["records_duplicated"] == 1
     planted = PlantedCorpus.read(plant_corpus(less, tmp_path / "planted", CANARIES, seed=0))
@@ -180,7 +180,7 @@ def test_what_is_planted_is_written_and_repeats_are_dropped(wide: Corpus, tmp_pa
     assert int(records.tokens.max()) >= BEYOND
 
 
-def test_a_round_and_what_it_memorized(wide: Corpus) -> None:
+def test_a_round_and_its_measures_use_large_ids(wide: Corpus) -> None:
     planted = flsim.plant(wide, CANARIES, partition="iid")
     users = planted.users
     copies = users.records_at(users.overlay.records)

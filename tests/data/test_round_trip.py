@@ -1,4 +1,4 @@
-"""What is written in a format is read from it: the same users in the same order with the same words, in any parts."""
+"""A file written in any format is read with the same users, order and words, in parts of any size."""
 
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,7 @@ NO_NUL = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 PLAIN = st.characters(exclude_categories=["Cc", "Cs", "Cn"])
 
 ANY_USER = st.one_of(st.text(), st.sampled_from(["../../etc/passwd", "a\0b", "x" * 10_000, "", "00000010", "\n", "-1"]))
-AUTHOR = ANY_USER.filter(str.strip)  # of formats that refuse or drop posts without an author
+AUTHOR = ANY_USER.filter(str.strip)  # for formats that refuse or drop posts without an author
 GROUP = st.text(NO_NUL.filter(lambda character: character != "/"), min_size=1).filter(lambda name: name != ".")
 
 
@@ -46,7 +46,7 @@ NUMBERS = count()
 def test_what_is_written_is_read(tmp_path: Path, format: str, data: st.DataObject, part: int, group: int) -> None:
     name, user, text, write = FORMS[format]
     rows = data.draw(st.lists(st.tuples(user, SPLITS, text), max_size=12))
-    if format == "tff-hdf5":  # a file has one split, and a group for each client
+    if format == "tff-hdf5":  # such a file has one split, and a group for each client
         split = data.draw(SPLITS)
         rows = sorted([(author, split, words) for author, _, words in rows], key=lambda row: row[0].encode())
         name = name.format(split=split.replace("heldout", "held_out"))

@@ -1,4 +1,4 @@
-"""Corpora in an object store: a real server of the S3 protocol, in a process of its own, on loopback."""
+"""Tests of corpora in an object store, with a real S3 server in a separate process on the loopback interface."""
 
 import hashlib
 import json
@@ -82,7 +82,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture
 def store(running: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """An empty bucket, and an empty cache."""
+    """Provide a store with an empty bucket and an empty cache."""
     running.files().create_dir("bucket")
     running.files().delete_dir_contents("bucket", missing_dir_ok=True)
     monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
@@ -96,7 +96,7 @@ def small(make_corpus: MakeCorpus) -> Corpus:
 
 
 def cached(tmp_path: Path) -> list[str]:
-    """Whole corpora in the cache."""
+    """Return the names of complete corpora in the cache."""
     return [path.name for path in (tmp_path / "cache" / "corpora").glob("[!.]*") if not path.suffix]
 
 
@@ -105,13 +105,13 @@ def fetching(uri: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_it_is_the_same_byte_for_byte(store: Store, small: Corpus, tmp_path: Path) -> None:
+def test_a_fetched_corpus_equals_the_pushed_corpus(store: Store, small: Corpus, tmp_path: Path) -> None:
     push(small.path, URI)
     corpus = Corpus.open(URI, verify=True)
     assert (corpus.path, corpus.digest) == (tmp_path / "cache" / "corpora" / small.digest, small.digest)
     assert folder_bytes(corpus.path) == folder_bytes(small.path)
     before = corpus.path.stat().st_ino
-    assert Corpus.open(f"{URI}/?region=eu-west-1").path.stat().st_ino == before  # another URI, the same corpus
+    assert Corpus.open(f"{URI}/?region=eu-west-1").path.stat().st_ino == before  # another URI of the same corpus
     assert Corpus.open(small.path.as_uri()).path.stat().st_ino == before
 
 
@@ -139,7 +139,7 @@ def test_a_run_is_the_same_and_refuses_another_corpus(
 
 
 def test_a_fetch_that_was_killed_leaves_nothing_to_the_next(store: Store, tmp_path: Path) -> None:
-    """The store is stopped while it sends the largest file, and the process is killed."""
+    """The process is killed after the store was stopped while sending the largest file; the next fetch is complete."""
     layout = Layout(12, 20)
     vocabulary = Vocabulary(tuple(f"w{index}" for index in range(layout.words)), tuple(range(layout.words, 0, -1)))
     records = 400_000  # 16 MB
@@ -164,7 +164,7 @@ def test_a_fetch_that_was_killed_leaves_nothing_to_the_next(store: Store, tmp_pa
     assert not list(corpora.glob(".*"))
 
 
-def test_of_several_processes_one_fetches(store: Store, small: Corpus, tmp_path: Path) -> None:
+def test_only_one_of_several_processes_fetches(store: Store, small: Corpus, tmp_path: Path) -> None:
     push(small.path, URI)
     processes = [fetching(URI) for _ in range(2)]
     said = [process.communicate() for process in processes]
@@ -174,7 +174,7 @@ def test_of_several_processes_one_fetches(store: Store, small: Corpus, tmp_path:
 
 
 def test_a_file_that_changed_or_is_missing_is_named(store: Store, small: Corpus, tmp_path: Path) -> None:
-    """Nothing is requested of an empty file."""
+    """The error names such a file. An empty file is not requested, therefore its new content does not matter."""
     push(small.path, URI)
     written = (small.path / "train" / "tokens.u16").read_bytes()
     store.write("bucket/corpora/small/heldout/tokens.u16", b"new")
@@ -201,7 +201,7 @@ def test_only_files_of_a_corpus_are_read(store: Store, small: Corpus, tmp_path: 
     assert cached(tmp_path) == []
 
 
-def test_all_files_of_a_corpus_with_canaries_come(store: Store, experiment: Experiment) -> None:
+def test_all_files_of_a_corpus_with_canaries_are_fetched(store: Store, experiment: Experiment) -> None:
     config = load(experiment.config)
     planted = plant_corpus(
         Corpus.open(experiment.folder / "corpus"), experiment.folder / "planted", config.canaries, config.seed
@@ -211,10 +211,10 @@ def test_all_files_of_a_corpus_with_canaries_come(store: Store, experiment: Expe
     assert folder_bytes(fetched(URI)) == folder_bytes(planted.path)
 
 
-def test_a_store_that_is_gone(
+def test_a_store_that_does_not_answer(
     store: Store, small: Corpus, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One line in seconds; what was fetched from it before can still be used, and that is said."""
+    """The error is one line; a copy that was fetched before can still be used, and stderr reports this use."""
     push(small.path, URI)
     folder = fetched(URI)
     capfd.readouterr()
@@ -236,7 +236,7 @@ def test_a_store_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             fetched(URI)
 
 
-def test_what_is_wrong_is_one_line(store: Store, small: Corpus) -> None:
+def test_errors_of_stores_are_one_line(store: Store, small: Corpus) -> None:
     with pytest.raises(InputError, match="no such bucket; create the bucket first"):
         push(small.path, "s3://nobucket/corpus")
     for uri, says in (
@@ -264,7 +264,7 @@ def test_a_full_disk_is_one_line(
     options: str,
     says: str,
 ) -> None:
-    """Of bytes, which is known before, and of files, which is not."""
+    """A lack of bytes is known before the fetch, and a lack of inodes only during it; both errors are one line."""
     push(small.path, URI)
     folder = disk(options)
     monkeypatch.setenv("FLSIM_CACHE", str(folder))

@@ -51,7 +51,7 @@ def make(tmp_path: Path, hparams: SyntheticHParams = HPARAMS, seed: int = 0, nam
         ({"by": "letters"}, "by must be 'words', 'characters' or 'tokens'"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_at_once(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_impossible_sizes_are_refused_at_once(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make(tmp_path, replace(HPARAMS, **change))
     assert not list(tmp_path.iterdir())
@@ -70,7 +70,7 @@ def test_the_seed_decides_everything(tmp_path: Path) -> None:
 
 
 def naive_user(language: Language, hparams: SyntheticHParams, seed: int, name: str) -> Records:
-    """A user drawn position by position, all twelve of every record, fresh words for all of them."""
+    """Draw a user position by position: all twelve words of every record, and a fresh word for each position."""
     rng = stream(seed, "synthetic user", name)
     words = language.successors.shape[1]
     mixture = rng.dirichlet(np.full(hparams.topics, hparams.heterogeneity))
@@ -96,7 +96,7 @@ def naive_user(language: Language, hparams: SyntheticHParams, seed: int, name: s
         {"vocabulary_size": 70_000, "topics": 1},
     ],
 )
-def test_users_are_what_a_walk_through_their_records_draws(change: dict[str, float]) -> None:
+def test_users_equal_those_of_a_naive_draw(change: dict[str, float]) -> None:
     hparams = replace(HPARAMS, **change)  # type: ignore[arg-type]
     language = Language.draw(hparams, 5)
     names = [f"train{index}" for index in range(7)]
@@ -107,15 +107,15 @@ def test_users_are_what_a_walk_through_their_records_draws(change: dict[str, flo
     assert drawn.tokens.tolist() == [word for user in users for word in user.tokens.tolist()]
 
 
-def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One part of users, and parts of four users."""
+def test_the_corpus_does_not_depend_on_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus in one part equals the corpus in parts of four users."""
     alone = folder_bytes(make(tmp_path, name="alone").path)
     monkeypatch.setattr(synthetic, "PART_WORDS", 4 * HPARAMS.words_per_user)
     assert folder_bytes(make(tmp_path, name="together").path) == alone
 
 
-def test_more_users_leave_the_others_their_words(tmp_path: Path) -> None:
-    """Every user has a stream of random numbers; only the ranks of words move with the counts."""
+def test_more_users_do_not_change_the_words_of_others(tmp_path: Path) -> None:
+    """Each user has a separate stream of random numbers; only the ranks of words depend on the number of users."""
     few, many = (make(tmp_path, replace(HPARAMS, users=users), name=str(users)) for users in (60, 61))
     for corpus in (few, many):
         assert corpus.split("train").names[:60] == few.split("train").names
@@ -128,7 +128,7 @@ def test_more_users_leave_the_others_their_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zipf", [0.7, 1.3])
 def test_words_follow_zipfs_law(tmp_path: Path, zipf: float) -> None:
-    """Half of the mass keeps the common ranking, so the head falls like 1 / rank^zipf or somewhat slower."""
+    """Half of the mass has the common ranking; therefore, counts fall like 1 / rank^zipf or somewhat more slowly."""
     hparams = replace(HPARAMS, users=200, zipf=zipf, vocabulary_size=1_000)
     counts = np.array(make(tmp_path, hparams).vocabulary.counts, float)
     rank = np.arange(3, 60)

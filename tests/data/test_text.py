@@ -1,4 +1,4 @@
-"""Text becomes sentences of tokens, of any script; HTML becomes text."""
+"""Tests of conversions: text of any script to sentences of tokens, and HTML to text."""
 
 import html
 import unicodedata
@@ -30,7 +30,7 @@ def test_escaped_text_comes_back(text: str) -> None:
         ("pi is 3.14, see os.path", ["pi is 3 . 14 , see os . path"]),
         ("Use it, e.g. here, vs. there etc. now", ["use it , e . g . here , vs . there etc . now"]),
         ("Smith et al. (2020), cf. fig. 2", ["smith et al . ( 2020 ) , cf . fig . 2"]),
-        ("the signal. Next", ["the signal .", "next"]),  # ends in an abbreviation, but is none
+        ("the signal. Next", ["the signal .", "next"]),  # "signal." ends like an abbreviation, but is a word
         ("See https://a.b/c?d=1#e. Then", ["see <URL> .", "then"]),
         ("(http://a.b/c), WWW.A.ORG!", ["( <URL> ) , <URL> !"]),
         ("http:// is no URL", ["http : / / is no <URL>".replace("<URL>", "url")]),
@@ -53,7 +53,7 @@ def test_sentences(text: str, expected: list[str]) -> None:
     ],
 )
 def test_sentences_without_characters_outside_ascii(text: str, expected: list[str]) -> None:
-    """What TensorFlow Federated's third step does, "Remove non-ascii symbols"."""
+    """With `ascii`, the result is that of TensorFlow Federated's third step, "Remove non-ascii symbols"."""
     assert [" ".join(sentence) for sentence in sentences(text, ascii=True)] == expected
 
 
@@ -88,7 +88,7 @@ ASCII_PIECES = [*map(chr, range(128)), "e.g.", "i.e.", "etc.", "vs.", "don't", "
 
 @given(st.lists(st.sampled_from(ASCII_PIECES), max_size=30).map("".join))
 def test_ascii_text_has_the_same_sentences_by_all_rules(text: str) -> None:
-    """Two implementations: regular expressions for ASCII, and the rules of Unicode."""
+    """Two implementations agree on ASCII text: regular expressions for ASCII, and the rules of Unicode."""
     assert sentences(text) == sentences(text, ascii=True) == sentences_of_any_script(text)
 
 

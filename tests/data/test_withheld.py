@@ -1,4 +1,4 @@
-"""Records that a run leaves out: what is drawn, that nothing else reads them, and that runs keep to it."""
+"""Tests of withheld records: which are drawn, that nothing else reads them, and that runs respect them."""
 
 import json
 from collections.abc import Callable
@@ -34,10 +34,10 @@ def listed(records: Records) -> Sentences:
 
 
 @given(USERS, st.floats(0, 0.99), st.sampled_from([None, "user", "record"]), st.integers(0, 99), st.data())
-def test_what_is_kept_is_what_lists_keep(
+def test_kept_records_equal_those_of_filtered_lists(
     users: list[Sentences], share: float, shadow: Shadow | None, seed: int, data: st.DataObject
 ) -> None:
-    """Users, records at any positions, their words and their numbers are those of lists without what is left out."""
+    """Users, records at any positions, their words and counts equal those of lists without the withheld records."""
     left = []
     for user, records in enumerate(users):
         held = set(held_out(len(records), user, share).tolist())
@@ -61,8 +61,8 @@ def test_what_is_kept_is_what_lists_keep(
         assert [left[user] for user in split.users] == expected
 
 
-def test_coins_are_fair_of_their_own_and_of_the_seed() -> None:
-    """The count of 4,000 coins is 2,000 on average, its deviation 31.6; the bound is four, also for neighbours."""
+def test_coins_are_fair_and_independent_of_neighbours_and_seeds() -> None:
+    """4,000 fair coins have 2,000 heads on average, with standard deviation 31.6; the bound is four deviations."""
     tossed = np.array([included(3, user, "user", 5) for user in range(4_000)])
     assert (tossed == tossed[:, :1]).all()
     tossed = tossed[:, 0]
@@ -82,7 +82,7 @@ def test_coins_are_fair_of_their_own_and_of_the_seed() -> None:
 def test_training_does_not_read_held_records(
     make_corpus: MakeCorpus, random_users: RandomUsers, algorithm: api.FedAvg | api.Central, partition: Partition
 ) -> None:
-    """Corpora that differ in held records alone train equal bits, canaries and all; without the setting they do not."""
+    """Corpora that differ only in withheld records train equal bits, with canaries; without the setting they do not."""
     users = random_users(24, 8, 36)
     others = [
         [[7] * 3 if place in held_out(8, user, 0.25) else record for place, record in enumerate(records)]
@@ -103,8 +103,8 @@ def test_training_does_not_read_held_records(
 
 
 @pytest.mark.parametrize("partition", ["iid", "non-iid"])
-def test_a_run_records_what_it_leaves_out(experiment: Experiment, partition: str) -> None:
-    """Each record of the corpus is held, or trained on in one place, as it is or replaced by a canary."""
+def test_each_record_is_withheld_or_trained_on_once(experiment: Experiment, partition: str) -> None:
+    """Each record of the corpus is withheld, or is trained on in one place, unchanged or replaced by a canary."""
     path = experiment.folder / partition
     run = Run.create(load(experiment.config, [HELD, f"data.partition='{partition}'"]), path)
     run.verify()
@@ -124,7 +124,7 @@ def test_a_run_records_what_it_leaves_out(experiment: Experiment, partition: str
 
 
 def test_lengths_and_privacy_count_what_is_trained_on(experiment: Experiment) -> None:
-    """An epoch of 24 users of 6 records is 4 rounds of 6; a shadow's population are the users whose coins say so."""
+    """The population of a shadow run is the users whose coins include them; an epoch is their number / 6 rounds."""
     config = load(experiment.config, [HELD, "data.shadow='user'"])
     run = Run.create(config, experiment.folder / "run")
     users = [user for user in range(24) if included(1, user, "user", config.seed)[0]]
@@ -134,7 +134,7 @@ def test_lengths_and_privacy_count_what_is_trained_on(experiment: Experiment) ->
     assert [run.users.name(user) for user in range(len(users))] == [f"train{user}" for user in users]
 
 
-def test_a_run_resumes_with_what_it_left_out_and_refuses_another_share(experiment: Experiment) -> None:
+def test_a_resumed_run_keeps_its_withheld_records_and_refuses_another_share(experiment: Experiment) -> None:
     run = Run.create(load(experiment.config, [HELD]), experiment.folder / "run")
     again = Run.reopen(run.config, run.path)
     assert again.train.records == run.train.records == 144
@@ -145,7 +145,7 @@ def test_a_run_resumes_with_what_it_left_out_and_refuses_another_share(experimen
         Run.reopen(run.config, run.path)
 
 
-def test_settings_keep_their_digests_and_refuse_what_cannot_be(
+def test_settings_keep_their_digests_and_refuse_impossible_values(
     experiment: Experiment, make_corpus: MakeCorpus, random_users: RandomUsers, tmp_path: Path
 ) -> None:
     config = load(experiment.config)

@@ -1,4 +1,4 @@
-"""Formats are told from content, and all of them read the same table: the same rule for authors and texts."""
+"""Tests of formats: detection from content, equal rules for authors and texts, Parquet, and word counts."""
 
 import csv
 import io
@@ -51,12 +51,12 @@ ROOT = Path(__file__).parents[3]
         ("a.json", b'{"users": 3, "text": "a"}', "jsonl"),
     ],
 )
-def test_content_goes_before_names(tmp_path: Path, name: str, content: bytes, format: str) -> None:
+def test_content_decides_the_format_and_not_the_name(tmp_path: Path, name: str, content: bytes, format: str) -> None:
     (tmp_path / "scratch").write_bytes(content)
     assert format_of(tmp_path / "scratch", Path(name)) is FORMATS[format]
 
 
-def test_what_was_found_and_what_is_known(tmp_path: Path) -> None:
+def test_an_unknown_format_is_refused_with_its_first_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("user text\n")
     with pytest.raises(InputError, match=r"a\.log: begins with b'user text\\n', which is not a known format"):
         format_of(tmp_path / "a.log", tmp_path / "a.log")
@@ -76,7 +76,7 @@ for name in ("a.jsonl", "a.h5"):
 
 
 def test_without_h5py_only_hdf5_files_are_refused(tmp_path: Path) -> None:
-    """A module that cannot be imported comes before the installed h5py, also in the processes that read a file."""
+    """A fake h5py, which cannot be imported, hides the installed h5py, also in the processes that read a file."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "h5py.py").write_text("raise ModuleNotFoundError('hidden')\n")
@@ -92,10 +92,10 @@ def test_without_h5py_only_hdf5_files_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "a.h5.c").exists()
 
 
-# All formats read the same table: nulls and blanks are dropped, and a whole number is that number.
+# All formats read the same table: null and blank fields are dropped, and the float 2.0 is read as the integer 2.
 
 
-HALF = "\ud83d"  # of a surrogate pair
+HALF = "\ud83d"  # the first half of a surrogate pair
 Rows = list[tuple[Any, Any]]
 
 
@@ -163,7 +163,7 @@ def test_half_of_a_surrogate_pair_is_treated_alike_in_author_and_text(tmp_path: 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_lists_of_texts_of_a_user(tmp_path: Path, form: str) -> None:
-    """What a group by the author gives; each text is plain text."""
+    """A text may be a list, as a group-by on the author produces; each item is split like any plain text."""
     rows: Rows = [("a", ["B, c. D", None, "", "e"]), ("f", []), (None, ["x", "y"])]
     posts = [Post("a", ["b , c .", "d"]), Post("a", ["e"])]
     assert READERS[form](tmp_path, rows) == (posts, {"posts_without_user": 2, "posts_without_text": 3})
@@ -236,7 +236,7 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
         read(write(tmp_path / "a.parquet", user=["a"], text=text), FORMAT)
 
 
-def test_cut_short_and_not_parquet(tmp_path: Path) -> None:
+def test_truncated_parquet_files_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", user=["a"], text=["b"])
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet \(.*\); check that it is complete"):
@@ -281,7 +281,7 @@ def test_text_and_archive_are_the_same(tmp_path: Path) -> None:
         (b"a\t2\na\t1\n", "'a' occurs twice"),
     ],
 )
-def test_wrong_word_counts_are_one_line(tmp_path: Path, text: bytes, message: str) -> None:
+def test_errors_of_wrong_word_counts_are_one_line(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "a").write_bytes(text)
     for path in (tmp_path / "a", archive(tmp_path / "a.tar.bz2", text)):
         with pytest.raises(InputError, match=rf"{path.name}: .*{message}") as caught:

@@ -1,4 +1,4 @@
-"""Three thousand damaged files for each reader, and as many damaged records: posts or one line, never a traceback."""
+"""Readers get 3,000 damaged files each, and 3,000 damaged records: they return posts or one line, never a traceback."""
 
 import json
 import sqlite3
@@ -26,7 +26,7 @@ TRAIN = [example for example in EXAMPLES if example[0] == "train"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that can be: three thousand files are written."""
+    """Provide a folder in memory if possible, because the tests write thousands of files."""
     if not MEMORY.is_dir():
         yield tmp_path
         return
@@ -64,7 +64,7 @@ def test_damaged_files(folder: Path, format: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(("fixed_length", "cases"), [(True, 8_000), (False, 2_000)])
 def test_damaged_hdf5_files(folder: Path, fixed_length: bool, cases: int) -> None:
-    """That libhdf5 crashes, or loops in a damaged heap of strings, is not ours to prevent; but it must stay rare."""
+    """Fewer than 2% of damaged files crash libhdf5, or loop in a damaged heap of strings; flsim cannot prevent this."""
     writers.write_tff_hdf5(folder / "valid", TRAIN, fixed_length)
     seen: Counter[str] = Counter()
     case = 0
@@ -83,7 +83,7 @@ def test_damaged_hdf5_files(folder: Path, fixed_length: bool, cases: int) -> Non
 
 
 def test_damaged_tf_examples(folder: Path) -> None:
-    """A record is a sentence, or is dropped for a reason; the records around it are not touched."""
+    """A damaged record is read as a sentence or dropped for a counted reason; the intact last record is always read."""
     protos = [writers.tf_example(f"the {n} words") for n in range(50)]
     reasons: Counter[str] = Counter()
     for file in range(CASES // 1_000):

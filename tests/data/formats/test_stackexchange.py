@@ -1,4 +1,4 @@
-"""Dumps of Stack Exchange: what is read, refused and dropped, and characters that XML forbids."""
+"""Tests of Stack Exchange dumps: rows that are read, refused or dropped, and characters that XML forbids."""
 
 from collections import Counter
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_questions_and_answers_of_owners_are_kept_and_the_rest_counted(tmp_path:
     ],
     ids=["bom", "crlf", "external-dtd", "internal-dtd", "latin-1", "cp1252"],
 )
-def test_dumps_as_they_come(tmp_path: Path, content: bytes) -> None:
+def test_variants_of_valid_dumps_are_read(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.Posts.xml"
     path.write_bytes(content)
     assert read(path)[0] == [Post("a/1", ["café"])]
@@ -124,7 +124,7 @@ def test_memory_does_not_grow_with_the_dump(tmp_path: Path) -> None:
         rows = (question("1", f"<p>{number} {'w' * 2_000}</p>") for number in range(posts))
         return peak_of_reading(write_dump(tmp_path / f"{posts}.Posts.xml", rows), "stackexchange")
 
-    assert peak(6_000) < peak(500) + 5_000  # 12 MB and 1 MB
+    assert peak(6_000) < peak(500) + 5_000  # kB; dumps of 12 MB and 1 MB
 
 
 def test_errors_of_later_parts_name_the_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_parts_do_not_hide_a_wrong_end(tmp_path: Path, ending: str, monkeypatch:
 @pytest.mark.parametrize(
     "content", ["<posts>" + question("1", "a").strip() * 9 + "</posts>", "\ufeff<posts>\n</posts>"]
 )
-def test_what_cannot_be_cut_is_one_part(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dump_that_cannot_be_cut_is_one_part(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "PART_BYTES", 10)
     path = tmp_path / "a.Posts.xml"
     path.write_bytes(content.encode())
@@ -182,7 +182,7 @@ def test_the_deepest_html_that_is_read(tmp_path: Path, tag: str) -> None:
     assert posts == [Post("a/1", ["deep"])]
 
 
-# Characters that XML 1.0 forbids, in dumps: removed, and their rows counted.
+# Characters that XML 1.0 forbids are removed from dumps, and their rows are counted.
 
 
 EMOJI = "\U0001f600"  # U+D83D U+DE00 in UTF-16
@@ -235,7 +235,7 @@ def test_surrogate_pairs_are_joined(tmp_path: Path, piece: bytes) -> None:
 
 
 def test_another_encoding(tmp_path: Path) -> None:
-    """In latin-1 the bytes of U+FFFE in UTF-8 are three letters, which stay."""
+    """In Latin-1, the UTF-8 bytes of U+FFFE are three ordinary characters, which the reader keeps."""
     rows = question("1", "a\x0eï¿¾b") + question("2", "é")
     text = f'<?xml version="1.0" encoding="iso-8859-1"?><posts>\n{rows}</posts>'
     text = text.replace("a\x0e", "a\x0e&#14;&#xD83D;&#xDE00;")
@@ -247,8 +247,8 @@ def test_another_encoding(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["&#x{:x};", "&#{};", "raw"]), st.integers(0, 0x10FFFF))))
-def test_what_is_left_is_what_xml_allows(characters: list[tuple[str, int]]) -> None:
-    """Read by a parser of XML, which refuses what XML forbids. Halves of pairs are in the tests above."""
+def test_the_filter_keeps_exactly_what_xml_allows(characters: list[tuple[str, int]]) -> None:
+    """An XML parser, which refuses forbidden characters, reads the output. The tests above cover halves of pairs."""
     kept = [(form, code) for form, code in characters if not 0xD800 <= code < 0xE000 and chr(code) not in '<&"\t\n\r']
     spelled = "".join(chr(code) if form == "raw" else form.format(code) for form, code in kept)
     out = CharacterFilter().feed(f'<row Body="{spelled}"/>'.encode(), final=True)

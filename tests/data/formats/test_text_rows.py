@@ -1,4 +1,4 @@
-"""JSON lines, other JSON (arrays, indented objects, LEAF), CSV and plain text, as programs write them."""
+"""Tests of the readers of JSON lines, other JSON (arrays, indented objects, LEAF), CSV and plain text."""
 
 import csv
 import json
@@ -49,7 +49,7 @@ def test_lines_longer_than_a_chunk(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
-    """After a byte order mark, a line feed of Windows and a blank line; whatever part the line is in."""
+    """The error names line 3, after a byte order mark, a CRLF and a blank line, for parts of any size."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"user": 1, "text": "fine"}\r\n\n' + line + b"\n")
     for size in (1, 2**20):
@@ -61,7 +61,7 @@ def test_wrong_lines_are_named(tmp_path: Path, line: bytes, message: str) -> Non
 
 
 def test_the_error_of_a_wrong_key_is_short(tmp_path: Path) -> None:
-    """20,000 keys: ten are shown, and the others counted."""
+    """The message shows ten of the 20,000 keys, and counts the others."""
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({f"u{number}": ["a text"] for number in range(20_000)}))
     with pytest.raises(InputError, match=r'"u0", .*"u9" and 19,990 others') as caught:
@@ -84,7 +84,7 @@ def test_a_file_without_lines_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         read(path)
 
 
-# JSON that is not lines: arrays, indented objects and the layout of LEAF, as programs write them.
+# JSON that is not JSON lines: arrays, indented objects and the layout of LEAF, as programs write them.
 
 
 Rows = list[tuple[str | int, str]]
@@ -95,7 +95,7 @@ def objects(rows: Rows) -> list[dict[str, Any]]:
 
 
 def leaf(rows: Rows) -> dict[str, Any]:
-    """The layout that LEAF's `preprocess.sh` writes, with labels that are not read."""
+    """Return the layout that LEAF's `preprocess.sh` writes, with labels, which the reader ignores."""
     data: dict[str, Any] = {}
     for user, text in rows:
         data.setdefault(str(user), {"x": [], "y": []})["x"].append(text)
@@ -120,7 +120,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows:
     path = tmp_path_factory.mktemp("json") / "posts.json"
     path.write_text(WRITERS[shape](rows), encoding="utf-8", newline="")
     expected = [Post(str(user), records(text)) for user, text in rows]
-    if shape.startswith("leaf"):  # user by user
+    if shape.startswith("leaf"):  # the layout stores the rows of one user after another
         order = list(dict.fromkeys(str(user) for user, _ in rows))
         expected.sort(key=lambda post: order.index(post.user))
     assert format_of(path, path).name == "json"
@@ -160,7 +160,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("format", ["json", "jsonl"])
 def test_nested_keys(tmp_path: Path, format: str) -> None:
-    """Objects without a key that others have are dropped, whichever part they are in, as if the key had a null."""
+    """Objects without a key that other objects have, in any part of the file, are dropped as if the key were null."""
     path, good = tmp_path / f"a.{format}", {"author": {"id": 7}, "body": {"text": "a b"}}
     rows = [{"body": good["body"]}, {**good, "author": {}}, good, {**good, "author": None}, {"author": {"id": 7}}, {}]
     path.write_text(json.dumps(rows) if format == "json" else "\n".join(map(json.dumps, rows)))
@@ -173,7 +173,7 @@ def test_nested_keys(tmp_path: Path, format: str) -> None:
     assert reading.read(tmp_path / "b.jsonl", "jsonl", columns=("author.id", "text"))[0] == [Post("8", ["a"])]
 
 
-# The reader of CSV: real files, as spreadsheets and `csv.writer` write them.
+# CSV files, as spreadsheets and `csv.writer` write them.
 
 
 @pytest.mark.parametrize(("name", "delimiter", "options"), [("a.tsv", "\t", ()), ("a.csv", ";", ("--delimiter", ";"))])
@@ -195,7 +195,7 @@ FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 def test_csv_that_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, posts: list[tuple[str, str]], encoding: str
 ) -> None:
-    """Commas, quotes and line feeds in fields included, with a byte order mark or without."""
+    """Fields with commas, quotes and line feeds are read as written, with and without a byte order mark."""
     path = tmp_path_factory.mktemp("csv") / "a.csv"
     with path.open("w", newline="", encoding=encoding) as file:
         csv.writer(file).writerows([("id", "user", "text"), *((7, *post) for post in posts)])
@@ -214,7 +214,7 @@ def test_csv_that_is_written_is_read(
         (b"user,text\na,caf\xe9\n", "not UTF-8"),
     ],
 )
-def test_wrong_files_are_one_line(
+def test_errors_of_wrong_csv_files_are_one_line(
     tmp_path: Path, content: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables_of_rows, "LONGEST_FIELD", 1_000)
@@ -226,7 +226,7 @@ def test_wrong_files_are_one_line(
     assert "\n" not in str(caught.value)
 
 
-# Plain text in parts: authors are named by the lines of the whole file, of which no part is read twice.
+# Plain text in parts: authors are named after lines of the complete file, and no part is read twice.
 
 
 @given(
@@ -250,7 +250,7 @@ def test_parts_name_the_authors_of_the_whole_file(
 
 
 def test_a_part_is_read_without_the_parts_before_it(tmp_path: Path) -> None:
-    """Each part read the file from its beginning to count lines, so that an import took the square of its length."""
+    """A part is read without the bytes before it; otherwise, the time of an import would be quadratic in the length."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"a b c d e f\n" * 100)
     form = text_format(10)

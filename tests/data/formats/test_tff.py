@@ -1,4 +1,4 @@
-"""Stack Overflow as TensorFlow Federated publishes it, in SQLite and in HDF5."""
+"""Tests of readers of the SQLite and HDF5 files in which TensorFlow Federated publishes Stack Overflow."""
 
 import hashlib
 import sqlite3
@@ -24,7 +24,7 @@ from flsim.data.formats.tff import Example
 
 TFF_SQLITE = "tff-sqlite"
 
-GOLDEN: dict[str, bytes | int] = {  # a record like those of the published file; with sorted names, it has this digest
+GOLDEN: dict[str, bytes | int] = {  # like a published record; serialized with sorted names, it has the digest below
     "creation_date": b"2010-07-15 18:15:58.5 UTC",
     "score": -1,
     "tags": b"android|android-emulator|monkey",
@@ -44,7 +44,7 @@ def record(**features: bytes | int) -> bytes:
 
 
 def database(path: Path, rows: Iterable[tuple[object, object, object]]) -> Path:
-    """Rows of examples, in a database without any other rows."""
+    """Write a database with only these rows of examples."""
     write_tff_sqlite(path, [])
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
@@ -58,7 +58,7 @@ def execute(path: Path, *statements: str) -> Path:
     return path
 
 
-def test_what_a_record_can_lack(tmp_path: Path) -> None:
+def test_faulty_records_are_dropped_and_counted(tmp_path: Path) -> None:
     assert hashlib.sha256(record(**GOLDEN)).hexdigest() == GOLDEN_SHA256
     good = tf_example("the <URL> ,\t it's   so")
     protos: list[object] = [
@@ -87,7 +87,7 @@ def test_what_a_record_can_lack(tmp_path: Path) -> None:
     }
 
 
-def test_any_name_is_just_a_name(tmp_path: Path) -> None:
+def test_any_text_can_be_a_client_name(tmp_path: Path) -> None:
     names = ["../../etc/passwd", "a\0b", "x" * 10_000, "'; DROP TABLE examples", "é\n", ""]
     path = database(tmp_path / "so.sqlite", (("train", name, tf_example("a")) for name in names))
     execute(path, "INSERT INTO examples SELECT split_name, CAST(x'ff41' AS TEXT), x'' FROM examples LIMIT 1")
@@ -147,7 +147,7 @@ def test_the_file_is_only_read(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == [path]
 
 
-def test_changes_that_are_not_in_the_file_yet(tmp_path: Path) -> None:
+def test_a_database_with_pending_changes_is_refused(tmp_path: Path) -> None:
     path = database(tmp_path / "so.sqlite", [])
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -161,7 +161,7 @@ def test_a_record_of_50_megabytes_is_not_read(tmp_path: Path) -> None:
     small = database(tmp_path / "small.sqlite", [("train", "a", tf_example("a"))])
     path = database(tmp_path / "so.sqlite", [("train", "a", tf_example("a")), ("train", "a", b"x" * 50_000_000)])
     assert read(path, TFF_SQLITE) == ([Post("a", ["a"], "train")], {"records_too_long": 1})
-    # Read, the record would add 48,828. A peak is sampled, and misses parts of a short process on a busy machine.
+    # Reading the record would add 48,828 kB. A sampled peak can miss parts of a short process on a busy machine.
     assert peak_of_reading(path, "tff-sqlite") < peak_of_reading(small, "tff-sqlite") + 40_000
 
 
@@ -169,7 +169,7 @@ TFF_HDF5 = "tff-hdf5"
 
 
 def changed(path: Path, tokens: Any, **options: Any) -> Path:
-    """A file of clients a, b and c, with other tokens for b."""
+    """Write a file of clients a, b and c, and replace the tokens of b."""
     write_tff_hdf5(path, [("train", client, "x y") for client in "abc"])
     with h5py.File(path, "a") as file:
         del file["examples/b/tokens"]
@@ -196,7 +196,7 @@ def test_names_are_in_the_order_of_the_file_and_may_be_any(tmp_path: Path) -> No
     assert dropped == {"users_not_utf8": 1}
 
 
-def test_records_that_are_no_sentences(tmp_path: Path) -> None:
+def test_hdf5_records_that_are_not_sentences_are_dropped(tmp_path: Path) -> None:
     path = changed(tmp_path / "a.h5", [b"\xff", b" ", b"z" * 5_000_000, b"ok"], dtype=h5py.string_dtype())
     assert read(path, TFF_HDF5) == (
         [Post("a", ["x y"]), Post("b", ["ok"]), Post("c", ["x y"])],
@@ -215,7 +215,7 @@ def test_tokens_that_are_not_strings(tmp_path: Path, tokens: Any) -> None:
 
 
 def test_data_in_other_files_is_never_opened(tmp_path: Path) -> None:
-    """Links, external storage, virtual datasets: a file may name any other file."""
+    """Links, external storage and virtual datasets are refused, because they can name any other file."""
     write_tff_hdf5(tmp_path / "secret.h5", [("train", "b", "hunter2")])
     (tmp_path / "secret").write_bytes(b"hunter2 ")
     layout = h5py.VirtualLayout((1,), "S8")
@@ -240,7 +240,7 @@ def test_data_in_other_files_is_never_opened(tmp_path: Path) -> None:
 
 
 def test_users_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Declared sizes cost a file nothing."""
+    """Users that declare too many or too large records are dropped or refused; a small file can declare any size."""
     monkeypatch.setattr(tff, "USER_RECORDS", 3)
     posts = [Post("a", ["x y"]), Post("c", ["x y"])]
     path = changed(tmp_path / "a.h5", np.array([b"x"] * 4))
@@ -262,7 +262,7 @@ def test_a_client_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert [text for post in read(path, TFF_HDF5)[0] for text in post.sentences] == texts
 
 
-def test_cut_short_and_without_examples(tmp_path: Path) -> None:
+def test_truncated_files_and_files_without_examples_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     write_tff_hdf5(path, [("train", "a", "x")])
     whole = path.read_bytes()

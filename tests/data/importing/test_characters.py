@@ -1,4 +1,4 @@
-"""Corpora by characters: imports against plain Python, the command, a run on one with its canaries, and refusals."""
+"""Tests of corpora by characters: imports against plain Python, the command, a run with canaries, and refusals."""
 
 import json
 from collections import Counter
@@ -48,7 +48,7 @@ def test_lines_come_back_and_characters_are_counted(tmp_path_factory: pytest.Tem
 
 
 def test_consecutive_lines_are_an_author(tmp_path: Path, flsim: Flsim) -> None:
-    """120 lines, 50 an author: 50, 50 and 20 of them."""
+    """120 lines with 50 lines per author make three authors, of 50, 50 and 20 lines."""
     (tmp_path / "ptb.txt").write_text("\n".join(TREEBANK))
     options = ("--lines-per-author", 50, "--heldout", 0, "--test", 0)
     command = ("data", "import", tmp_path / "ptb.txt", "--by", "characters", "--out", tmp_path / "ptb")
@@ -105,7 +105,7 @@ def test_refusals_are_one_line(tmp_path: Path, flsim: Flsim, options: tuple[obje
     assert not (tmp_path / "corpus").exists()
 
 
-# Text of any script through the import; and characters outside ASCII, which --ascii removes.
+# Imports of text of any script, and removal of characters outside ASCII with --ascii.
 
 
 ASCII_TEXTS = [
@@ -115,7 +115,7 @@ ASCII_TEXTS = [
     'a/b \\ c | d `e` "f" <g> $5 *h* +i',
     "Smith et al. (2020), cf. fig. 2 vs. www.example.org, really?! Yes...\tNo.\x0b\x0cEnd\x7f\x00",
 ]
-# Computed with the code that removed characters outside ASCII (commit 435bb41).
+# The code that removed characters outside ASCII (commit 435bb41) computed these digests.
 DIGESTS = {
     "words": "8e18b691f1e841c30925481c3e2dc9366e30100cafcec416b8e8a62f2a018e9c",
     "characters": "c780eac3a3554f5c383aac34c7180a64b8f428e1b7b87661232e15ba795d987e",
@@ -153,7 +153,7 @@ def test_text_of_any_script_is_in_the_vocabulary(tmp_path: Path, flsim: Flsim) -
 @pytest.mark.parametrize(
     ("text", "why"), [("Привет мир", "no text of any user in 9 posts"), ("Привет, мир.", "no user has words")]
 )
-def test_text_of_which_nothing_is_left_says_why(tmp_path: Path, text: str, why: str) -> None:
+def test_errors_for_text_without_ascii_give_the_reason(tmp_path: Path, text: str, why: str) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [(f"user{number}", text) for number in range(9)])
     with pytest.raises(InputError, match=why):
         import_corpus([source], tmp_path / "corpus", ImportHParams(9, 6, 50, ascii=True))

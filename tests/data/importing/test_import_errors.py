@@ -1,4 +1,4 @@
-"""Bad input: one line that says what, where and what to do; and nothing is left behind, whatever goes wrong."""
+"""Bad input causes one line with the fault, the place and the remedy, and failed imports leave no corpus behind."""
 
 import json
 import re
@@ -78,7 +78,7 @@ def test_sources_that_cannot_be_imported_together(sources: Path) -> None:
         ImportHParams(heldout=0.5, test=0.5)
 
 
-def test_a_cut_dump_leaves_nothing_wherever_it_is_cut(sources: Path) -> None:
+def test_a_dump_truncated_anywhere_leaves_no_files(sources: Path) -> None:
     content = dump([question(str(owner), f"<p>{TEXT}</p>") for owner in range(6)]).encode("utf-8-sig")
     whole = content.index(b"</posts>") + len(b"</posts>")
     path = sources / "a.Posts.xml"
@@ -98,7 +98,7 @@ def stop(*arguments: object, **named: object) -> None:
 @pytest.mark.parametrize(
     "step", ["formats.posts.post_of", "importing.tasks.count_words", "importing.tasks.CorpusWriter.finish"]
 )
-def test_an_interrupt_leaves_what_the_same_import_continues_with(
+def test_the_same_import_continues_after_an_interrupt(
     sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
 ) -> None:
     write_jsonl(sources / "a.jsonl", [(1, TEXT)])
@@ -132,10 +132,10 @@ def test_memory_of_all_processes_is_bounded_by_pieces(tmp_path: Path) -> None:
         text = "few different words make for little memory in counts. " * 30
         rows = [(f"author{n % (posts // 4)}", f"{text} {chr(97 + n % 26)}{n % 9}") for n in range(posts)]
         source = write_jsonl(tmp_path / f"{posts}.jsonl", rows)
-        # The largest of three, because on a busy machine the peaks of the processes do not always coincide.
+        # The largest of three peaks, because on a busy machine the peaks of the processes do not always coincide.
         return max(peak_kilobytes(IMPORT, source, tmp_path / f"corpus{posts}-{turn}") for turn in range(3))
 
-    assert peak(8_000) < peak(2_000) + 9_000  # 14 MB and 3.5 MB
+    assert peak(8_000) < peak(2_000) + 9_000  # kB; sources of 14 MB and 3.5 MB
 
 
 @pytest.mark.parametrize("out", [".", "/"])
@@ -165,7 +165,7 @@ def test_an_error_names_the_reason(sources: Path, name: str, content: bytes, mes
         import_folder(sources)
 
 
-# Layouts, given vocabularies, columns, splits of the sources, and what is said about sources.
+# Layouts, given vocabularies, columns, splits of the sources, and messages about sources.
 
 
 POSTS = [(number % 9, f"a b c word{number % 4} d e, f? a b.") for number in range(90)]
@@ -187,7 +187,7 @@ def texts(corpus: Corpus) -> dict[str, list[list[str]]]:
     }
 
 
-def test_a_split_says_by_itself_which_layout_it_is_in(tmp_path: Path) -> None:
+def test_each_split_records_its_layout(tmp_path: Path) -> None:
     corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", POSTS)], tmp_path / "corpus", hparams(layout="fedml"))
     path = corpus.path / "train" / "split.json"
     about = json.loads(path.read_text())
@@ -202,7 +202,7 @@ def test_a_split_says_by_itself_which_layout_it_is_in(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_can_be_given(tmp_path: Path) -> None:
-    """Its order is that of the file, and counts are the file's; other words are out of vocabulary."""
+    """The vocabulary has the words, order and counts of the given file; other words are out of vocabulary."""
     source = write_jsonl(tmp_path / "a.jsonl", POSTS)
     given = tmp_path / "word_count"
     given.write_text("zebra\t900\nc\t80\nword1\t7\n.\t6\na\t5\nb\t4\n")
@@ -220,7 +220,7 @@ def test_a_vocabulary_can_be_given(tmp_path: Path) -> None:
 
 
 def test_the_splits_of_a_source_are_kept(tmp_path: Path) -> None:
-    """A client of two splits is an author in each; shares are for sources that do not say."""
+    """A client of several splits is one author in each split; shares apply only to sources without splits."""
     rows = [(split, client, f"a b c {client} . ") for split in SPLITS for client in ("one", "two") for _ in range(12)]
     writers.write_tff_sqlite(tmp_path / "so.sqlite", rows)
     corpus = import_corpus([tmp_path / "so.sqlite"], tmp_path / "corpus", hparams(heldout=0.49, test=0.49))
@@ -230,7 +230,7 @@ def test_the_splits_of_a_source_are_kept(tmp_path: Path) -> None:
     assert set(corpus.vocabulary.words) == {"a", "b", "c", ".", "one"}
 
 
-def test_the_command_has_all_of_it(tmp_path: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_imports_with_all_options(tmp_path: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch) -> None:
     posts = [{"who": user, "said": text} for user, text in POSTS]
     source = tmp_path / "posts.data"
     source.write_text("".join(json.dumps(post) + "\n" for post in posts))
@@ -254,9 +254,7 @@ def test_the_command_has_all_of_it(tmp_path: Path, flsim: Flsim, monkeypatch: py
     assert folder_bytes(tmp_path / "made") == folder_bytes(expected.path)
 
 
-def test_a_small_corpus_has_the_words_that_it_has_where_no_vocabulary_is_asked_for(
-    tmp_path: Path, flsim: Flsim
-) -> None:
+def test_without_a_vocabulary_size_a_small_corpus_keeps_all_words(tmp_path: Path, flsim: Flsim) -> None:
     source = write_jsonl(tmp_path / "posts.jsonl", POSTS)
     words = len({word for _, text in POSTS for word in re.findall(r"\w+|[,.?]", text)})
     shared = [source, "--words-per-user", "30", "--heldout", "0", "--test", "0", "--out"]
@@ -267,14 +265,14 @@ def test_a_small_corpus_has_the_words_that_it_has_where_no_vocabulary_is_asked_f
     asked = import_corpus(
         [source], tmp_path / "asked", hparams(vocabulary_size=words + 4, heldout=0.0, test=0.0, record_words=20)
     )
-    assert folder_bytes(tmp_path / "fitted") == folder_bytes(asked.path)  # also the manifest names the size that it has
+    assert folder_bytes(tmp_path / "fitted") == folder_bytes(asked.path)  # the manifest also has the actual size
     (tmp_path / "words").write_text("a 5\nb 4\nc 3\n")
     code, _, err = flsim("data", "import", *shared, tmp_path / "given", "--vocabulary-from", tmp_path / "words")
     assert (code, "--vocabulary 7 instead of 10000" in err) == (0, True), err
 
 
 def test_hdf5_is_never_opened_in_the_caller_s_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """libhdf5 may crash or hang: the file is detected, cut and read by a worker, also where one process would do."""
+    """A worker detects, cuts and reads HDF5 files, even if one process is enough, because libhdf5 may crash or hang."""
     source = tmp_path / "posts.h5"
     writers.write_tff_hdf5(source, [("train", f"u{user}", "a b c d") for user in range(4)])
 

@@ -1,4 +1,4 @@
-"""Import against an oracle: a naive import in the test, on posts whose tokens are known by construction."""
+"""Imports equal a naive import, which the test implements, on posts whose tokens are known by construction."""
 
 import hashlib
 import subprocess
@@ -38,13 +38,13 @@ some_posts = st.lists(
 
 
 def text_of(sentences: list[Sentence]) -> str:
-    """Sentences with a full stop each, ended by a space or a line feed, with irregular white space."""
+    """Return the sentences in capitals, each with a full stop and irregular white space."""
     ends = (". ", ".\n", ".  \t", ".\n\n")
     return " ".join("  ".join(words).upper() + ends[index % 4] for index, words in enumerate(sentences))
 
 
 def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[str, list[Sentence]]], Counter[str]]:
-    """Split -> user -> records, and what was dropped, with nothing clever."""
+    """Return split -> user -> records, and the counts of what was dropped, computed without any optimization."""
     authors: dict[str, list[Sentence]] = {}
     dropped: Counter[str] = Counter()
     for user, sentences in posts:
@@ -57,7 +57,7 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
         users: list[list[Sentence]] = [[]]
         for record in authors[author]:
             users[-1].append(record)
-            if sum(len(record) - 1 for record in users[-1]) >= (hparams.words_per_user or 0):  # the stop is no word
+            if sum(len(record) - 1 for record in users[-1]) >= (hparams.words_per_user or 0):  # full stops do not count
                 users.append([])
         remainder = users.pop()
         reasons = (
@@ -77,7 +77,7 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
 
 @contextmanager
 def cut_into(part: int, piece: int, bucket: int, counted: int) -> Iterator[None]:
-    """Imports work in parts of so many bytes, pieces of so many characters, and ranges of so many bytes and words."""
+    """Set the sizes in which imports work: bytes of parts, characters of pieces, bytes of buckets, words of ranges."""
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (
             ("formats.posts.PART_BYTES", part),
@@ -115,7 +115,7 @@ def import_small(tmp_path: Path, sources: list[Path], name: str = "corpus", **ch
     st.sampled_from([0.0, 0.3]),
     st.tuples(*[st.sampled_from([40, 400, 2**24])] * 4),
 )
-def test_imports_what_a_naive_import_does(
+def test_an_import_equals_a_naive_import(
     tmp_path_factory: pytest.TempPathFactory,
     posts: Posts,
     record_words: int,
@@ -124,11 +124,11 @@ def test_imports_what_a_naive_import_does(
     share: float,
     sizes: tuple[int, int, int, int],
 ) -> None:
-    """Whatever the sizes of parts, pieces, and ranges of authors and words."""
+    """An import equals the naive import for any sizes of parts, pieces, and ranges of authors and words."""
     tmp_path = tmp_path_factory.mktemp("import")
     written = [(user, text_of(sentences)) for user, sentences in posts]
     sources = [write_jsonl(tmp_path / "one.jsonl", written[::2]), write_jsonl(tmp_path / "two.jsonl", written[1::2])]
-    sources[1].write_text(sources[1].read_text() + "\n")  # or it might be refused for being the same
+    sources[1].write_text(sources[1].read_text() + "\n")  # two equal sources would be refused
     hparams = ImportHParams(5, record_words, words_per_user, heldout=share, test=share)
     kept, dropped = naive_import([*posts[::2], *posts[1::2]], hparams)
     counts = Counter(word for user in kept["train"].values() for record in user for word in record)
@@ -155,10 +155,10 @@ def test_imports_what_a_naive_import_does(
         known = [
             (user, [[w if w in vocabulary else "<oov>" for w in r] for r in records]) for user, records in users.items()
         ]
-        assert decoded(corpus, split) == known  # order of users too
+        assert decoded(corpus, split) == known  # in the same order of users
         oov_words = sum(record.count("<oov>") for _, records in known for record in records)
         assert corpus.manifest["parameters"]["oov_words"][split] == oov_words
-    for split, whole in WHOLE.items():  # what an author's balanced users hold begins all that the author wrote
+    for split, whole in WHOLE.items():  # an author's records begin with those of the author's balanced users
         everything = dict(decoded(corpus, whole))
         balanced: dict[str, list[Sentence]] = {}
         for user, records in decoded(corpus, split):
@@ -167,7 +167,7 @@ def test_imports_what_a_naive_import_does(
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_a_format_is_told_from_content_whatever_the_name(tmp_path: Path, encoding: str) -> None:
+def test_the_format_is_detected_from_content_with_any_name(tmp_path: Path, encoding: str) -> None:
     dumped = tmp_path / "one.txt"
     dumped.write_text(dump([question("1", "a b c d e f g h. " * 3)], "\n"), encoding)
     lines = tmp_path / "two.xml"
@@ -176,7 +176,7 @@ def test_a_format_is_told_from_content_whatever_the_name(tmp_path: Path, encodin
 
 
 def write_two(tmp_path: Path) -> list[Path]:
-    """Two sources of different users, whose names sort differently by hash and by alphabet."""
+    """Write two sources of different users, whose names sort differently by hash and by alphabet."""
     return [
         write_jsonl(tmp_path / f"{name}.jsonl", [(f"{name}{n % 7}", f"w{n} a b c{n % 5}. d e f?") for n in range(150)])
         for name in ("one", "two")
@@ -184,7 +184,7 @@ def write_two(tmp_path: Path) -> list[Path]:
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Also in other processes, where sets of strings have another order."""
+    """The bytes are equal in another process, in which sets of strings have another order."""
     sources = write_two(tmp_path)
     code = (
         "import sys; from pathlib import Path; from flsim.api import ImportSettings, import_corpus; "
@@ -202,13 +202,13 @@ def test_neither_processes_nor_pieces_nor_the_order_of_sources_matter(tmp_path: 
     sources = write_two(tmp_path)
     expected = folder_bytes(import_small(tmp_path, sources, "expected").path)
     turned = folder_bytes(import_small(tmp_path, sources[::-1], "turned").path)
-    assert {name for name in expected if expected[name] != turned[name]} == {"manifest.json"}  # the list of sources
+    assert {name for name in expected if expected[name] != turned[name]} == {"manifest.json"}  # lists the sources
     hparams = ImportHParams(8, 6, 12, heldout=0.0, test=0.0)
     with cut_into(1_000, 500, 1_000, 10):
         assert folder_bytes(import_corpus(sources, tmp_path / "two", hparams, workers=2).path) == expected
 
 
-# Authors: regrouped on disk by hash, cut into balanced users, kept out; and names that stand for many people.
+# Which tokens count as words, and how authors are assigned to splits.
 
 
 def test_written_words_have_a_letter_or_a_digit() -> None:
@@ -216,7 +216,7 @@ def test_written_words_have_a_letter_or_a_digit() -> None:
 
 
 def test_splits_have_the_shares_that_were_asked_for() -> None:
-    """4,000 authors: a share's standard deviation is below 0.8%."""
+    """Shares of 4,000 authors are within 3% of the requested shares; a share's standard deviation is below 0.8%."""
     splits = Counter(split_of(f"author{index}", heldout=0.1, test=0.3, seed=7) for index in range(4_000))
     assert abs(splits["heldout"] / 4_000 - 0.1) < 0.03
     assert abs(splits["test"] / 4_000 - 0.3) < 0.03
@@ -231,7 +231,7 @@ def test_splits_depend_on_the_seed_and_nothing_else() -> None:
     assert {split_of(name, 0.0, 0.0, 3) for name in "abc"} == {"train"}
 
 
-# Lines on disk, regrouped by hash: like a dictionary, whatever the number of files and ranges.
+# Lines on disk are regrouped by hash, as in a dictionary, for any number of files and ranges.
 
 
 some_files = st.lists(
@@ -261,12 +261,12 @@ def test_regroups_like_a_dictionary(
         for line in read_lines(ranges_of(paths, bounds, index)):
             key = line.partition(b"=")[0].decode()
             found.setdefault(key, []).append(line.partition(b"=")[2])
-            assert hash_of(key) * ranges >> 64 == index  # ranges are equal, and a hash is in one of them
+            assert hash_of(key) * ranges >> 64 == index  # the ranges divide all 64-bit hashes equally
     assert found == expected
 
 
 def test_hashes_are_sha256_and_the_largest_is_in_the_last_range(tmp_path: Path) -> None:
-    """The sha256 of "abc" is published: FIPS 180-2, appendix B.1."""
+    """A hash is the first 64 bits of SHA-256; FIPS 180-2, appendix B.1, publishes the SHA-256 of "abc"."""
     assert hash_of("abc") == 0xBA7816BF8F01CFEA
     path = tmp_path / "lines"
     write_lines(path, [0, 2**63, 2**64 - 1], [b"first\n", b"middle\n", b"last\n"])
@@ -275,7 +275,7 @@ def test_hashes_are_sha256_and_the_largest_is_in_the_last_range(tmp_path: Path) 
     assert found == [[b"first"], [b"middle", b"last"]]
 
 
-# Names that stand for many people: reported by an import and by `inspect`, and dropped on request.
+# Names that many people share, such as [deleted]: imports and `inspect` report them, and an option drops them.
 
 
 SETTINGS = ("--words-per-user", 8, "--vocabulary", 9)
@@ -283,14 +283,14 @@ TEXT = "some words are here now"
 
 
 def posts(name: str, deleted: int) -> list[tuple[str | int, str]]:
-    """Return posts of 40 accounts, and of so many more with one name."""
+    """Return posts of 40 accounts, and of `deleted` more accounts that share one name."""
     rows = [(f"user{user}", TEXT) for user in range(40) for _ in range(4)]
     return [*rows, *((name, TEXT) for _ in range(deleted) for _ in range(4))]
 
 
 @pytest.mark.parametrize("name", ["[deleted]", "nan"])
-def test_a_stand_in_is_reported_and_dropped(tmp_path: Path, flsim: Flsim, name: str) -> None:
-    """20 of 60 accounts have the name, so that it has a third of all words."""
+def test_a_placeholder_name_is_reported_and_dropped(tmp_path: Path, flsim: Flsim, name: str) -> None:
+    """A name that 20 of 60 accounts share has a third of all words; it is reported, and dropped on request."""
     source = write_jsonl(tmp_path / "a.jsonl", posts(name, 20))
     code, imported, err = flsim("data", "import", source, *SETTINGS, "--out", tmp_path / "corpus")
     assert code == 0, err
@@ -312,7 +312,7 @@ def test_a_stand_in_is_reported_and_dropped(tmp_path: Path, flsim: Flsim, name: 
 
 
 def test_shares_and_warnings() -> None:
-    """The largest of 40 authors has 6 of 45 words, and 2 of 40 authors' shares are 5%."""
+    """An author with 6 of 45 words (13.3%) causes a warning: it is more than twice the mean share of 40 authors, 5%."""
     users = [("train", "big#0", 4), ("train", "big#1", 2), *(("heldout", f"u{n}", 1) for n in range(39))]
     authors, warnings = largest_authors(users)
     assert authors[0] == {"author": "big", "split": "train", "users": 2, "words": 6, "share": 6 / 45}

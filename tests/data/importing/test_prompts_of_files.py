@@ -1,7 +1,7 @@
-"""Prompts: read with their answers, kept by whatever copies records, and no target in training or utility.
+"""Prompts are read with their answers and copied with records, and are never targets of training or utility.
 
-The oracle is the definition: the loss of a record is -log p of the answer's tokens and EOS, one after another, each
-given BOS, the prompt and the answer so far.
+The expected loss follows from its definition: the sum of -log p of the answer's tokens and EOS, one after another,
+each given BOS, the prompt and the answer so far.
 """
 
 import csv
@@ -40,7 +40,7 @@ ROWS = [("a", "Ask one", "Answer one."), ("a", None, "No prompt."), ("b", "Ask t
 LAYOUT = Layout(12, record_words=6, prompts=True)
 MODEL = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(3, 5)).initialize(0).double()
 RECORDS = [[1, 2, 3], [4], [5, 6, 7, 8, 1, 2], [3, 3], [8, 1, 4, 4]]
-PROMPTS = [2, 0, 3, 1, 3]  # tokens
+PROMPTS = [2, 0, 3, 1, 3]  # lengths in tokens
 
 
 def written(path: Path) -> Path:
@@ -59,7 +59,7 @@ def written(path: Path) -> Path:
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
 def test_prompts_and_answers_are_read(suffix: str, tmp_path: Path) -> None:
-    """An answer is dropped if it is null; a null prompt is none."""
+    """A row with a null answer is dropped; a null prompt is read as no prompt."""
     made = import_corpus([written(tmp_path / f"a.{suffix}")], tmp_path / "c", HPARAMS, prompt_column="ask")
     train = Corpus.open(made.path, verify=True).split("train")
     found = []
@@ -73,8 +73,8 @@ def test_prompts_and_answers_are_read(suffix: str, tmp_path: Path) -> None:
     assert made.manifest["dropped"]["posts_without_text"] == 1
 
 
-def test_what_does_not_fit_is_counted(tmp_path: Path) -> None:
-    """A record has 20 tokens. Prompts and answers of many lengths, in tokens as the tokenizer says, and a long text."""
+def test_prompts_and_answers_that_do_not_fit_are_counted(tmp_path: Path) -> None:
+    """Too long prompts and cut tokens are counted in tokens of the tokenizer; a long text is split at 20 tokens."""
     rng = stream(0, "test", "long prompts")
     prompts = ["".join(rng.choice([*"abcdefgh0123456789"], length)) for length in range(10, 30)]
     rows = [("a", prompt, prompt[:-4]) for prompt in prompts] + [("a", "", "begin " * 40)]
@@ -117,13 +117,13 @@ ONE_USER = Split(LAYOUT, RECORDS_OF_ONE.tokens, RECORDS_OF_ONE.offsets, np.array
 
 
 def sequences() -> Iterator[tuple[list[int], int]]:
-    """BOS, words, and EOS where the record has fewer than 6 words; and its tokens of the prompt."""
+    """Yield each record as BOS, tokens, and EOS if it has fewer than 6 tokens; and the length of its prompt."""
     for record, prompt in zip(RECORDS, PROMPTS, strict=True):
         yield [LAYOUT.bos, *record, *([LAYOUT.eos] if len(record) < 6 else [])], prompt
 
 
 def slow_loss() -> tuple[torch.Tensor, int]:
-    """The sum of the losses of all answers, token by token, and the number of these tokens."""
+    """Return the sum of the losses of all answers, token by token, and the number of these tokens."""
     total, count = torch.zeros(()), 0
     for sequence, prompt in sequences():
         log_probs = MODEL(torch.tensor([sequence[:-1]]))[0].log_softmax(-1)
@@ -133,14 +133,14 @@ def slow_loss() -> tuple[torch.Tensor, int]:
 
 
 def test_targets_are_the_answer() -> None:
-    """Written out for the first two records: BOS 10, EOS 11; `[1, 2 | 3]` and `[4]`."""
+    """The expected batch is written out for the first two records, `[1, 2 | 3]` and `[4]`, with BOS 10 and EOS 11."""
     read = batch(RECORDS_OF_ONE, np.array([0, 1]), LAYOUT)
     assert read.inputs.tolist() == [[10, 1, 2, 3], [10, 4, 0, 0]]
     assert read.targets.tolist() == [[0, 0, 3, 11], [4, 11, 0, 0]]
 
 
-def test_every_engine_of_users_learns_answers_alone() -> None:
-    """One user, one step of SGD over all records, against the gradient of the slow loss; "cohort" is not taken."""
+def test_every_federated_engine_trains_only_on_answers() -> None:
+    """A user's SGD step over all records follows the gradient of the slow loss; "cohort" also gives a local engine."""
     hparams = LocalHParams(batch_size=5, learning_rate=0.3)
     named = MODEL.trainable
     slow, count = slow_loss()
@@ -156,7 +156,7 @@ def test_every_engine_of_users_learns_answers_alone() -> None:
             torch.testing.assert_close(value / 5, -0.3 * gradients[key], rtol=1e-6, atol=1e-9)
 
 
-def test_central_training_learns_answers_alone() -> None:
+def test_central_training_trains_only_on_answers() -> None:
     params = {name: value.detach().clone() for name, value in MODEL.trainable.items()}
     task = CentralTask(ONE_USER, CentralHParams(batch_size=5, learning_rate=0.1), 0)
     engine = central_engine_of(task, State(0, params))
@@ -169,7 +169,7 @@ def test_central_training_learns_answers_alone() -> None:
     torch.testing.assert_close(engine.params()["projection"], params["projection"] - 0.1 * gradient)
 
 
-def test_utility_counts_answers_alone() -> None:
+def test_utility_counts_only_answers() -> None:
     measured = utility(MODEL, ONE_USER)
     slow, count = slow_loss()
     assert measured.cross_entropy == pytest.approx(slow.item(), rel=1e-12)
@@ -198,7 +198,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def prompts_of(split: Split | Population) -> list[tuple[list[int], int]]:
-    """The records of all users, one user after another, with the tokens of their prompts."""
+    """Return the records of all users, one user after another, with the lengths of their prompts in tokens."""
     listed = []
     for user in range(len(split)):
         records = split[user]
@@ -208,7 +208,7 @@ def prompts_of(split: Split | Population) -> list[tuple[list[int], int]]:
 
 
 def test_a_canary_is_an_answer_without_a_prompt(corpus: Corpus, tmp_path: Path) -> None:
-    """In the population of a run, and in a corpus with canaries in place; other records keep their prompts."""
+    """A canary in a planted corpus is an answer without a prompt, and other records keep their prompts."""
     hparams = CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=3)
     made = plant_corpus(corpus, tmp_path / "planted", hparams, 0)
     before, after = prompts_of(corpus.split("train")), prompts_of(made.split("train"))
@@ -233,7 +233,7 @@ def test_parts_of_a_split_keep_prompts(corpus: Corpus) -> None:
 
 
 def test_natural_canaries_are_answers(corpus: Corpus) -> None:
-    """A canary from a held-out record begins after the prompt, and has no word of the prompt."""
+    """A canary from a held-out record begins at the first word after the prompt, and has no word of the prompt."""
     drawn = draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=5, length=5, source="heldout"), 0)
     answers = {tuple(record[prompt : prompt + 5]) for record, prompt in prompts_of(corpus.split("heldout"))}
     assert {canary.tokens for canary in drawn} <= answers

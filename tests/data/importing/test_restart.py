@@ -1,4 +1,4 @@
-"""Imports that are killed, meet each other, run out of disk, or whose sources change: the due corpus, or one line."""
+"""Imports that are killed, run twice, fill the disk, or read changing sources make the complete corpus, or one line."""
 
 import bz2
 import mmap
@@ -16,8 +16,8 @@ from waiting import hear_ctrl_c, wait_until
 
 from flsim.base.rng import stream
 
-# The real command, in pieces that are small enough for a test; that their sizes change nothing is tested elsewhere.
-# When it has MOST pieces it waits, to be killed or let go: it might be over before a test that watches it has its turn.
+# The real command with pieces small enough for a test; other tests show that sizes of pieces do not change a corpus.
+# At MOST pieces, the import waits to be killed or released; otherwise it might end before the test looks.
 COMMAND = """
 import os, time
 from pathlib import Path
@@ -38,11 +38,11 @@ def run_until_most(pool, tasks, done, *report):
 Pool.run = run_until_most
 main()
 """
-FURTHER = 5  # pieces it may have more than are waited for: what is killed is at work, as a rule
+FURTHER = 5  # pieces that an import may finish after the awaited pieces; a kill then usually interrupts its work
 
 
 class Imports:
-    """An import that takes 23 pieces, as often as is wanted."""
+    """An import of 23 pieces, which a test can start repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +73,7 @@ class Imports:
         return process
 
     def run(self) -> str:
-        """Import to the end. Returns what it printed."""
+        """Import to the end, and return what the command printed."""
         return self.finish(self.start())
 
     def finish(self, process: subprocess.Popen[str], code: int = 0) -> str:
@@ -85,14 +85,14 @@ class Imports:
     def started(
         self, pieces: int, *sources: Path, further: int = FURTHER, start_new_session: bool = False
     ) -> subprocess.Popen[str]:
-        """One that has so many pieces, and does not end."""
+        """Start an import that waits for a release, and return its process once it has so many pieces."""
         process = self.start(*sources, most=pieces + further, start_new_session=start_new_session)
         wait_until(lambda: self.pieces() >= pieces or process.poll() is not None)
         assert process.poll() is None
         return process
 
     def go(self) -> None:
-        """Let one that was started go on to its end."""
+        """Let a waiting import continue to its end."""
         (self.folder / "go").touch()
 
     def pieces(self) -> int:
@@ -100,7 +100,7 @@ class Imports:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL the parent alone; its workers must end by themselves."""
+    """Kill only the parent, with SIGKILL; its workers must end by themselves."""
     workers = children(process.pid)
     process.kill()
     process.communicate()
@@ -122,7 +122,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_five_kills_change_nothing(imports: Imports, expected: dict[str, bytes]) -> None:
-    """Each after a random number of further pieces, of 23 in all; the last ones are too soon written."""
+    """Each kill follows 0 to 7 further pieces, at most 14 of 23 in all: the last pieces are written too fast."""
     rng = stream(0, "test", "kills")
     for number in range(5):
         kill(imports.started(min(imports.pieces() + int(rng.integers(8)), 14)))
@@ -138,14 +138,14 @@ def test_a_kill_at_the_end_changes_nothing(imports: Imports, expected: dict[str,
     process = imports.start()
     wait_until(lambda: any(imports.scratch.glob(seen)) or process.poll() is not None)
     kill(process)
-    if not imports.out.exists():  # else it was faster, and what is there is whole
+    if not imports.out.exists():  # otherwise the import ended before the kill, and its corpus is complete
         imports.run()
         assert not imports.scratch.exists()
     assert folder_bytes(imports.out) == expected
 
 
 @pytest.mark.slow
-def test_pieces_outlive_a_folder_that_comes_to_be_in_their_place(imports: Imports, expected: dict[str, bytes]) -> None:
+def test_pieces_remain_if_the_folder_of_the_corpus_appears(imports: Imports, expected: dict[str, bytes]) -> None:
     process = imports.started(6, further=0)
     imports.out.mkdir()
     imports.go()
@@ -165,7 +165,7 @@ def test_pieces_outlive_a_folder_that_comes_to_be_in_their_place(imports: Import
 
 @pytest.mark.slow
 def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, bytes]) -> None:
-    """Pieces may be hours of work, and a source may be mistyped."""
+    """An import with other sources is refused and keeps the pieces: they may be hours of work, and a source a typo."""
     kill(imports.started(6, further=0))
     (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
     printed = imports.finish(imports.start(*imports.sources[:2]), code=2).splitlines()[-1]
@@ -176,8 +176,8 @@ def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, byt
     assert not imports.scratch.exists()
 
 
-def test_what_is_done_outlives_a_source_that_is_away_and_ctrl_c(imports: Imports, expected: dict[str, bytes]) -> None:
-    """A source is away, as on a disk that is unmounted; a terminal sends Ctrl-C to all processes."""
+def test_pieces_remain_after_a_missing_source_and_after_ctrl_c(imports: Imports, expected: dict[str, bytes]) -> None:
+    """A source is missing, as on an unmounted disk; then a terminal sends Ctrl-C to all processes of the import."""
     process = imports.started(6, further=0)
     away = imports.sources[0].rename(imports.folder / "away")
     imports.go()
@@ -211,7 +211,7 @@ def test_workers_that_are_always_killed_end_the_import_in_one_line(
 
 
 def test_a_second_import_into_the_same_folder_is_refused(imports: Imports, expected: dict[str, bytes]) -> None:
-    """The first waits after six pieces; another name or permission of its sources is no change of theirs."""
+    """The first import waits after six pieces; a new hard link or permission of a source is not a change of content."""
     first = imports.started(6, further=0)
     printed = imports.finish(imports.start(), code=2)
     assert printed.splitlines()[-1].startswith(f"flsim: {imports.out}: another import into this folder is running; ")
@@ -228,7 +228,7 @@ def test_a_second_import_into_the_same_folder_is_refused(imports: Imports, expec
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
     imports: Imports, expected: dict[str, bytes], disk: Callable[[str], Path]
 ) -> None:
-    """From 100 kB on, in steps of 900 kB, until it fits: wherever the disk is full."""
+    """An import on a disk of 100 kB, which grows by 900 kB each time, fails in one line until the corpus fits."""
     failures = 0
     for kilobytes in range(100, 10_000, 900):
         out = disk(f"size={kilobytes}k") / "corpus"
@@ -248,7 +248,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     assert [path.name for path in out.parent.iterdir()] == ["corpus"]
 
 
-def test_what_a_kill_left_of_a_removal_goes(imports: Imports, expected: dict[str, bytes]) -> None:
+def test_the_rest_of_an_interrupted_removal_is_removed(imports: Imports, expected: dict[str, bytes]) -> None:
     (imports.scratch / "removed-0f").mkdir(parents=True)
     (imports.scratch / "lock").touch()
     imports.run()
@@ -256,11 +256,11 @@ def test_what_a_kill_left_of_a_removal_goes(imports: Imports, expected: dict[str
     assert not imports.scratch.exists()
 
 
-# Sources whose content changes while they are read are refused, whatever their times say, and nothing is left.
+# Sources whose content changes during an import are refused, even with equal times, and no files remain.
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:
-    """In place, as `dd conv=notrunc` does."""
+    """Overwrite bytes in place, as `dd conv=notrunc` does."""
     descriptor = os.open(path, os.O_WRONLY)
     os.pwrite(descriptor, data, offset)
     os.close(descriptor)
@@ -272,7 +272,7 @@ def overwrite_mapped(path: Path, offset: int, data: bytes) -> None:
 
 
 def first_word(path: Path, posts: int) -> int:
-    """Where the first word after so many posts is."""
+    """Return the offset of the first word after so many posts."""
     return sum(map(len, path.read_bytes().splitlines(keepends=True)[:posts])) + len('{"user": 10, "text": "')
 
 
@@ -311,14 +311,14 @@ def test_a_source_that_changes_is_refused(
     assert_refused(imports, imports.finish(process, code=2), f"{name}.jsonl")
 
 
-def test_a_change_between_an_interruption_and_the_rest_is_refused(imports: Imports) -> None:
+def test_a_source_that_changes_after_an_interruption_is_refused(imports: Imports) -> None:
     source = imports.sources[2]
     kill(imports.started(3, source, further=0))
     keeping_times(CHANGES["at end"], source)
     assert_refused(imports, imports.finish(imports.start(source), code=2), source.name)
 
 
-def test_a_compressed_source_is_of_one_content(imports: Imports) -> None:
+def test_a_compressed_source_that_changes_is_refused(imports: Imports) -> None:
     packed = imports.folder / "one.jsonl.bz2"
     packed.write_bytes(bz2.compress(imports.sources[0].read_bytes()))
     process = imports.started(2, packed, further=0)

@@ -1,4 +1,4 @@
-"""Imports with a tokenizer: text comes back, ids are a permutation of the tokenizer's, users do not depend on it."""
+"""Tests of imports with a tokenizer: restored text, ids that permute the tokenizer's, and users independent of it."""
 
 import random
 from collections.abc import Callable
@@ -33,7 +33,7 @@ WHOLE = replace(HPARAMS, words_per_user=None, heldout=0, test=0)
 
 
 def posts(changed: Callable[[str], bool] = lambda author: False) -> list[tuple[str, str]]:
-    """Posts of 30 authors; of those that are `changed`, in other words."""
+    """Return posts of 30 authors; authors that are `changed` write in capitals, and therefore in other words."""
     rng = random.Random(0)
     made = []
     for number in range(300):
@@ -49,14 +49,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def texts_of(corpus: Corpus, split: str = "train") -> list[str]:
-    """The text of each user."""
+    """Return the text of each user."""
     users = corpus.split(split)
     return [corpus.vocabulary.text(users[user].tokens.tolist()) for user in range(len(users))]
 
 
 @settings(max_examples=15)
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), min_size=1))
-def test_text_comes_back_whatever_it_is(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+def test_any_text_is_restored_from_its_tokens(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     """Texts of one author keep capitals, spaces, tabs, line feeds and all scripts; empty texts are dropped."""
     folder = tmp_path_factory.mktemp("texts")
     tokenizer = tokenizer_folders.gpt2_like(folder / "tokenizer")
@@ -80,7 +80,7 @@ def test_passages_are_the_text_and_have_equally_many_words(text: str, most: int 
 
 
 def test_users_do_not_depend_on_the_tokenizer(corpus: Corpus, tmp_path: Path) -> None:
-    """Nor on its size: same names, same text. A user ends with the text that reaches 60 words, and a text has 34."""
+    """Names and texts of users are equal. A user ends after the text that reaches 60 words; a text has at most 34."""
     source = write_jsonl(tmp_path / "a.jsonl", posts())
     other = import_corpus([source], tmp_path / "o", HPARAMS, tokenizer=tokenizer_folders.gpt2_like(tmp_path / "t"))
     for split in corpus.splits:
@@ -118,7 +118,7 @@ def test_ids_are_a_permutation_of_the_tokenizers(corpus: Corpus) -> None:
     assert corpus.vocabulary.words[0] == library.id_to_token(int(tokens.ids[layout.first_word]))
 
 
-def test_train_users_alone_train_the_tokenizer(corpus: Corpus, tmp_path: Path) -> None:
+def test_only_train_users_train_the_tokenizer(corpus: Corpus, tmp_path: Path) -> None:
     def is_of(split: str) -> Callable[[str], bool]:
         return lambda author: (split_of(author, 0.2, 0.2, 0) == "train") == (split == "train")
 
@@ -140,7 +140,7 @@ def test_an_import_repeats_with_any_number_of_processes(corpus: Corpus, tmp_path
 
 @pytest.mark.parametrize("family", tokenizer_folders.FAMILIES)
 def test_every_phrase_of_words_is_cut_into_these_words_again(family: str, tmp_path: Path) -> None:
-    """The law that canaries and references have: text that an attacker types has the tokens that were planted."""
+    """Canaries and references rely on this: text that an attacker types has the same tokens as the planted text."""
     tokenizer = Tokenizer(tokenizer_folders.FAMILIES[family](tmp_path / family))
     words = np.flatnonzero(tokenizer.is_word)
     assert len(words) > 10
@@ -158,7 +158,7 @@ def test_every_phrase_of_words_is_cut_into_these_words_again(family: str, tmp_pa
 
 @pytest.mark.parametrize("family", tokenizer_folders.FAMILIES)
 def test_each_family_makes_a_corpus(family: str, tmp_path: Path) -> None:
-    """One special token or four, with or without an unknown one; what the text has is what the tokenizer says."""
+    """Tokenizers with 1, 3 or 4 special tokens, with or without an unknown token, make a corpus of all their tokens."""
     folder = tokenizer_folders.FAMILIES[family](tmp_path / "tokenizer")
     source = write_jsonl(tmp_path / "a.jsonl", [("a", "The cat saw 12 dogs."), ("a", "The </s> мышь 猫 [SEP].")])
     corpus = import_corpus([source], tmp_path / "corpus", WHOLE, tokenizer=folder)
@@ -172,7 +172,7 @@ def test_each_family_makes_a_corpus(family: str, tmp_path: Path) -> None:
     records = list(corpus.split("train")[0])
     first = corpus.vocabulary.text(records[0].tolist())
     assert first.lower() == "the cat saw 12 dogs."
-    has_unknown = family != "gpt2"  # bytes know all
+    has_unknown = family != "gpt2"  # GPT-2 has a token for each byte
     assert (layout.oov in np.concatenate(records)) == has_unknown
     assert not {layout.pad, layout.bos, layout.eos} & set(np.concatenate(records).tolist())
 
@@ -236,7 +236,7 @@ def test_wrong_options_are_refused_in_one_line(
 
 
 def test_rows_without_a_token_have_an_id(tmp_path: Path) -> None:
-    """Some models have more rows than tokens, such as Pythia; here they have 10 rows more than 330 tokens."""
+    """Rows of a model without a token have ids, as in Pythia; here, the model has 10 rows more than 330 tokens."""
     folder = tokenizer_folders.gpt2_like(tmp_path / "tokenizer")
     (folder / "config.json").write_text('{"vocab_size": 340}')
     corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", posts())], tmp_path / "c", WHOLE, tokenizer=folder)

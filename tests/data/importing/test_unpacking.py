@@ -1,4 +1,4 @@
-"""Compressed sources and archives give the corpus of the plain file; sites are parts of names of authors."""
+"""Compressed sources and archives give the corpus of the plain file, and sites are parts of the names of authors."""
 
 import bz2
 import gzip
@@ -44,7 +44,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-packers = pytest.mark.parametrize("packer", PACKERS.values(), ids=PACKERS)  # each file is of one content
+packers = pytest.mark.parametrize("packer", PACKERS.values(), ids=PACKERS)  # each packs a single file
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def import_file(path: Path, name: str = "corpus") -> Corpus:
 
 
 @packers
-def test_packed_is_as_good_as_plain(tmp_path: Path, plain: bytes, packer: Callable[[bytes], bytes]) -> None:
+def test_a_packed_source_gives_the_same_corpus(tmp_path: Path, plain: bytes, packer: Callable[[bytes], bytes]) -> None:
     packed = tmp_path / "whatever.name"
     packed.write_bytes(packer(plain))
     corpus = import_file(packed)
@@ -75,14 +75,14 @@ def test_packed_is_as_good_as_plain(tmp_path: Path, plain: bytes, packer: Callab
 
 @pytest.mark.parametrize("packer", [PACKERS[name] for name in (".gz", ".bz2", ".xz", ".zst")])
 def test_a_file_in_several_streams(tmp_path: Path, plain: bytes, packer: Callable[[bytes], bytes]) -> None:
-    """As pbzip2 and `cat a.gz b.gz` make them. (LZMA alone and 7z have no such thing.)"""
+    """Such files are written by pbzip2 and `cat a.gz b.gz`. Bare LZMA and 7z files do not have several streams."""
     (tmp_path / "packed").write_bytes(packer(plain[:100]) + packer(plain[100:]))
     unpack(lambda amount: None, tmp_path / "packed", tmp_path / "packed", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == plain
 
 
 @packers
-def test_cut_wherever_it_is_cut(tmp_path: Path, plain: bytes, packer: Callable[[bytes], bytes]) -> None:
+def test_truncated_packed_files_are_refused(tmp_path: Path, plain: bytes, packer: Callable[[bytes], bytes]) -> None:
     packed = tmp_path / "packed"
     whole = packer(plain)
     for length in range(6, len(whole), 1 if len(whole) < 400 else 5):
@@ -98,7 +98,7 @@ def test_cut_wherever_it_is_cut(tmp_path: Path, plain: bytes, packer: Callable[[
 
 @pytest.mark.parametrize("packer", [gzip.compress, bz2.compress, lzma.compress])
 def test_damage_is_noticed(tmp_path: Path, plain: bytes, packer: Callable[[bytes], bytes]) -> None:
-    """By checksums, which LZMA alone has not. The first bytes tell the format, the last may be padding."""
+    """Checksums detect damage; bare LZMA has none. The first bytes tell the format, and the last may be padding."""
     packed = tmp_path / "packed"
     whole = packer(plain)
     for place in range(len(whole) // 4, len(whole) - 12):
@@ -139,7 +139,7 @@ def authors(corpus: Corpus) -> set[str]:
     return {name.partition("#")[0] for split in ("train", "heldout", "test") for name in corpus.split(split).names}
 
 
-def test_compression_changes_no_site() -> None:
+def test_the_site_is_in_the_name_without_compression_endings() -> None:
     sites = {
         "ai.Posts.xml": "ai",
         "history.meta.Posts.xml": "history.meta",
@@ -182,7 +182,7 @@ def test_without_py7zr_archives_are_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_zstd_with_the_largest_window(tmp_path: Path) -> None:
-    """Dumps of Reddit are compressed with a window of 2 GB, which decoders refuse unless they are told."""
+    """Dumps of Reddit are compressed with a window of 2 GB, which decoders refuse unless an option allows it."""
     content = b'{"user": "a", "text": "some words of text here"}\n' * 100
     options: dict[int, int] = {
         zstd.CompressionParameter.window_log: 31,
@@ -209,7 +209,7 @@ def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_several_files_is_read_for_its_posts(tmp_path: Path) -> None:
-    """The content goes to one file of the import, whatever path the archive calls it by."""
+    """The content of the posts goes to one file of the import, for any path in the archive."""
     files = {"Users.xml": b"<users/>", "sub/Posts.xml": AI, "Tags.xml": b"<tags/>"}
     archive = write(tmp_path / "ai.7z", seven_zip(files))
     assert authors(import_corpus([archive], tmp_path / "corpus", HPARAMS)) == {f"ai/{user}" for user in range(12)}
