@@ -72,7 +72,7 @@ def test_copies_of_the_canary_are_ties_with_any_rounding() -> None:
 
 
 def test_a_reference_that_reaches_the_canarys_score_early_is_kept() -> None:
-    """Word 1 costs 0 nats, other words 800. So 12 phrases cost 800, with any place of the other word, and one costs 0."""
+    """Word 1 costs 0 nats, other words 800. So 12 phrases cost 800, with any place of the other word, and one 0."""
     model = random_model(0, scale=0.0)
     with torch.no_grad():
         model.output_bias[1] = 800.0
