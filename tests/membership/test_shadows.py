@@ -99,7 +99,7 @@ def names_in_cohorts(run: Run) -> set[str]:
 
 
 def test_runs_score_the_same_targets(shadow_runs: Callable[..., list[Path]]) -> None:
-    """Targets are users of the corpus, scored on their fresh records. A user is IN if a cohort of the run has the user."""
+    """Targets are users of the corpus, scored on their fresh records. A user is IN if a cohort of the run has them."""
     paths = shadow_runs("user", "data.user_holdout=0.25")
     shadows = collect(paths, count=10)
     assert shadows.phi.shape == shadows.is_in.shape == (4, 10)
