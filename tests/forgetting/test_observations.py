@@ -129,7 +129,7 @@ def test_a_success_counts_if_at_least_half_of_the_canaries_were_evaluated(at: in
 
 
 def test_a_run_is_paired_with_its_twin_of_arm_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run b has the twin a, and c has none. Notes name d, a twin without run, e, which diverged, and f, without rows."""
+    """Run b has the twin a, c has none. Notes name d, a twin without a run, e, which diverged, and f, not evaluated."""
     arms = {"a": ("out", 1), "b": ("in", 1), "c": ("in", 2), "d": ("out", 3), "e": ("in", 4), "f": ("in", 5)}
     results = {Path(name): replace(run(arm), name=name) for name, (arm, _) in arms.items()}
     results[Path("e")] = replace(results[Path("e")], status="diverged")
