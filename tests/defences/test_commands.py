@@ -88,7 +88,7 @@ def test_bad_input_is_refused_in_one_line_and_leaves_no_output(
 
 @pytest.mark.slow
 def test_sigkill_leaves_no_partial_output(experiment: Experiment) -> None:
-    """One command is killed while its models train, and one while it writes records to a temporary folder."""
+    """One command is killed while its second model trains, after the first, and one while it writes records."""
     made = experiment.folder / "made"
     command = [sys.executable, "-m", "flsim", "data", "sanitize", "corpus", "--out", "made", *SMALL[:-1], "200"]
     training = subprocess.Popen(command, cwd=experiment.folder, stderr=subprocess.PIPE, text=True)

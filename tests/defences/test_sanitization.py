@@ -84,7 +84,7 @@ def test_halves_are_even_and_random(records: int, seed: int) -> None:
 
 
 def test_every_record_is_in_either_half_equally_often() -> None:
-    """In 1,000 seeds, counts of 40 records are within five standard deviations of 500, except in 1 of 40,000 cases."""
+    """In 1,000 seeds, counts of 40 records are within 5 deviations of 500; false alarms are rarer than 1 in 40,000."""
     counts = sum(np.bincount(halves(40, seed)[0], minlength=40) for seed in range(1_000))
     assert np.abs(counts - 500).max() < 5 * 250**0.5
 

@@ -99,10 +99,8 @@ def test_flsim_job_starts_a_run_once_and_then_resumes_it(tmp_path: Path) -> None
     assert job() == "run a.toml --out run --resume --address auto\n"
 
 
-# Tests of the RayJob check pods and volumes with Kubernetes' schemas, and the rest with the fields of KubeRay's types.
-#
-# `FIELDS` was written from KubeRay's Go types (ray-operator/apis/ray/v1, RayJobSpec and RayClusterSpec) and its
-# reference of `authOptions`; the CRD itself is not here.
+# Tests of the RayJob check its pods and volumes with Kubernetes' schemas, and single fields of KubeRay's types
+# (ray-operator/apis/ray/v1, RayJobSpec and RayClusterSpec; `authOptions`). The CRD is not available to the tests.
 
 
 FILE = Path(__file__).parents[2] / "deploy" / "kuberay-rayjob.yaml"

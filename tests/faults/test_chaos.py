@@ -30,7 +30,7 @@ ENOUGH = 120  # strikes, after which every victim has suffered every harm
 GRACE = 10.0  # seconds after a harm in which a command that the harm ends may still train
 LARGE = ("model.embedding=32", "model.units=96")  # parameters that go through Ray's shared memory
 SLOW = "evaluation.references=200000"  # evaluations take seconds, so strikes hit while an evaluator works
-LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25", *LARGE, SLOW)  # there is an evaluator while it trains
+LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25", *LARGE, SLOW)  # evaluators run during training
 LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=800", "evaluation.every=200", "system.checkpoint_every=50", SLOW)
 ENDS = frozenset({0, 1})  # exit codes: success; a failure with a message of one line
 RAYS = ("driver", "evaluator", "gcs_server", "other", "raylet")

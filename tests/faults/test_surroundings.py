@@ -28,7 +28,7 @@ def confined(umask: str, descriptors: int = 256) -> list[str]:
 
 @pytest.mark.nightly
 def test_a_run_in_strange_surroundings_is_the_same(experiment: Experiment, undisturbed: Path) -> None:
-    """With few variables, 256 descriptors and umasks, a run is stopped, and two commands resume it without run.json."""
+    """A run with strange names, few variables, 256 descriptors and umasks is stopped; two commands resume it."""
     odd = moved(experiment, STRANGE)
     run = odd.folder / STRANGE
     begun = ("--out", str(run), *OPTIONS)
@@ -40,7 +40,7 @@ def test_a_run_in_strange_surroundings_is_the_same(experiment: Experiment, undis
     wait_for_round(run, 7)
     process.send_signal(signal.SIGTERM)
     assert ended(odd, process)[0] == 143
-    (run / "run.json").unlink()
+    (run / "run.json").unlink()  # the commands resume without run.json
     go_on(odd)
     twin = Experiment(odd.folder / "twin")  # each of the two commands writes its messages to another folder
     twin.folder.mkdir()

@@ -131,7 +131,7 @@ def test_an_error_in_a_custom_algorithm_on_ray_is_not_retried(experiment: Experi
 
 @given(gpus=st.lists(st.integers(0, 16), min_size=1, max_size=4).filter(any))
 def test_by_default_there_is_a_client_per_gpu_and_room_for_the_evaluator(gpus: list[int]) -> None:
-    """Flower makes int(GPUs / share) clients of each node. Each has another GPU, with room for an evaluator."""
+    """Flower makes int(GPUs / share) clients of each node. No two share a GPU, and evaluators fit next to clients."""
     client, evaluation = client_gpu_shares(SystemHParams(), [float(count) for count in gpus])
     assert [int(count / client) for count in gpus] == gpus
     assert client > 0.5

@@ -286,7 +286,7 @@ def drawn_tests(observed: pd.DataFrame, draws: int) -> list[pd.DataFrame]:
 
 
 def most(trials: int, families: int = 1) -> float:
-    """Return the number of tests at 5% that more tests exceed with probability 1 in 1,000 in any of the families."""
+    """Return a number of false findings in `trials` tests at 5% that any of the families exceeds once in 1,000."""
     return float(binom.ppf(1 - (1 - SURE) / families, trials, LEVEL))
 
 

@@ -117,7 +117,7 @@ def test_users_are_detected_in_an_overfitted_run_and_not_in_an_untrained_one(
     assert (row["unit"], row["n_in"], row["n_out"]) == ("user", 24, 24)
     assert row["auroc"] > 0.95
     assert row["auroc_low"] <= row["auroc"] <= row["auroc_high"]
-    chance = 3 * np.sqrt(49 / (12 * 24 * 24))  # the area's standard deviation (Mann, Whitney)
+    chance = 3 * np.sqrt(49 / (12 * 24 * 24))  # 3 standard deviations for equal distributions (Mann, Whitney)
     assert abs(row["permuted_auroc"] - 0.5) < chance
     assert abs(row["untrained_auroc"] - 0.5) < chance
 

@@ -46,7 +46,7 @@ def test_a_rank_out_of_range_is_an_error(rank: int) -> None:
 
 
 def by_maximum_likelihood(scores: list[float], references: Tensor) -> list[float]:
-    """Return what tensorflow-privacy 0.9 does: `compute_exposure_extrapolation`, privacy_tests/secret_sharer."""
+    """Return exposures like tensorflow-privacy 0.9, `compute_exposure_extrapolation` in secret_sharer/exposures.py."""
     fitted = stats.skewnorm.fit(references.numpy())
     return [float(-np.log2(stats.skewnorm.cdf(score, *fitted))) for score in scores]
 
@@ -58,8 +58,8 @@ def skew_normal(seed: int, alpha: float, size: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("alpha", "size"), [(-3, 9_000), (0, 200), (1.5, 9_000), (6, 200)])
-def test_extrapolation_is_tensorflow_privacys(alpha: float, size: int) -> None:
-    """Exposures agree to 1e-3: its simplex fits parameters to 1e-4. Scipy's cdf is precise down to 2^-30."""
+def test_extrapolation_equals_that_of_tensorflow_privacy(alpha: float, size: int) -> None:
+    """Exposures agree to 1e-3: a simplex fits parameters to 1e-4, and scipy's cdf is precise down to 2^-30."""
     references = skew_normal(5, alpha, size)
     scores = np.quantile(references, [0, 0.01, 0.3, 0.9]).tolist()
     found = [extrapolate(score, references, 0).exposure.bits for score in scores]
@@ -140,7 +140,7 @@ def test_log_cdf_equals_its_closed_form(alpha: float, expected: np.ndarray[tuple
 @settings(max_examples=50, derandomize=True)
 @given(st.floats(-100, 100), st.floats(-30, 3))
 def test_slope_of_the_log_is_density_over_distribution(alpha: float, u: float) -> None:
-    """The slope of log F is density / F below 1e-5, also when quadrature replaces the formula. Above, F is scipy's."""
+    """The slope of log F is density / F below 1e-5, also if quadrature replaces the formula. Above, F is scipy's."""
     distribution, step = SkewNormal(alpha, 0, 1), 1e-4 / (1 + abs(alpha)) ** 2 / (1 + abs(u))
     at = np.array([u - step, u, u + step])
     log_cdf = distribution.log_cdf(at)

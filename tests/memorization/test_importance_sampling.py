@@ -59,7 +59,7 @@ class Space:
 
 @pytest.mark.parametrize(("models", "least"), [(50, 46), pytest.param(200, 186, marks=pytest.mark.nightly)])
 def test_intervals_cover_over_models_and_canaries(models: int, least: int) -> None:
-    """Intervals cover canaries of rank 1 to the last. At 95% coverage, fewer than `least` cover in 10% of cases."""
+    """Ranks are from 1 to the last. At 95% coverage, fewer than `least` cover in about 10% of cases; it is higher."""
     covered = 0
     for seed in range(models):
         space = Space(space_model(12, seed, SCALES[seed % 5]), 12, 3)
@@ -74,7 +74,7 @@ def test_intervals_cover_over_models_and_canaries(models: int, least: int) -> No
     "position", [30, *(pytest.param(position, marks=pytest.mark.nightly) for position in (1, 300, 864))]
 )
 def test_estimated_probability_is_unbiased(position: int) -> None:
-    """The mean of 80 estimates has a standard error of s/9, and is more than 4 of these off once in 16,000."""
+    """The mean of 80 estimates has a standard error of s/9. It deviates by more than 4 of these once in 16,000."""
     space = Space(space_model(12, 2, 1.0), 12, 3)
     canary = space.canary(position)
     estimates = 2 ** -np.array([space.estimate(canary, 1_000, seed).bits for seed in range(80)])

@@ -38,7 +38,7 @@ def rank_of(model: LanguageModel, prefix: Phrase, phrase: Phrase, among: list[Ph
     summed=st.sampled_from([1, 3, 8]),
     wide=st.sampled_from([0.0, 0.5, math.inf]),
 )
-def test_equals_brute_force(
+def test_rank_equals_brute_force(
     seed: int, scale: float, prefix: list[int], chosen: list[int], copies: int, rows: int, summed: int, wide: float
 ) -> None:
     """The rank is right for R in any order, with repetitions, with the canary, and for saturated models with ties."""
@@ -95,7 +95,7 @@ def test_the_first_reference_that_beats_the_canary_ends_decide(monkeypatch: pyte
 
 
 def test_references_are_words_drawn_uniformly_from_the_seed() -> None:
-    """Each of 4 words occurs 40,000 / 4 times, standard deviation 87. Once in 400,000 seeds, one is 5 of them off."""
+    """Counts of 4 words have the mean 40,000 / 4 and deviation 87. In 1 of 400,000 seeds, one deviates by 5 x 87."""
     drawn = references(3, 10_000, 4, LAYOUT)
     assert drawn.shape == (10_000, 4)
     assert drawn.dtype == torch.int64
