@@ -1,4 +1,4 @@
-"""Defences as a user meets them: planted, deduplicated, sanitized, trained on; refused in one line; killed half way."""
+"""Tests run the commands of defences: a pipeline up to training, a custom optimizer, refusals in one line, kills."""
 
 import json
 import subprocess
@@ -19,8 +19,8 @@ SMALL = ["--embedding", "6", "--units", "8", "--epochs", "2"]
 
 
 @pytest.mark.slow
-def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -> None:
-    """A real run over what is left, with users whose every record is gone."""
+def test_a_planted_deduplicated_and_sanitized_corpus_can_be_trained_on(experiment: Experiment) -> None:
+    """A real run trains on the remaining records. Some users have lost all records."""
     experiment.call("data", "plant", "corpus", "--config", "tiny.toml", "--out", "planted")
     distinct = experiment.call("data", "deduplicate", "planted", "--near", "0.8", "--out", "distinct").stdout
     sane = experiment.call("data", "sanitize", "distinct", "--out", "sane", "--share", "0.2", *SMALL, "--json").stdout
@@ -47,8 +47,8 @@ def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -
     assert json.loads((run.path / "run.json").read_text())["status"] == "completed"
 
 
-def test_sanitizing_with_an_optimizer_of_ones_own_says_which_code_it_was(experiment: Experiment) -> None:
-    """And nothing of the folder that it lies in: a corpus may go elsewhere."""
+def test_sanitizing_with_a_custom_optimizer_records_the_digest_of_its_code(experiment: Experiment) -> None:
+    """The manifest does not have the folder of the code, because a corpus may be moved."""
     own = experiment.folder / "my_optimizers.py"
     own.write_text("import torch\n\ndef mine(parameters, lr):\n    return torch.optim.Adam(parameters, lr)\n")
     experiment.call("data", "sanitize", "corpus", "--out", "built-in", *SMALL)
@@ -75,7 +75,7 @@ def test_sanitizing_with_an_optimizer_of_ones_own_says_which_code_it_was(experim
         (["sanitize", "corpus", "--epochs", "1e9", "--out", "corpus"], "corpus: already exists"),  # before it trains
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(
+def test_bad_input_is_refused_in_one_line_and_leaves_no_output(
     experiment: Experiment,
     make_corpus: MakeCorpus,
     arguments: list[str],
@@ -87,8 +87,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_sigkill_half_way_leaves_nothing(experiment: Experiment) -> None:
-    """While the second model trains, as long as the first did; while records are written, beside their place."""
+def test_sigkill_leaves_no_partial_output(experiment: Experiment) -> None:
+    """One command is killed while its second model trains, after the first, and one while it writes records."""
     made = experiment.folder / "made"
     command = [sys.executable, "-m", "flsim", "data", "sanitize", "corpus", "--out", "made", *SMALL[:-1], "200"]
     training = subprocess.Popen(command, cwd=experiment.folder, stderr=subprocess.PIPE, text=True)
@@ -103,7 +103,7 @@ def test_sigkill_half_way_leaves_nothing(experiment: Experiment) -> None:
     writing = subprocess.Popen(command, cwd=experiment.folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     wait_until(lambda: any(experiment.folder.glob(".made.partial-*/train")) or writing.poll() is not None)
     writing.kill()
-    if writing.wait() == 0:  # it was faster: what is there is whole
+    if writing.wait() == 0:  # the command ended before the kill, so its output is complete
         Corpus.open(made, verify=True)
     else:
         assert not made.exists()

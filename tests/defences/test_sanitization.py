@@ -1,4 +1,4 @@
-"""Log-perplexity differences are what scoring each record alone says, and a secret's is among the largest."""
+"""Tests compare sanitization with scores of single records, and deduplication with brute force."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,7 @@ SMALL = SanitizationHParams(0.1, ModelHParams(6, 8), CentralHParams(2, batch_siz
 
 
 def scores_one_by_one(model: CIFGLanguageModel, corpus: Corpus) -> list[float]:
-    """Each record by the attacks' scorer: what follows BOS, EOS where it is short enough."""
+    """Return the scores of single records after BOS from the attacks' scorer, with EOS if a record is short enough."""
     layout, train = corpus.layout, corpus.split("train")
     found = []
     for record in train.records_at(np.arange(train.records)):
@@ -50,8 +50,8 @@ def scores_one_by_one(model: CIFGLanguageModel, corpus: Corpus) -> list[float]:
     return found
 
 
-def test_records_are_scored_as_each_alone(make_corpus: MakeCorpus, random_users: Users) -> None:
-    """Empty ones, and ones too long for an EOS among them, in any order. Scores are in float32."""
+def test_scores_of_records_equal_those_of_single_records(make_corpus: MakeCorpus, random_users: Users) -> None:
+    """Records are in any order, and include empty records and records too long for EOS. Scores are in float32."""
     users = [*random_users(9, 7, 36), [[], list(range(1, 21)), [1]]]
     corpus = make_corpus(users, vocabulary_size=40)
     models = [CIFGLanguageModel(40, ModelHParams(6, 8)).initialize(seed) for seed in (0, 1)]
@@ -84,7 +84,7 @@ def test_halves_are_even_and_random(records: int, seed: int) -> None:
 
 
 def test_every_record_is_in_either_half_equally_often() -> None:
-    """40 records, 1,000 seeds: counts within five standard deviations of 500; a false alarm in 40,000 or rarer."""
+    """In 1,000 seeds, counts of 40 records are within 5 deviations of 500; false alarms are rarer than 1 in 40,000."""
     counts = sum(np.bincount(halves(40, seed)[0], minlength=40) for seed in range(1_000))
     assert np.abs(counts - 500).max() < 5 * 250**0.5
 
@@ -98,7 +98,7 @@ def test_the_largest_are_the_first_of_a_stable_sort(data: st.DataObject) -> None
 
 
 def test_secrets_that_occur_once_are_removed(make_corpus: MakeCorpus, tmp_path: Path) -> None:
-    """600 records of ten words: ten sentences that everybody writes, and three secrets of random words."""
+    """The corpus has 600 records of ten words: copies of ten common sentences, and three secrets of random words."""
     rng = stream(0, "test", "secrets")
     sentences = rng.integers(1, 97, (10, 10)).tolist()
     listed = [sentences[index] for index in rng.integers(0, 10, 600)]
@@ -121,7 +121,7 @@ def test_secrets_that_occur_once_are_removed(make_corpus: MakeCorpus, tmp_path: 
 
 
 @pytest.mark.parametrize(("records", "share", "left"), [(2, 0.9, 1), (3, 0.01, 2), (30, 0.29, 21)])
-def test_the_share_is_rounded_and_leaves_something(
+def test_the_share_is_rounded_and_leaves_at_least_one_record(
     make_corpus: MakeCorpus, tmp_path: Path, records: int, share: float, left: int
 ) -> None:
     corpus = make_corpus([[[1 + record % 8] for record in range(records)]])
@@ -145,7 +145,7 @@ def similarity(one: list[int], other: list[int], ngram: int) -> float:
 
 
 def brute_force(users: list[Sentences], near: float, ngram: int, by_user: bool) -> list[bool]:
-    """Every record against all earlier ones that are kept."""
+    """Return which records are kept, by comparing every record with all earlier kept records."""
     kept: list[tuple[int, list[int]]] = []
     found = []
     for user, record in ((user, record) for user, records in enumerate(users) for record in records):
@@ -158,7 +158,7 @@ def brute_force(users: list[Sentences], near: float, ngram: int, by_user: bool) 
 
 
 def edited(seed: int, users: int = 30, records: int = 12) -> list[Sentences]:
-    """Random records of 0 to 14 words, half of them an earlier one with up to three words replaced."""
+    """Return random records of 0 to 14 words; half of them are earlier records with up to three words replaced."""
     rng = stream(seed, "test", "near duplicates")
     listed: Sentences = []
     for _ in range(users * records):
@@ -175,7 +175,7 @@ def edited(seed: int, users: int = 30, records: int = 12) -> list[Sentences]:
 
 @settings(max_examples=60)
 @given(USERS, st.sampled_from(["corpus", "user"]))
-def test_the_first_of_equal_records_stays(users: list[Sentences], within: Within) -> None:
+def test_the_first_of_equal_records_is_kept(users: list[Sentences], within: Within) -> None:
     kept = first_of_equal(split_of(users), within)
     seen: set[tuple[int, ...]] = set()
     expected = []
@@ -187,8 +187,8 @@ def test_the_first_of_equal_records_stays(users: list[Sentences], within: Within
     assert kept.tolist() == expected
 
 
-def test_records_are_compared_across_the_pieces_that_are_read() -> None:
-    """100,000 records of two words out of 30^2; 65,536 are read at once."""
+def test_equal_records_in_different_pieces_are_found() -> None:
+    """The split has 100,000 records, of 30^2 pairs of words, and 65,536 records are read at once."""
     tokens = stream(0, "test", "pieces").integers(1, 30, 200_000, np.uint16, endpoint=True)
     split = Split(Layout(100), tokens, np.arange(100_001) * 2, np.arange(1_001) * 100, Path("nowhere"))
     pairs = tokens[::2].astype(int) * 100 + tokens[1::2]
@@ -200,8 +200,8 @@ def test_records_are_compared_across_the_pieces_that_are_read() -> None:
 @pytest.mark.parametrize(("near", "ngram"), [(0.3, 1), (0.5, 2), (0.8, 3), (1.0, 1)])
 @pytest.mark.parametrize("by_user", [False, True])
 def test_near_duplicates_are_those_that_brute_force_finds(near: float, by_user: bool, ngram: int) -> None:
-    """360 records, about 180 of which have a source. A pair is missed with probability 1 in 1,000 at the most, at the
-    threshold itself, so one of ten seeds might fail; all is deterministic, and this one does not."""
+    """About 180 of 360 records have a source. A pair at the threshold is missed with probability at most 1 in 1,000, so
+    one of ten seeds might fail. The test is deterministic, and this seed passes."""
     users = edited(seed=1)
     split = split_of(users)
     kept = first_of_near(split, np.ones(split.records, bool), near, ngram, by_user)
@@ -212,7 +212,7 @@ def test_near_duplicates_are_those_that_brute_force_finds(near: float, by_user: 
 
 @pytest.mark.parametrize("near", [0.2, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0])
 def test_bands_miss_one_pair_in_a_thousand_at_the_most(near: float) -> None:
-    """And with a row more in each they would miss more, or there would be a single band."""
+    """With another row in each band, bands would miss more pairs, or there would be a single band."""
     bands, rows = bands_for(near)
     assert bands >= 2
     assert bands * rows <= PERMUTATIONS
@@ -221,7 +221,7 @@ def test_bands_miss_one_pair_in_a_thousand_at_the_most(near: float) -> None:
     assert PERMUTATIONS // more < 2 or (1 - near**more) ** (PERMUTATIONS // more) > 1 / MISSES
 
 
-def test_users_and_canaries_stay_with_what_is_left(make_corpus: MakeCorpus, tmp_path: Path) -> None:
+def test_users_and_canaries_are_kept_after_deduplication(make_corpus: MakeCorpus, tmp_path: Path) -> None:
     """Each planted canary keeps one copy, in a record of its first sharer."""
     users = edited(seed=2)
     hparams = CanaryHParams(p_u=(0.2,), p_e=(1.0,), count=3)
@@ -230,7 +230,7 @@ def test_users_and_canaries_stay_with_what_is_left(make_corpus: MakeCorpus, tmp_
     made = deduplicate(planted, tmp_path / "made", DeduplicationHParams(near=0.8))
     before, train = planted.split("train"), Corpus.open(made.path, verify=True).split("train")
     assert train.names == before.names
-    assert 0 in np.diff(train.user_offsets)  # a second sharer of one canary, whose records were all this canary
+    assert 0 in np.diff(train.user_offsets)  # all records of a second sharer were one canary
     dropped = made.manifest["dropped"]
     assert min(dropped.values()) > 0
     assert before.records - train.records == dropped["records_duplicated"] + dropped["records_near_duplicated"]

@@ -1,4 +1,4 @@
-"""What the image is made of. `make image-check` runs its steps; these are the parts of that which take seconds."""
+"""Tests of the image, Kubernetes, Ray's launchers and Slurm. `make image-check` runs the image's steps, in minutes."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ PACKAGES = ("flsim", "clients", "server", "experiments")
 
 @pytest.fixture
 def context(tmp_path: Path) -> Path:
-    """The files that .dockerignore lets through."""
+    """Return a folder with the files that .dockerignore does not exclude."""
     for name in re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE):
         source = ROOT / name
         if source.is_dir():
@@ -60,7 +60,7 @@ def pins(path: Path) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
-def test_pins_of_the_image_agree_with_the_others_and_with_the_project() -> None:
+def test_pins_of_the_image_agree_with_constraints_and_the_project() -> None:
     ours, more = pins(ROOT / "constraints.txt"), pins(ROOT / "deploy" / "constraints.txt")
     assert {name for name in ours.keys() & more.keys() if ours[name] != more[name]} == set()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -71,15 +71,15 @@ def test_pins_of_the_image_agree_with_the_others_and_with_the_project() -> None:
         assert requirement.specifier.contains(version), text
 
 
-def test_the_image_runs_as_nobody() -> None:
+def test_the_image_runs_as_user_1000() -> None:
     text = (ROOT / "deploy" / "Dockerfile").read_text()
     assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["1000"]
     assert text.index("USER 1000") > text.rindex("RUN ")
     assert "useradd --create-home --uid 1000" in (ROOT / "deploy" / "install.sh").read_text()
 
 
-def test_flsim_job_starts_once_and_then_goes_on(tmp_path: Path) -> None:
-    """With a `flsim` that says how it was called."""
+def test_flsim_job_starts_a_run_once_and_then_resumes_it(tmp_path: Path) -> None:
+    """A fake `flsim` prints its arguments."""
     (tmp_path / "flsim").write_text('#!/bin/sh\necho "$*"\n')
     (tmp_path / "flsim").chmod(0o755)
 
@@ -99,10 +99,8 @@ def test_flsim_job_starts_once_and_then_goes_on(tmp_path: Path) -> None:
     assert job() == "run a.toml --out run --resume --address auto\n"
 
 
-# The RayJob: pods and volumes against Kubernetes' schemas, the rest against the fields of KubeRay's types.
-#
-# `FIELDS` was written from KubeRay's Go types (ray-operator/apis/ray/v1, RayJobSpec and RayClusterSpec) and its
-# reference of `authOptions`; the CRD itself is not here.
+# Tests of the RayJob check its pods and volumes with Kubernetes' schemas, and single fields of KubeRay's types
+# (ray-operator/apis/ray/v1, RayJobSpec and RayClusterSpec; `authOptions`). The CRD is not available to the tests.
 
 
 FILE = Path(__file__).parents[2] / "deploy" / "kuberay-rayjob.yaml"
@@ -122,7 +120,7 @@ def pods(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield group["template"]
 
 
-def test_volume_and_pods_are_what_kubernetes_knows() -> None:
+def test_volume_and_pods_match_the_schemas_of_kubernetes() -> None:
     claim, job = documents()
     kubernetes_validate.validate(claim, KUBERNETES, strict=True)
     templates = list(pods(job))
@@ -132,8 +130,8 @@ def test_volume_and_pods_are_what_kubernetes_knows() -> None:
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
-def test_nobody_is_root_and_everything_is_bounded() -> None:
-    """What the `restricted` level of Kubernetes' pod security standards asks for."""
+def test_pods_do_not_run_as_root_and_have_limits_of_resources() -> None:
+    """Pods have the settings that the `restricted` level of Kubernetes' pod security standards requires."""
     for template in pods(documents()[1]):
         spec = template["spec"]
         assert spec["automountServiceAccountToken"] is False
@@ -180,7 +178,7 @@ def prepared(config: dict[str, Any]) -> dict[str, Any]:
     return done
 
 
-def test_ray_accepts_them_and_knows_all_nodes() -> None:
+def test_ray_accepts_the_launchers_with_their_numbers_of_nodes() -> None:
     local, aws = (prepared(launcher(name)) for name in LAUNCHERS)
     (kind,) = local["available_node_types"].values()
     assert (kind["min_workers"], kind["max_workers"]) == (2, 2) == (len(local["provider"]["worker_ips"]),) * 2
@@ -190,7 +188,7 @@ def test_ray_accepts_them_and_knows_all_nodes() -> None:
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_settings_of_a_node_are_written_once_and_keep_the_token(name: str, tmp_path: Path) -> None:
-    """Run as they would be, twice, but for where /shared is; then in a shell as `ray exec` starts one."""
+    """Setup commands run twice, with another path for /shared. A shell like that of `ray exec` reads the settings."""
     shared, home = tmp_path / "shared", tmp_path / "home"
     shared.mkdir()
     home.mkdir()
@@ -213,8 +211,8 @@ def test_settings_of_a_node_are_written_once_and_keep_the_token(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_commands_of_launchers(name: str) -> None:
-    """`~` and variables are of the node's shell; a setting is written to .bashrc as it is."""
+def test_shellcheck_accepts_the_commands_of_launchers(name: str) -> None:
+    """SC2016 is excluded: the node's shell expands `~` and variables, and .bashrc gets settings unexpanded."""
     commands = [line for key, lines in launcher(name).items() if key.endswith("_commands") for line in lines]
     assert len(commands) >= 6
     shellcheck = [str(Path(sys.executable).parent / "shellcheck"), "--shell=bash", "--exclude=SC2016", "-"]
@@ -235,7 +233,7 @@ printf 'scontrol %s\\n' "$*" >> "$PRINTED"
 
 
 class Slurm:
-    """Jobs of one job id, as often as it is started."""
+    """A fake Slurm that starts the batch script, each time with the same job id."""
 
     def __init__(self, experiment: Experiment, nodes: str) -> None:
         self.experiment, self.printed = experiment, experiment.folder / "printed"
@@ -261,7 +259,7 @@ class Slurm:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
-        """The batch script, as slurmd starts it."""
+        """Start the batch script like slurmd."""
         with (self.experiment.folder / "log").open("ab") as log:
             job = subprocess.Popen(
                 ["bash", str(SCRIPT), "tiny.toml", "run", *options],
@@ -302,13 +300,13 @@ def rounds(experiment: Experiment) -> list[int]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("slurm", ["one"], indirect=True)
-def test_a_job_at_its_time_limit_queues_again_and_goes_on(slurm: Slurm) -> None:
+def test_a_job_at_its_time_limit_is_requeued_and_resumes(slurm: Slurm) -> None:
     long = ["--set", "training.rounds=100", "--set", "evaluation.every=100"]
     job = slurm.start(*long)
     wait_for_round(slurm.experiment.folder / "run", 3)
     os.kill(job.pid, signal.SIGUSR1)
     assert job.wait(120) == 128 + signal.SIGTERM, slurm.log
-    assert slurm.calls() == [["scontrol", "requeue", slurm.job]]  # and no node of Ray's: one needs none
+    assert slurm.calls() == [["scontrol", "requeue", slurm.job]]  # no srun: a single node starts no Ray nodes
     before = rounds(slurm.experiment)
     assert 3 <= len(before) < 100
     assert slurm.start(*long).wait(120) == 0, slurm.log
@@ -325,7 +323,7 @@ def test_several_nodes_are_one_cluster_until_the_job_is_cancelled(slurm: Slurm) 
     wait_for_round(slurm.experiment.folder / "run", 2)
     os.kill(job.pid, signal.SIGTERM)
     assert job.wait(120) == 128 + signal.SIGTERM, slurm.log
-    hostnames, head, worker = slurm.calls()  # and no requeue: that is Slurm's to decide
+    hostnames, head, worker = slurm.calls()  # no requeue, which Slurm decides
     assert hostnames == ["scontrol", "show", "hostnames", "first,second"]
     for call, name in ((head, "first"), (worker, "second")):
         step = ["srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", f"--nodelist={name}"]
@@ -341,8 +339,8 @@ def test_several_nodes_are_one_cluster_until_the_job_is_cancelled(slurm: Slurm) 
     assert not slurm.ray_folder().exists()
 
 
-def test_slurm_is_asked_for_a_signal_to_the_script_and_for_another_try() -> None:
-    """`B:` signals the script alone; without it the signal goes to Ray's nodes, and their deaths come first."""
+def test_the_batch_script_requests_a_signal_to_itself_and_requeueing() -> None:
+    """`B:` sends the signal only to the script. Without `B:`, the signal would first end Ray's nodes."""
     asked = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", SCRIPT.read_text(), re.MULTILINE))
     assert re.fullmatch(r"B:USR1@\d+", asked["signal"])
     assert {"requeue", "no-kill", "cpus-per-task"} <= set(asked)

@@ -1,4 +1,4 @@
-"""Models that are not ours: measured as ours are, and refused where what they say cannot be trusted."""
+"""Tests check that foreign models are measured like models of flsim, and refused if their outputs are inconsistent."""
 
 import math
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def ours() -> CIFGLanguageModel:
 
 
 class Means(nn.Module):
-    """A causal model without recurrence: logits are of the mean embedding of all tokens so far, and of the last one."""
+    """A causal model without recurrence: logits add the mean row of all tokens so far and the last token's row."""
 
     def __init__(self, size: int = V) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ class Means(nn.Module):
         return self.of_all[tokens].cumsum(1) / counts + self.of_last[tokens]
 
 
-def test_our_own_model_comes_out_the_same_through_the_audit(
+def test_audit_and_evaluate_give_equal_rows_for_models_of_flsim(
     ours: CIFGLanguageModel, make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]]
 ) -> None:
-    """As itself and by its forward alone, with utility measured token after token: the rows of `evaluate`."""
+    """The rows of `audit` equal those of `evaluate`, for the model and for only its forward, with utility by token."""
     test = make_corpus(train=[[[1]]], test=random_users(10, 6, 8), vocabulary_size=V).split("test")
     expected = {(row.metric, row.canary): row.value for row in evaluate(ours, CANARIES, test, HPARAMS, SEED, "a", 0)}
     for model in (ours, from_forward(ours, context=30)):
@@ -74,8 +74,8 @@ def test_a_module_is_read_in_evaluation_mode_and_without_gradients() -> None:
     assert not log_probs.requires_grad
 
 
-def test_forward_steps_are_what_forward_says_of_the_whole() -> None:
-    """Against one softmax of the module's logits at the last position; also where the context has been passed."""
+def test_steps_of_from_forward_equal_forward_of_the_complete_sequence() -> None:
+    """Expected values are a softmax of the module's last logits, also for sequences longer than the context."""
     module = Means()
     tokens = torch.from_numpy(stream(1, "test").integers(0, V, (5, 7)))
     for context in (1, 2, 4, 7, 20):
@@ -89,7 +89,7 @@ def test_forward_steps_are_what_forward_says_of_the_whole() -> None:
 
 
 class ByHead:
-    """One of our models whose state has further axes, as a KV cache has."""
+    """A model of flsim whose state has further axes, like a KV cache."""
 
     def __init__(self, model: CIFGLanguageModel) -> None:
         self.model = model
@@ -105,7 +105,7 @@ class ByHead:
 
 PREFIX, CONTINUATION = torch.tensor([LAYOUT.bos, 1]), torch.tensor([2, 3, 4])
 AMONG, WORDS = references(SEED, 300, 3, LAYOUT), Template.words(LAYOUT, 3)
-WHOLE = Enumeration(338, 512)  # by enumeration, which tests/memorization hold to brute force
+WHOLE = Enumeration(338, 512)  # of `enumerate_space`, which tests/memorization compare with brute force
 ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
     "random sampling": lambda model: RandomSampler(model, AMONG).rank(PREFIX, CONTINUATION),
     "decision": lambda model: [
@@ -122,7 +122,7 @@ ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_every_attack_finds_the_same_whatever_the_state_looks_like(ours: CIFGLanguageModel, attack: str) -> None:
+def test_every_attack_gives_equal_results_for_any_form_of_state(ours: CIFGLanguageModel, attack: str) -> None:
     forward, by_head = Checked(from_forward(ours, 9), LAYOUT, "forward"), Checked(ByHead(ours), LAYOUT, "by head")
     models: list[LanguageModel] = [ours, forward, by_head]
     found = [ATTACKS[attack](model) for model in models]
@@ -134,7 +134,7 @@ def test_every_attack_finds_the_same_whatever_the_state_looks_like(ours: CIFGLan
 
 
 class Says:
-    """A stateless model that says whatever it was made with, of every sequence."""
+    """A stateless model that returns the same given log-probabilities for every sequence."""
 
     def __init__(self, log_probs: Tensor) -> None:
         self.log_probs = log_probs
@@ -153,7 +153,7 @@ WITHOUT_PAD = torch.cat([torch.tensor([-math.inf]), torch.full((V - 1,), -math.l
 def test_a_special_token_may_have_the_probability_zero() -> None:
     rows = {(row.metric, row.canary): row.value for row in audit(Says(WITHOUT_PAD), CANARIES[:1], LAYOUT, HPARAMS)}
     assert rows["log_perplexity", "c0"] == pytest.approx(3 * math.log(V - 1), rel=1e-6)
-    assert rows["rank", "c0"] == 301  # every reference is as likely
+    assert rows["rank", "c0"] == 301  # all 300 references tie
 
 
 def changed(index: int, value: float) -> Tensor:
@@ -170,20 +170,20 @@ def changed(index: int, value: float) -> Tensor:
         (WITHOUT_PAD.roll(1), "gave a word the probability 0"),
     ],
 )
-def test_log_probs_that_are_none_are_refused(log_probs: Tensor, message: str) -> None:
+def test_invalid_log_probs_are_refused(log_probs: Tensor, message: str) -> None:
     with pytest.raises(InputError, match=f"^mine: .*{message}"):
         audit(Says(log_probs), CANARIES, LAYOUT, HPARAMS, name="mine")
 
 
-def test_half_precision_is_allowed_its_rounding() -> None:
-    """bfloat16 says -log 12 as -2.484375, so that the sum is 1.0005; -2.46875 would make it 1.016, also in float32."""
+def test_rounding_of_half_precision_is_accepted() -> None:
+    """bfloat16 rounds -log 12 to -2.484375, with the sum 1.0005. The sum 1.016 of -2.46875 in float32 is refused."""
     refuse_inconsistent(Checked(Says(UNIFORM.bfloat16()), LAYOUT, "half"))
     with pytest.raises(InputError, match="not to 1"):
         refuse_inconsistent(Checked(Says(torch.full((V,), -2.46875)), LAYOUT, "single"))
 
 
 class Cached:
-    """A counter for a cache: what is wrong with it is its subclass's."""
+    """A correct model whose state is the sum of all tokens; subclasses add errors."""
 
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
         state = (tokens.sum(1),)
@@ -197,12 +197,12 @@ class Cached:
         return (4.0 * one_hot(state[0] % V, V)).log_softmax(-1)
 
 
-def test_a_sound_state_passes() -> None:
+def test_a_model_with_a_consistent_state_is_accepted() -> None:
     refuse_inconsistent(Checked(Cached(), LAYOUT, "sound"))
 
 
 class InTheModel(Cached):
-    """A cache that does not follow the rows: the state says nothing."""
+    """A model with its cache in the model: the cache does not follow the rows of the state."""
 
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
         self.kept = super().start(tokens)[0]
@@ -219,7 +219,7 @@ class Forgets(Cached):
 
 
 class Rolls(Cached):
-    """A die that is rolled anew at each call, as dropout is."""
+    """A model whose output differs at each call, as with dropout."""
 
     calls = 0
 
@@ -245,7 +245,7 @@ class Raises(Cached):
         (Means(), r"returned a Means, which has no method start; .*from_forward\(module, context\)"),
     ],
 )
-def test_models_that_do_not_keep_to_the_protocol_are_refused(model: Cached, message: str) -> None:
+def test_models_that_violate_the_protocol_are_refused(model: Cached, message: str) -> None:
     with pytest.raises(InputError, match=f"^mine: .*{message}"):
         audit(model, CANARIES, LAYOUT, HPARAMS, name="mine")
 

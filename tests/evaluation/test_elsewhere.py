@@ -1,4 +1,4 @@
-"""Models that were trained elsewhere: their canaries, folders of measurements, and what those prove."""
+"""Tests of models trained elsewhere cover canaries, folders of measurements, attacks, and audits of measurements."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def forwarded(vocabulary, embedding, units):
 
 @pytest.fixture
 def copied(trained_here: Trained, tmp_path: Path) -> Run:
-    """A run, and foreign copies in weights/ of all its evaluated checkpoints, beside a listing of its canaries."""
+    """Return a run; write its evaluated checkpoints to weights/ like another trainer, and a list of its canaries."""
     run = Run.open(trained_here("evaluation.every=2", "canaries.controls=4"))
     (tmp_path / "ours.py").write_text(OF_OURS)
     (tmp_path / "weights").mkdir()
@@ -57,7 +57,7 @@ def copied(trained_here: Trained, tmp_path: Path) -> Run:
 
 
 def measured(copied: Run, flsim: Flsim, folder: Path, *options: object) -> tuple[int, str, str]:
-    """Measure the copies as somebody else's model."""
+    """Measure the copies as a model that was trained elsewhere."""
     model, evaluation = copied.config.model, copied.config.evaluation
     arguments = {"vocabulary": copied.corpus.layout.vocabulary_size, "embedding": model.embedding, "units": model.units}
     sets = [part for name, value in arguments.items() for part in ("--set", f"{name}={value}")]
@@ -68,7 +68,7 @@ def measured(copied: Run, flsim: Flsim, folder: Path, *options: object) -> tuple
 
 
 def test_rows_of_a_copy_are_those_of_the_run(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
-    """A folder of checkpoints gives all rounds at once; utility too, since the corpus is named."""
+    """A folder of checkpoints gives all rounds at once, and utility, because the corpus is named."""
     code, out, err = measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")
     assert code == 0, err
     assert all(f"ours(vocabulary=40, embedding=8, units=12), round {round_}" in out for round_ in (2, 4))
@@ -79,8 +79,8 @@ def test_rows_of_a_copy_are_those_of_the_run(copied: Run, flsim: Flsim, tmp_path
     pd.testing.assert_frame_equal(theirs, own, check_exact=False, rtol=0, atol=1e-6)
 
 
-def test_rows_of_a_module_with_words_of_its_own_ids(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
-    """All ids that are no words are one unknown word, which can be a first guess; so canaries only."""
+def test_rows_of_canaries_are_equal_for_a_module_with_other_ids(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
+    """Utility is not compared: all ids that are not words are the unknown word, which can become the first guess."""
     path = tmp_path / "round-4.safetensors"
     save_file(load_model(max((copied.path / "checkpoints").iterdir())).state_dict(), path)
     factory = ("--model", f"{tmp_path / 'ours.py'}:forwarded")
@@ -96,7 +96,7 @@ def test_rows_of_a_module_with_words_of_its_own_ids(copied: Run, flsim: Flsim, t
 
 @pytest.fixture
 def drawn(copied: Run) -> CanarySet:
-    """The canaries that `flsim data canaries` draws for the run's words, users, settings and seed."""
+    """Return the canaries that `flsim data canaries` draws for the run's words, users, settings and seed."""
     vocabulary, layout = copied.corpus.vocabulary, copied.corpus.layout
     counts = np.diff(copied.corpus.split("train").user_offsets)
     users = OtherUsers(tuple(copied.corpus.split("train").names), counts)
@@ -104,8 +104,8 @@ def drawn(copied: Run) -> CanarySet:
     return CanarySet.draw(words, users, copied.config.canaries, copied.config.seed, copied.config.evaluation.prefix)
 
 
-def test_canaries_are_those_of_a_run_over_such_users(copied: Run, drawn: CanarySet) -> None:
-    """Phrases, coins, sharers and copies; the corpus of the run holds none of the phrases, so that none was redrawn."""
+def test_drawn_canaries_equal_those_of_a_run_over_equal_users(copied: Run, drawn: CanarySet) -> None:
+    """Phrases, coins, sharers and copies are equal. The run redrew no phrase, because its corpus has none of them."""
     pd.testing.assert_frame_equal(roster_of(drawn.planting, copied.corpus.vocabulary), read_roster_as_written(copied))
 
 
@@ -119,8 +119,8 @@ def read_roster_as_written(run: Run) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "instructions"])
-def test_records_in_place_are_the_copies(drawn: CanarySet, tmp_path: Path, kind: Rows) -> None:
-    """Whoever replaces the listed records has as many copies, of as many users, as the roster says."""
+def test_listed_records_have_the_copies_of_the_roster(drawn: CanarySet, tmp_path: Path, kind: Rows) -> None:
+    """If the listed records are replaced, each canary has the roster's numbers of copies and of users."""
     drawn.write(tmp_path / "planted", kind)
     path = tmp_path / "planted" / FILES[kind]
     rows = pd.read_parquet(path) if kind == "parquet" else pd.read_json(path, lines=True)
@@ -139,7 +139,7 @@ def test_records_in_place_are_the_copies(drawn: CanarySet, tmp_path: Path, kind:
 
 
 def test_canaries_that_somebody_chose_are_refused(drawn: CanarySet, tmp_path: Path) -> None:
-    """Also where the digests are made to fit."""
+    """They are refused even if the digests are updated to match."""
     drawn.write(tmp_path / "planted")
     manifest, roster = tmp_path / "planted" / "canaries.json", tmp_path / "planted" / "roster.parquet"
     whole = json.loads(manifest.read_text())
@@ -156,10 +156,10 @@ def test_canaries_that_somebody_chose_are_refused(drawn: CanarySet, tmp_path: Pa
         CanarySet.read(tmp_path / "weights")
 
 
-def test_an_audit_of_a_copy_proves_what_that_of_the_run_does(
+def test_an_audit_of_a_copy_equals_the_audit_of_the_run(
     copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path
 ) -> None:
-    """All rows of both audits, from measurements of the same weights by the same canaries, users and references."""
+    """All rows are equal, because weights, canaries, users and references of both measurements are equal."""
     drawn.write(tmp_path / "planted")
     code, _, err = measured(
         copied, flsim, tmp_path, "--state", tmp_path / "weights", "--canaries", tmp_path / "planted"
@@ -181,7 +181,7 @@ def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def theirs(copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path, measured_once: Path) -> Path:
-    """Measurements of a copy, by drawn canaries; made once, and each test has a copy that names its own files."""
+    """Return measurements of a copy with drawn canaries, made once; each test has a copy that names its files."""
     if not measured_once.exists():
         drawn.write(tmp_path / "planted")
         options = ("--state", tmp_path / "weights", "--canaries", tmp_path / "planted")
@@ -208,7 +208,7 @@ def test_commands_read_measurements_like_a_run(
 
 
 @pytest.mark.parametrize("command", ["forgetting", "verify", "privacy", "membership --unit user"])
-def test_what_needs_the_training_is_refused(theirs: Path, flsim: Flsim, command: str) -> None:
+def test_commands_that_need_the_training_are_refused(theirs: Path, flsim: Flsim, command: str) -> None:
     name, *options = command.split()
     assert "trained elsewhere" in refusal(flsim, name, theirs, *options)
 
@@ -217,8 +217,8 @@ def named(theirs: Path) -> tuple[str, str]:
     return "--model", f"{theirs.parent / 'ours.py'}:ours"
 
 
-def test_extraction_from_a_copy_is_that_from_the_run(copied: Run, theirs: Path, flsim: Flsim) -> None:
-    """All numbers of canaries, of weights that were loaded again from the record of the folder."""
+def test_extraction_from_a_copy_equals_extraction_from_the_run(copied: Run, theirs: Path, flsim: Flsim) -> None:
+    """All numbers of canaries are equal, with weights loaded again from the paths in the folder."""
     code, out, err = flsim("extract", copied.path, "--json")
     assert code == 0, err
     own = pd.DataFrame(json.loads(out)["strings"]).query("kind == 'canary'").reset_index(drop=True)
@@ -231,7 +231,7 @@ def test_extraction_from_a_copy_is_that_from_the_run(copied: Run, theirs: Path, 
 
 
 def test_membership_and_extraction_of_records_in_files(copied: Run, theirs: Path, flsim: Flsim) -> None:
-    """Members with a canary, and non-members that are training records too, are left out; all attacks run."""
+    """All attacks run. Members with a canary, and non-members that are also training records, are excluded."""
     corpus, phrase = copied.corpus, copied.canaries[0].tokens
     texts = {
         name: [[*map(int, record)] for user in range(len(split)) for record in split[user]]
@@ -260,7 +260,7 @@ def test_membership_and_extraction_of_records_in_files(copied: Run, theirs: Path
 
 
 def test_a_model_that_is_not_the_measured_one_is_refused(theirs: Path, flsim: Flsim) -> None:
-    """In one line each; later changes are seen before earlier ones, and changed code is not executed."""
+    """Each refusal is one line. flsim detects each new change before the earlier ones, and executes no changed code."""
     record = theirs / "models" / "round-000004.json"
     weights, executed = Path(json.loads(record.read_text())["weights"]), theirs.parent / "executed"
 
@@ -284,8 +284,8 @@ def test_a_model_that_is_not_the_measured_one_is_refused(theirs: Path, flsim: Fl
     assert "does not name its model; measure it again with flsim evaluate --model --out" in refused(*named(theirs))
 
 
-def test_measurements_without_their_law_prove_nothing(theirs: Path, flsim: Flsim) -> None:
-    """A folder of other canaries, and no law at all."""
+def test_an_audit_needs_the_law_of_the_measured_canaries(theirs: Path, flsim: Flsim) -> None:
+    """An audit is refused with the folder of other canaries, and without any law."""
 
     def refused() -> str:
         return refusal(flsim, "audit", theirs)
@@ -299,7 +299,7 @@ def test_measurements_without_their_law_prove_nothing(theirs: Path, flsim: Flsim
     assert "has no law of its canaries, so nothing can be proven; draw canaries with flsim data canaries" in refused()
 
 
-def test_a_run_takes_no_options_of_models_from_elsewhere(copied: Run, flsim: Flsim) -> None:
+def test_a_run_refuses_the_options_of_models_from_elsewhere(copied: Run, flsim: Flsim) -> None:
     for command in ("membership", "extract"):
         assert "which stores model and records; remove the option" in refusal(
             flsim, command, copied.path, "--model", "ours.py:ours"
@@ -307,7 +307,7 @@ def test_a_run_takes_no_options_of_models_from_elsewhere(copied: Run, flsim: Fls
 
 
 def test_listed_canaries_prove_nothing(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
-    """They are measured and shown, and an audit refuses them."""
+    """Canaries that were listed by hand are measured and shown, but an audit refuses them."""
     assert measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")[0] == 0
     assert flsim("table", tmp_path / "theirs")[0] == 0
     assert "has nothing that proves anything. The canaries were listed by hand" in refusal(
@@ -322,8 +322,8 @@ def test_listed_canaries_prove_nothing(copied: Run, flsim: Flsim, tmp_path: Path
     assert "add the column copies, 0 for a control, or remove --out" in err
 
 
-def test_a_folder_takes_more_rounds_and_nothing_else(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
-    """A round that is measured again replaces itself; other settings, and folders of other things, are refused."""
+def test_a_folder_accepts_more_rounds_of_only_the_same_settings(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
+    """A round measured again replaces its rows. Other settings or names, and folders of other files, are refused."""
     first, *_, last = sorted((tmp_path / "weights").iterdir())
     for path, options in ((first, ()), (last, ()), (last, ())):
         assert measured(copied, flsim, tmp_path, "--state", path, *options)[0] == 0
@@ -339,7 +339,7 @@ def test_a_folder_takes_more_rounds_and_nothing_else(copied: Run, flsim: Flsim, 
 
 
 def test_a_later_checkpoint_that_fails_ends_the_measurements(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
-    """The first round stays; the folder is failed, not running, and completes once the checkpoint is correct."""
+    """The status is then failed, not running. The same command completes the folder with a correct checkpoint."""
     newest = max((tmp_path / "weights").iterdir())
     right = newest.read_bytes()
     torch.save({"model": {"embedding": torch.zeros(2)}}, newest)
@@ -353,8 +353,8 @@ def test_a_later_checkpoint_that_fails_ends_the_measurements(copied: Run, flsim:
 
 
 @pytest.mark.parametrize(("records", "is_crowded"), [(8, False), (7, True)])
-def test_a_user_with_mostly_canaries_is_a_warning(tmp_path: Path, flsim: Flsim, records: int, is_crowded: bool) -> None:
-    """Four copies are half of eight records, and more than half of seven; the audit has the sentence as a note."""
+def test_users_of_mostly_canaries_cause_a_warning(tmp_path: Path, flsim: Flsim, records: int, is_crowded: bool) -> None:
+    """Four copies are half of eight records, but more than half of seven. The stored set has the warning for audits."""
     (tmp_path / "words.txt").write_text("".join(f"word{index}\n" for index in range(50)))
     where = ("--vocabulary", tmp_path / "words.txt", "--users", "1", "--records", str(records), "--out", tmp_path / "p")
     code, _, err = flsim("data", "canaries", *where, "--set", "insertions=[4]", "--set", "count=1")
@@ -365,22 +365,22 @@ def test_a_user_with_mostly_canaries_is_a_warning(tmp_path: Path, flsim: Flsim, 
     assert "words.txt: must have one word per line, at least one" in flsim("data", "canaries", *where)[2]
 
 
-def test_a_missing_column_names_those_of_the_file(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_column_names_the_columns_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("client,post\na,b\n")
     with pytest.raises(InputError, match=r"columns user cannot be read \(found columns client, post\)"):
         OtherUsers.in_file(path)
 
 
-def test_a_summary_of_a_model_that_knows_nothing(copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path) -> None:
-    """An untrained model: nothing is detected, and the most that can be memorized is Clopper and Pearson's bound."""
+def test_a_summary_of_an_untrained_model(copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path) -> None:
+    """No phrase is detected, and the largest memorized share is the bound of Clopper and Pearson."""
     drawn.write(tmp_path / "planted")
     code, _, err = measured(copied, flsim, tmp_path, "--canaries", tmp_path / "planted", "--references", "400")
     assert code == 0, err
     code, out, err = flsim("audit", tmp_path / "theirs", "--summary")
     assert code == 0, err
     planted = int((drawn.planting.insertions > 0).sum())
-    share = 1 - 0.05 ** (1 / planted)  # of no hit in n trials
+    share = 1 - 0.05 ** (1 / planted)  # the bound for no hit in n trials
     text = " ".join(out.split())
     assert "Memorization is not proven: no phrase is detected." in text
     assert f"up to {100 * share:.0f}% may be detectable (95% confidence)" in text
@@ -388,7 +388,7 @@ def test_a_summary_of_a_model_that_knows_nothing(copied: Run, drawn: CanarySet, 
 
 
 def test_weights_that_do_not_fit_are_named(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
-    """In one line with the names of parameters, and without a folder of measurements."""
+    """The error is one line with the names of parameters, and no folder of measurements is written."""
     path = next((tmp_path / "weights").iterdir())
     weights = torch.load(path)["model"]
     first, second, *_, last = weights
@@ -411,7 +411,7 @@ def test_weights_that_do_not_fit_are_named(copied: Run, flsim: Flsim, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [".theirs.partial-*", "theirs/run.json", "theirs/rows/round-000004.parquet"])
 def test_a_killed_measurement_is_never_read_as_complete(copied: Run, flsim: Flsim, tmp_path: Path, moment: str) -> None:
-    """SIGKILL of a real process as soon as a file is there; the same command completes the folder to the same bytes."""
+    """SIGKILL ends a process as soon as a file exists. The same command completes the folder to equal bytes."""
     options = ("--state", tmp_path / "weights")
     assert measured(copied, flsim, tmp_path, *options)[0] == 0
     whole = folder_bytes(tmp_path / "theirs")
@@ -444,7 +444,7 @@ def test_a_killed_measurement_is_never_read_as_complete(copied: Run, flsim: Flsi
 def test_refused_input_leaves_no_output(
     copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path, fault: str
 ) -> None:
-    """One line each, and no new file or folder, also not above the output."""
+    """Each refusal is one line, and leaves no new file or folder, including parents of the output."""
     drawn.write(tmp_path / "planted")
     (tmp_path / "file").write_text("")
     out, options = tmp_path / "new" / "theirs", list[object]()

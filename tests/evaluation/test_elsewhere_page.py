@@ -1,4 +1,4 @@
-"""The tutorials on models that were trained elsewhere, executed as they stand: "elsewhere.md" and "flower-app.md"."""
+"""Tests execute the tutorials on models that were trained elsewhere, "elsewhere.md" and "flower-app.md", unchanged."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def saved(block: Block, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """The folder in which the whole page was run, with the output of each command."""
+    """Run the complete page; return its folder, and the output of each command."""
     folder, outputs = tmp_path_factory.mktemp("elsewhere"), {}
     for block in blocks_of(PAGE):
         if block.language == "python":
@@ -40,15 +40,15 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     return folder, outputs
 
 
-def test_the_page_runs_and_its_training_is_not_flsims(done: tuple[Path, dict[str, str]]) -> None:
+def test_the_page_runs_and_its_training_does_not_use_flsim(done: tuple[Path, dict[str, str]]) -> None:
     folder, outputs = done
     assert "flsim" not in (folder / "train.py").read_text().replace("without flsim", "")
     assert (folder / "exposure.png").stat().st_size
     assert "| epsilon, coins" in outputs["audit runs/theirs"]
 
 
-def test_the_summary_is_that_of_the_page(done: tuple[Path, dict[str, str]]) -> None:
-    """Up to numbers, which differ a little on other processors: its sentences and the shape of its table."""
+def test_the_summary_equals_that_on_the_page_except_numbers(done: tuple[Path, dict[str, str]]) -> None:
+    """Sentences and the shape of the table are equal. Numbers differ slightly between processors."""
     shown = next(block.text for block in blocks_of(PAGE) if block.language == "text")
     assert shape(shown) == shape(done[1]["audit runs/theirs --summary"])
 
@@ -58,8 +58,8 @@ def shape(text: str) -> list[str]:
     return [word.strip(".,%") for word in words if not any(letter.isdigit() for letter in word) and word.strip("-:")]
 
 
-def test_detections_and_copies_by_a_second_computation(done: tuple[Path, dict[str, str]]) -> None:
-    """From the Parquet files: Holm's step-down procedure as in his paper, on p = rank / (R + 1)."""
+def test_detections_and_copies_equal_a_second_computation(done: tuple[Path, dict[str, str]]) -> None:
+    """Expected detections apply Holm's step-down procedure, as in his paper, to p = rank / (R + 1) in Parquet files."""
     folder = done[0] / "runs" / "theirs"
     rows = pd.read_parquet(sorted((folder / "rows").iterdir())[-1])
     ranks = rows[rows["metric"] == "rank"].set_index("canary")["value"].sort_values()
@@ -78,13 +78,13 @@ def test_detections_and_copies_by_a_second_computation(done: tuple[Path, dict[st
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
-    """The folder in which the page on a Flower app was run, and the output of each of its blocks of commands."""
+    """Run the page on a Flower app; yield its folder, and the output of each of its blocks of commands."""
     flower, outputs = Flower(tmp_path_factory.mktemp("flower")), list[str]()
     port = str(free_port())
     environment = flower.environment | {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port}
     at = ("--host", "127.0.0.1", "--port", port)
     try:
-        # As `flwr run` starts it, which waits for 15 seconds only, too short for a busy machine.
+        # `flwr run` starts the SuperLink like this, but waits only 15 seconds, too short for a busy machine.
         flower.start("flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess", *at)
         wait_until(lambda: flower.is_up(port), flower)
         for block in blocks_of(FLOWER_APP):
@@ -100,9 +100,9 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[s
         flower.close()
 
 
-@pytest.mark.nightly  # a SuperLink and ten clients, which a busy machine starts too slowly
+@pytest.mark.nightly  # a busy machine starts a SuperLink and ten clients too slowly
 def test_a_flower_app_is_trained_by_flower_and_audited(app: tuple[Path, list[str]]) -> None:
-    """Nothing of the app knows flsim; phrases of eight copies are detected, and controls are not."""
+    """The app does not use flsim. Phrases with eight copies are detected, and controls are not."""
     folder, outputs = app
     assert not any("flsim" in path.read_text() for path in (folder / "pytorchexample").glob("*.py"))
     subject = subject_of(folder / "runs" / "app")

@@ -1,4 +1,4 @@
-"""Utility against a loop over records, one at a time."""
+"""Tests compare utility with a loop over records, and rows of evaluations with scores of all continuations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ LAYOUT = Layout(12, record_words=6)
 
 
 def some_users(seed: int, users: int = 7) -> list[list[list[int]]]:
-    """Records of 0 to 6 words, OOV among them."""
+    """Return users with records of 0 to 6 words, including OOV."""
     rng = np.random.default_rng(seed)
     return [
         [rng.integers(1, LAYOUT.oov, rng.integers(0, 7), endpoint=True).tolist() for _ in range(rng.integers(0, 9))]
@@ -42,7 +42,7 @@ def some_model(seed: int) -> CIFGLanguageModel:
 
 
 def naive(model: CIFGLanguageModel, users: list[list[list[int]]]) -> Utility:
-    """One record at a time, one target at a time."""
+    """Return utility computed one record and one target at a time."""
     loss, tokens, correct_tokens, words, correct_words = 0.0, 0, 0, 0, 0
     for record in (record for user in users for record in user):
         sequence = [LAYOUT.bos, *record] + [LAYOUT.eos] * (len(record) < LAYOUT.record_words)
@@ -60,8 +60,8 @@ def naive(model: CIFGLanguageModel, users: list[list[list[int]]]) -> Utility:
 
 @settings(max_examples=8, derandomize=True)
 @given(seed=st.integers(0, 10**6), pool=st.sampled_from([1, 40, 10**6]), logits=st.sampled_from([1, 200, 10**6]))
-def test_equals_a_loop_over_records(seed: int, pool: int, logits: int) -> None:
-    """Whatever is batched with what: empty records, full ones, OOV, users without records."""
+def test_utility_equals_a_loop_over_records(seed: int, pool: int, logits: int) -> None:
+    """Utility is equal in any batches of empty and full records, OOV, and users without records."""
     users, model = some_users(seed), some_model(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "POOL_WORDS", pool)
@@ -72,15 +72,15 @@ def test_equals_a_loop_over_records(seed: int, pool: int, logits: int) -> None:
         assert getattr(found, name) == getattr(expected, name), name
 
 
-def test_chosen_users_only() -> None:
+def test_utility_of_chosen_users_reads_only_their_records() -> None:
     users, model = some_users(1), some_model(1)
     found, expected = utility(model, InMemory(LAYOUT, users), [4, 2]), naive(model, [users[2], users[4]])
     assert found.tokens == expected.tokens
     assert found.cross_entropy == pytest.approx(expected.cross_entropy)
 
 
-def test_a_model_that_always_says_word_1() -> None:
-    """Targets 1 1 2 EOS; 3 1 EOS; 1 OOV EOS: 4 of 6 words, 4 of 10 tokens."""
+def test_utility_of_a_model_that_always_predicts_word_1() -> None:
+    """Of the targets 1 1 2 EOS; 3 1 EOS; 1 OOV EOS, it predicts 4 of 6 words and 4 of 10 tokens."""
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(4, 6))
     with torch.no_grad():
         model.output_bias[1] = 1.0
@@ -90,8 +90,8 @@ def test_a_model_that_always_says_word_1() -> None:
     assert measured.perplexity == pytest.approx((math.e + 11) / math.exp(4 / 10))
 
 
-def test_long_records_are_not_padded_to_by_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """200 records of one word and 2 of 6, 60 positions a batch: at most 2 positions in 100 are padding."""
+def test_short_records_are_not_padded_to_the_length_of_long_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches of 60 positions, 200 records of one word and 2 of 6 words have at most 32 positions of padding."""
     monkeypatch.setattr(module, "LOGITS", 60 * LAYOUT.vocabulary_size)
     users = InMemory(LAYOUT, [[[1]] * 100 + [[1, 2, 3, 4, 5, 6]]] * 2)
     batches = list(module._batches(users, range(2)))
@@ -100,7 +100,7 @@ def test_long_records_are_not_padded_to_by_short_ones(monkeypatch: pytest.Monkey
     assert sum(int((part.targets != LAYOUT.pad).sum()) for part in batches) == 2 * (100 * 2 + 6)
 
 
-def test_nothing_measured_is_not_a_number() -> None:
+def test_utility_without_records_is_nan() -> None:
     nothing = utility(some_model(0), InMemory(LAYOUT, []))
     assert nothing == Utility()
     assert all(math.isnan(value) for value in (nothing.accuracy, nothing.accuracy_all_tokens, nothing.perplexity))
@@ -163,7 +163,7 @@ def test_one_row_for_each_metric_of_each_canary_and_of_the_model(model: CIFGLang
     assert {(row.run, row.round) for row in rows} == {("a", 12)}
 
 
-def test_utility_alone_is_that_of_a_whole_evaluation(model: CIFGLanguageModel, population: Split) -> None:
+def test_an_evaluation_of_only_utility_equals_a_complete_one(model: CIFGLanguageModel, population: Split) -> None:
     whole = measure(model, population)
     alone = measure(model, population, hparams=EvaluationHParams(300, utility_only=True))
     assert {row.metric for row in alone} == set(MODEL_METRICS)
@@ -173,8 +173,8 @@ def test_utility_alone_is_that_of_a_whole_evaluation(model: CIFGLanguageModel, p
 
 
 @pytest.mark.parametrize("prefix", [1, 2, 3])
-def test_what_the_values_are(model: CIFGLanguageModel, population: Split, prefix: int) -> None:
-    """From scores of R and of all continuations, in full."""
+def test_values_follow_from_scores(model: CIFGLanguageModel, population: Split, prefix: int) -> None:
+    """Expected values come from complete scores of R and of all continuations."""
     values = by_key(measure(model, population, hparams=EvaluationHParams(300, beam_width=8**3, prefix=prefix)))
     layout = population.layout
     among = references(SEED, 300, 4 - prefix, layout)
@@ -200,7 +200,7 @@ def test_the_order_of_canaries_does_not_matter(model: CIFGLanguageModel, populat
     assert alone == [row for row in rows if row.canary in ("c2", "")]
 
 
-def test_rows_are_the_same_for_all_rounds_and_runs(model: CIFGLanguageModel, population: Split) -> None:
+def test_values_are_equal_for_all_rounds_and_runs(model: CIFGLanguageModel, population: Split) -> None:
     """Each evaluation draws the same references, and no evaluation changes a parameter."""
     before = [parameter.clone() for parameter in model.parameters()]
     first, second = measure(model, population), measure(model, population, run="b", round_=13)
@@ -209,7 +209,7 @@ def test_rows_are_the_same_for_all_rounds_and_runs(model: CIFGLanguageModel, pop
     assert {(row.run, row.round) for row in second} == {("b", 13)}
 
 
-def test_users_that_are_chosen_are_the_same_every_time(model: CIFGLanguageModel, population: Split) -> None:
+def test_each_evaluation_draws_the_same_test_users(model: CIFGLanguageModel, population: Split) -> None:
     some, again, all_, more = (
         by_key(measure(model, population, canaries=[], hparams=EvaluationHParams(1, test_users=count)))
         for count in (3, 3, None, 1000)
@@ -221,7 +221,7 @@ def test_users_that_are_chosen_are_the_same_every_time(model: CIFGLanguageModel,
 
 @pytest.mark.parametrize(("name", "value"), [("embedding", math.nan), ("gate_bias", -math.inf)])
 def test_a_diverged_model_is_refused(model: CIFGLanguageModel, population: Split, name: str, value: float) -> None:
-    """Also where no canary and no user would have met the value: the embedding of the last token."""
+    """The model is refused even if no canary and no user reads the value, the embedding of the last token."""
     with torch.no_grad():
         model.get_parameter(name).view(-1)[-1] = value
     with pytest.raises(Diverged, match=rf"^round 12: 1 of [0-9,]+ values of parameter {name} are not finite$"):
@@ -229,7 +229,7 @@ def test_a_diverged_model_is_refused(model: CIFGLanguageModel, population: Split
 
 
 def test_a_model_that_overflows_is_refused(model: CIFGLanguageModel, population: Split) -> None:
-    """Finite parameters, and two logits that float64 cannot subtract."""
+    """Parameters are finite, but the difference of two logits overflows float64."""
     with torch.no_grad():
         model.output_bias[1] = 1.5e308
         model.output_bias[2] = -1.5e308
@@ -237,7 +237,7 @@ def test_a_model_that_overflows_is_refused(model: CIFGLanguageModel, population:
         measure(model, population)
 
 
-def test_input_that_does_not_fit_is_refused(
+def test_inputs_that_do_not_match_are_refused(
     model: CIFGLanguageModel, population: Split, make_corpus: MakeCorpus
 ) -> None:
     with pytest.raises(InputError, match="prefix of 4 covers all words of canary c0"):

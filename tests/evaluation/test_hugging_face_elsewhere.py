@@ -1,4 +1,4 @@
-"""Folders of transformers and peft that were trained elsewhere, against both libraries on their own."""
+"""Tests compare measurements of folders of transformers and peft with values of these libraries without flsim."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ DRAW = ("--users", "6", "--records", "20", "--set", "insertions=[1,3]", "--set",
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-2 of random weights, large enough to be far from uniform, with a BPE tokenizer of its own."""
+    """Return a GPT-2 of random weights, large enough to be far from uniform, with a custom BPE tokenizer."""
     folder = tmp_path_factory.mktemp("base")
     train_tokenizer(iter(TEXTS), 330, folder)
     torch.manual_seed(0)
@@ -33,7 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_adapter(base: Path, folder: Path, seed: int) -> Path:
-    """A LoRA adapter that is far from zero."""
+    """Write a LoRA adapter that is far from zero to a folder, and return the folder."""
     torch.manual_seed(seed)
     config = LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True)
     get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)
@@ -41,7 +41,7 @@ def with_adapter(base: Path, folder: Path, seed: int) -> Path:
 
 
 def by_transformers(model: torch.nn.Module, text: str, base: Path) -> float:
-    """The log-perplexity of the words after the first, from BOS, with nothing of flsim's ids."""
+    """Return the log-perplexity of the words after the first, from BOS, without the ids of flsim."""
     from transformers import PreTrainedTokenizerFast
 
     ids = PreTrainedTokenizerFast(tokenizer_file=str(base / "tokenizer.json")).encode(text, add_special_tokens=False)
@@ -51,8 +51,8 @@ def by_transformers(model: torch.nn.Module, text: str, base: Path) -> float:
     return -sum(float(log_probs[place, id_]) for place, id_ in list(enumerate(ids))[1:])
 
 
-def test_canaries_by_the_tokenizer_of_a_model(base: Path, tmp_path: Path, flsim: Flsim) -> None:
-    """A folder with the checkpoints of a complete model and of an adapter."""
+def test_log_perplexities_of_canaries_equal_those_of_transformers(base: Path, tmp_path: Path, flsim: Flsim) -> None:
+    """The model's tokenizer draws canaries; the folder has checkpoints of a complete model and of an adapter."""
     planted, out = tmp_path / "planted", tmp_path / "theirs"
     code, _, err = flsim("data", "canaries", "--tokenizer", base, *DRAW, "--out", planted, "--format", "instructions")
     assert code == 0, err
@@ -77,7 +77,7 @@ def test_canaries_by_the_tokenizer_of_a_model(base: Path, tmp_path: Path, flsim:
 
 
 def test_attacks_load_an_adapter_again(base: Path, tmp_path: Path, flsim: Flsim) -> None:
-    """From its folder, without code: log p of all words after the first is the measured one; changes are refused."""
+    """Attacks need no code, and their log p of all words after the first is the measured one. Changes are refused."""
     planted, out, adapter = tmp_path / "planted", tmp_path / "theirs", with_adapter(base, tmp_path / "adapter", 1)
     assert flsim("data", "canaries", "--tokenizer", base, *DRAW, "--out", planted)[0] == 0
     how = ("--canaries", planted, "--out", out, "--references", "50")
@@ -97,8 +97,8 @@ def test_attacks_load_an_adapter_again(base: Path, tmp_path: Path, flsim: Flsim)
     assert "has no model of transformers or peft; name the folder of a model" in refusal(flsim, "extract", out)
 
 
-def test_rows_of_an_exported_run_are_those_of_the_run(trained_here: Trained, tmp_path: Path, flsim: Flsim) -> None:
-    """A folder of two checkpoints, an adapter with its base and a complete model, with rows of utility."""
+def test_rows_of_an_exported_run_equal_those_of_the_run(trained_here: Trained, tmp_path: Path, flsim: Flsim) -> None:
+    """Rows, including utility, are equal for two exported checkpoints: an adapter with its base, and a merged model."""
     config = '{ model_type = "gpt2", n_layer = 1, n_head = 2, n_embd = 8, n_positions = 24 }'
     sizes = ('model.architecture="hf"', "model.embedding=96", "model.units=670", f"model.config={config}")
     run = Run.open(trained_here(*sizes, "model.lora={ rank = 2 }", "evaluation.also=[]"))
@@ -122,7 +122,7 @@ def test_rows_of_an_exported_run_are_those_of_the_run(trained_here: Trained, tmp
         ("part", "peft refuses the adapter (Found missing adapter keys while loading the checkpoint"),
     ],
 )
-def test_folders_that_cannot_be_measured(base: Path, tmp_path: Path, flsim: Flsim, change: str, message: str) -> None:
+def test_unusable_folders_are_refused(base: Path, tmp_path: Path, flsim: Flsim, change: str, message: str) -> None:
     model = shutil.copytree(base, tmp_path / "model")
     if change == "pickle":
         (model / "model.safetensors").rename(model / "pytorch_model.bin")

@@ -1,4 +1,4 @@
-"""Weights of other trainers, folders of checkpoints, and modules with token ids of their own."""
+"""Tests of loading cover weights of other trainers, folders of checkpoints, and modules with other token ids."""
 
 import re
 from pathlib import Path
@@ -56,7 +56,7 @@ SAVERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", SAVERS)
 @pytest.mark.parametrize("factory", ["Net", "wrapped"])
-def test_weights_as_trainers_save_them(net: Path, name: str, factory: str) -> None:
+def test_weights_are_read_from_files_of_other_trainers(net: Path, name: str, factory: str) -> None:
     torch.manual_seed(0)
     trained = load_other(f"{net}:Net", {"vocabulary": 7})
     SAVERS[name](trained.state_dict(), net.parent / name)
@@ -82,7 +82,7 @@ def test_other_files_are_refused(net: Path, name: str, value: Any, message: str)
 
 
 def test_a_pickle_of_weights_executes_nothing(tmp_path: Path) -> None:
-    """`torch.load` refuses every global that is not of weights."""
+    """`torch.load` refuses every global that weights do not need."""
 
     class Attack:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -94,8 +94,8 @@ def test_a_pickle_of_weights_executes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
-def test_rounds_are_in_the_names(tmp_path: Path) -> None:
-    """Of files, as Flower's tutorials, NVFlare and trainers name them, and of folders of Hugging Face."""
+def test_rounds_of_checkpoints_are_read_from_names(tmp_path: Path) -> None:
+    """Names are those of files of Flower's tutorials, NVFlare and other trainers, and of folders of Hugging Face."""
     names = ["model_round_2.pth", "round-10-weights.npz", "epoch3-lr0.1.pt", "7.safetensors", "step=100.ckpt"]
     for name in (*names, "best.pt", "round-5.json", "optimizer.bin"):
         (tmp_path / name).touch()
@@ -117,7 +117,7 @@ def test_rounds_are_in_the_names(tmp_path: Path) -> None:
         (["v2-of-10.pt"], "v2-of-10: has several numbers; name the round, as in round-10"),
     ],
 )
-def test_names_that_do_not_say_the_round(tmp_path: Path, names: list[str], message: str) -> None:
+def test_names_without_a_unique_round_are_refused(tmp_path: Path, names: list[str], message: str) -> None:
     for name in names:
         (tmp_path / name).touch()
     with pytest.raises(InputError, match=re.escape(message)):
@@ -125,7 +125,7 @@ def test_names_that_do_not_say_the_round(tmp_path: Path, names: list[str], messa
 
 
 class Table(nn.Module):
-    """Log-odds of the next of 9 ids, by the last one."""
+    """A model of 9 ids whose logits for the next id depend only on the last id."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,8 +137,8 @@ class Table(nn.Module):
 
 @pytest.mark.parametrize("layout", ["tff", "fedjax", "fedml"])
 @pytest.mark.parametrize("eos", [None, 1])
-def test_words_of_a_module_with_ids_of_its_own(layout: str, eos: int | None) -> None:
-    """Three of nine ids are words; their probabilities are the module's, and all others are the unknown word."""
+def test_ids_of_a_module_are_mapped_to_words(layout: str, eos: int | None) -> None:
+    """The three words of nine ids keep their probabilities, as EOS does. OOV has the sum of all other ids."""
     words, bos, ours = [7, 2, 4], 0, Layout(7, name=layout)
     module = Table()
     model = from_forward(module, 4, words, bos, eos, layout)
@@ -164,7 +164,7 @@ def test_words_of_a_module_with_ids_of_its_own(layout: str, eos: int | None) -> 
         ([], 0, "words need different ids"),
     ],
 )
-def test_wrong_words_are_refused(words: list[int], bos: int | None, message: str) -> None:
+def test_invalid_ids_of_words_are_refused(words: list[int], bos: int | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_forward(Table(), 4, words, bos)
 

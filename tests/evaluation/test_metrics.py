@@ -1,4 +1,4 @@
-"""What `also` measures, against the scores of the whole space."""
+"""Tests compare the measures of `evaluation.also` with the scores of the complete space."""
 
 import math
 from itertools import product
@@ -27,7 +27,7 @@ def model() -> CIFGLanguageModel:
 
 @pytest.fixture(scope="module")
 def canaries(model: CIFGLanguageModel) -> list[Canary]:
-    """One of many, and the likeliest continuation of 5."""
+    """Return an arbitrary canary, and one that is the likeliest continuation of word 5."""
     likeliest = EVERYTHING[log_perplexity(model, torch.tensor((LAYOUT.bos, 5)), EVERYTHING).argmin()].tolist()
     return [Canary("c0", (1, 2, 3, 4), 0.1, 1.0), Canary("c1", (5, *likeliest), 0.1, 1.0)]
 
@@ -39,14 +39,14 @@ def measured(model: CIFGLanguageModel, canaries: list[Canary]) -> dict[str, dict
 
 
 def scores(model: CIFGLanguageModel, canary: Canary) -> tuple[Tensor, float]:
-    """Of all continuations of a canary's first word, and its own."""
+    """Return the scores of all continuations of a canary's first word, and the canary's score."""
     prefix = torch.tensor((LAYOUT.bos, canary.tokens[0]))
     found = log_perplexity(model, prefix, EVERYTHING)
     return found, float(found[(torch.tensor(canary.tokens[1:]) == EVERYTHING).all(1)])
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_the_space_in_full(
+def test_exposure_in_the_space_equals_enumeration(
     model: CIFGLanguageModel, measured: dict[str, dict[str, float]], canaries: list[Canary], which: int
 ) -> None:
     canary = canaries[which]
@@ -58,10 +58,10 @@ def test_the_space_in_full(
     assert found["space_rank"] == int((among <= own + 1e-9).sum())
 
 
-def test_the_beginnings_that_cost_no_more_than_a_canary(
+def test_space_nodes_count_beginnings_that_cost_no_more_than_the_canary(
     model: CIFGLanguageModel, measured: dict[str, dict[str, float]], canaries: list[Canary]
 ) -> None:
-    """By the score of every beginning in full; the search for the likeliest continuation reads at least as many."""
+    """The expected count uses complete scores of all beginnings. The shortest-path search reads at least as many."""
     for canary in canaries:
         prefix, (_, own) = torch.tensor((LAYOUT.bos, canary.tokens[0])), scores(model, canary)
         nodes = 1
@@ -73,21 +73,21 @@ def test_the_beginnings_that_cost_no_more_than_a_canary(
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_the_path_and_samples(
+def test_the_shortest_path_and_hits_of_samples(
     model: CIFGLanguageModel, measured: dict[str, dict[str, float]], canaries: list[Canary], which: int
 ) -> None:
-    """Hits are binomial; five standard deviations are left once in a million."""
+    """Hits of samples are binomial, and are off by more than five standard deviations about once in a million."""
     canary = canaries[which]
     among, own = scores(model, canary)
     found = measured[canary.id]
     assert found["path"] == (own == float(among.min()))
     assert found["path_nodes"] >= 3
-    share = math.exp(-own) / float(among.neg().exp().sum())  # samples are of words alone
+    share = math.exp(-own) / float(among.neg().exp().sum())  # samples have only words
     deviation = math.sqrt(4_000 * share * (1 - share))
     assert found["generation_hits"] == pytest.approx(4_000 * share, abs=5 * deviation)
 
 
-def test_contexts_are_ranks_of_whole_records(
+def test_exposures_in_contexts_follow_from_ranks_of_records(
     model: CIFGLanguageModel, measured: dict[str, dict[str, float]], canaries: list[Canary]
 ) -> None:
     drawn = references(SEED, COUNT, 3, LAYOUT)
@@ -104,14 +104,14 @@ def test_contexts_are_ranks_of_whole_records(
 @pytest.mark.parametrize(
     ("references", "used"), [(400, 400), (20_000, 20_000), (100_000, 100_000), (100_001, 50_001), (2_000_000, 100_000)]
 )
-def test_a_fit_takes_all_references_up_to_a_bound(references: int, used: int) -> None:
-    """On a CPU 100,000 at most, from the first to the last."""
+def test_a_fit_uses_at_most_100_000_references(references: int, used: int) -> None:
+    """The used references are spread from the first to the last; a CPU uses at most 100,000."""
     taken = sample_of(torch.arange(references))
     assert len(taken) == used
     assert int(taken[-1]) > references - 2 - references / used
 
 
-def test_decisions_are_those_of_ranks(model: CIFGLanguageModel, canaries: list[Canary]) -> None:
+def test_decisions_equal_those_of_ranks(model: CIFGLanguageModel, canaries: list[Canary]) -> None:
     hparams = [EvaluationHParams(COUNT, decide=decide) for decide in (False, True)]
     ranked, decided = (dict(measure_canaries(model, canaries, LAYOUT, one, SEED)) for one in hparams)
     for canary in canaries:

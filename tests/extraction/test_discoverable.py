@@ -1,4 +1,4 @@
-"""Discoverable extraction: p_z against its definition, ties, and greedy text."""
+"""Tests of discoverable extraction compare p_z with its definition, and cover ties and greedy text."""
 
 import math
 from itertools import product
@@ -30,7 +30,7 @@ def log_probs_of_suffixes(model: TrainableModel, scheme: Scheme) -> dict[tuple[i
 
 
 def kept_by(costs: np.ndarray, scheme: Scheme) -> dict[int, float]:
-    """The probability of each token that a scheme may draw: sort, cut, and divide, one token after another."""
+    """Return the probability of each token that a scheme may draw: sort, cut and divide, one token at a time."""
     ranked = sorted(range(len(costs)), key=lambda token: (costs[token], token))[: scheme.top_k or None]
     weights = {token: math.exp(-(costs[token] - costs.min()) / scheme.temperature) for token in ranked}
     kept, before = dict[int, float](), 0.0
@@ -42,7 +42,7 @@ def kept_by(costs: np.ndarray, scheme: Scheme) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_p_z_is_the_definition_and_sums_to_one(scheme: Scheme) -> None:
+def test_p_z_equals_its_definition_and_sums_to_one(scheme: Scheme) -> None:
     model = random_model(1, 1.5)
     measured, oracle = log_probs_of_suffixes(model, scheme), Oracle(model)
     assert math.fsum(map(math.exp, measured.values())) == pytest.approx(1)
@@ -67,16 +67,16 @@ def test_ties_go_to_the_lower_id(heights: list[int], temperature: float, top_k: 
     assert log_probs.exp().tolist() == pytest.approx([kept.get(token, 0.0) for token in range(count)])
 
 
-def test_the_tail_of_a_vocabulary_stays_where_top_p_is_1() -> None:
-    """Cumulative shares round to 1 before the last tokens come."""
+def test_the_tail_of_a_vocabulary_is_kept_if_top_p_is_1() -> None:
+    """The last tokens are kept although cumulative shares round to 1 before them."""
     logits = torch.tensor([[0.0, -30.0, -60.0]], dtype=torch.float64)
     _, log_prob = next_words(logits, torch.tensor([2]), Scheme(top_k=0, top_p=1.0))
     assert float(log_prob) == pytest.approx(-60)
 
 
 @pytest.mark.parametrize("architecture", ["cifg", "transformer", "hf"])
-def test_greedy_by_one_pass_is_what_generation_writes(architecture: str) -> None:
-    """Of strings that the model wrote, and of the same with one word changed."""
+def test_greedy_extraction_in_one_pass_equals_generation(architecture: str) -> None:
+    """Strings that the model wrote are greedy, and the same strings with one changed word are not."""
     model = untrained(architecture, seed=3)
     rng = np.random.default_rng(0)
     prefixes = rng.integers(WIDE.first_word, WIDE.last_word, (12, 3), endpoint=True)
@@ -92,7 +92,7 @@ def test_greedy_by_one_pass_is_what_generation_writes(architecture: str) -> None
     assert log_probs.tolist() == [0.0 if drawn else -math.inf for drawn in expected]
 
 
-def test_a_model_that_overflows_is_refused() -> None:
+def test_a_model_with_nan_is_refused() -> None:
     model = untrained()
     with torch.no_grad():
         model.get_parameter("output_bias").fill_(math.nan)

@@ -1,4 +1,4 @@
-"""`flsim extract` of real runs: what it prints, draws and returns, by partition, model and training; refusals."""
+"""Tests of `flsim extract` cover its output, strings, tables by partition, model and training, and refusals."""
 
 import json
 import shutil
@@ -34,15 +34,15 @@ def run(trained_here: Trained) -> Path:
 
 
 def words_of(run: Run, name: str, words: int) -> list[int]:
-    """The words of a string by its name, from the corpus or the canaries themselves."""
+    """Return the words of a string with this name, read from the corpus or the canaries."""
     if ":" not in name:
         return list(next(canary.tokens for canary in run.canaries if canary.id == name))
     split, position = name.split(":")
     return list(map(int, run.corpus.split(split).records_at(np.array([int(position)]))[0][:words]))
 
 
-def test_strings_are_text_of_their_side_and_are_measured_alone(run: Path) -> None:
-    """Each string as its name says, of as many words on both sides; p_z and users one string at a time."""
+def test_strings_belong_to_their_side_and_are_measured_one_by_one(run: Path) -> None:
+    """Names give the text of strings; both sides have equal lengths. Expected p_z and users are of single strings."""
     opened, measured = Run.open(run), api.extract(run, records=12, top_k=0)
     model = restored_model(opened, newest_checkpoint(run), "cpu")[1]
     texts = [[record.tolist() for record in opened.users[user]] for user in range(len(opened.users))]
@@ -74,7 +74,7 @@ def contains(record: list[int], string: list[int]) -> bool:
     return any(record[at : at + len(string)] == string for at in range(len(record)))
 
 
-def test_json_is_what_python_returns(run: Path, flsim: Flsim) -> None:
+def test_json_output_equals_the_result_in_python(run: Path, flsim: Flsim) -> None:
     code, out, _ = flsim("extract", run, "--prefix", 1, "--prefix", 2, "--records", 12, "--top-p", 0.9, "--json")
     assert code == 0
     printed, measured = json.loads(out), api.extract(run, prefixes=[1, 2], records=12, top_p=0.9)
@@ -101,15 +101,15 @@ def test_seeds_of_a_setting_become_one_row(trained_here: Trained, flsim: Flsim, 
     assert summary.groupby("setting")["seeds"].unique().map(list).tolist() == [[1], [2]]
 
 
-def test_an_epoch_is_its_evaluated_checkpoint(run: Path) -> None:
+def test_an_epoch_selects_its_evaluated_checkpoint(run: Path) -> None:
     results = read_run(run)
     by_epoch = api.extract(run, prefixes=[2], records=5, epoch=2 / (results.rounds_per_epoch or 0))
     pd.testing.assert_frame_equal(by_epoch.strings, api.extract(run, prefixes=[2], records=5, round=2).strings)
 
 
 @pytest.mark.parametrize("is_central", [False, True])
-def test_other_models_and_central_runs(experiment: Experiment, is_central: bool) -> None:
-    """A transformer in a federated run, and a recurrent model in a central one."""
+def test_extraction_from_other_models_and_central_runs(experiment: Experiment, is_central: bool) -> None:
+    """Strings are extracted from a transformer in a federated run, and from a recurrent model in a central run."""
     if is_central:
         experiment.config.write_text(f"{PARTITION}{CENTRAL}")
     path = train_here(experiment, () if is_central else ("model.architecture='transformer'", "model.heads=2"))
@@ -120,7 +120,7 @@ def test_other_models_and_central_runs(experiment: Experiment, is_central: bool)
     assert controls == 0
 
 
-def test_canaries_that_never_came_are_controls(trained_here: Trained) -> None:
+def test_canaries_of_arm_out_are_controls(trained_here: Trained) -> None:
     measured = api.extract(trained_here("canaries.arm='out'"), prefixes=[2], records=10)
     canaries = measured.strings[measured.strings["kind"] == "canary"]
     assert not canaries["is_trained"].any()
@@ -157,8 +157,8 @@ def test_a_corpus_without_held_out_authors_is_refused(tmp_path: Path) -> None:
         api.extract(run.path)
 
 
-def test_text_of_held_out_users_that_is_planted_is_no_control(tmp_path: Path) -> None:
-    """Of three held-out records, the canary begins one."""
+def test_planted_text_of_held_out_users_is_not_a_control(tmp_path: Path) -> None:
+    """Of three held-out records, one begins with the canary, and only the other two are controls."""
     users = {"ann": [[1, 2, 3, 4], [3, 4, 1, 2]], "bob": [[5, 6, 1, 2]]}
     held_out = {"eve": [[7, 8, 9, 1], [9, 8, 7, 1], [2, 8, 2, 1]]}
     run_of(write_corpus(tmp_path / "corpus", {"train": users, "heldout": held_out, "test": {"bob": [[1]]}}), tmp_path)

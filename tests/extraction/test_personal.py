@@ -1,4 +1,4 @@
-"""Personal data: what is found in text, what prompts elicit from a model of known answers, and counts by hand."""
+"""Tests of personal data cover what is found in text, what prompts elicit from a known model, and counts by hand."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ NAMES = "Ann Lee\nBo\n\n Ann  Lee-Smith \n"
         ("boat, Bob, annlee", []),
     ],
 )
-def test_personal_data_in_text(text: str, expected: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_personal_data_is_found_in_text(text: str, expected: list[tuple[str, str]], tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text(NAMES)
     every = [*Finder.open(tmp_path / "names.txt").find(text)]
     assert [(kind, value) for kind, value, _, _ in every] == expected
@@ -66,7 +66,7 @@ def ids(text: str) -> list[int]:
 
 
 class Answers(TrainableModel):
-    """After each word, always the same next word."""
+    """A model that always predicts the same next word after each word."""
 
     label = "answers"
 
@@ -82,7 +82,7 @@ class Answers(TrainableModel):
         return self.table[tokens]
 
 
-def test_data_and_their_prompts_are_cut_at_tokens() -> None:
+def test_personal_data_and_prompts_end_at_tokens() -> None:
     records = Records.from_lists([ids("now write to ann @ site . org now"), ids("bo @ site . org"), ids("to bo")])
     found = [*occurrences_in(records, ["a", "b", "c"], VOCABULARY, Finder())]
     assert found == [
@@ -91,8 +91,8 @@ def test_data_and_their_prompts_are_cut_at_tokens() -> None:
     ]
 
 
-def test_prompts_elicit_what_a_model_writes_after_them() -> None:
-    """A record has 8 words at most: after four words, four are generated, which cut the address."""
+def test_prompts_elicit_data_that_the_model_writes_after_them() -> None:
+    """A record has at most 8 words. After four words, the model generates only four, which truncate the address."""
     model = Answers({"to": "ann", "ann": "@", "@": "site", "site": ".", ".": "org"})
     address = ("mail address", "ann@site.org")
     short, long = (
@@ -101,7 +101,7 @@ def test_prompts_elicit_what_a_model_writes_after_them() -> None:
     )
     other = Occurrence("c", ("mail address", "cy@site.org"), tuple(ids("now")), 5)
     assert elicited(model, [short, long, other], LAYOUT, VOCABULARY, Finder()) == {("a", address)}
-    quoted = Occurrence("d", address, tuple(ids("ann @ site . org")), 5)  # the address is in the prompt only
+    quoted = Occurrence("d", address, tuple(ids("ann @ site . org")), 5)  # only the prompt has the address
     assert elicited(model, [quoted], LAYOUT, VOCABULARY, Finder()) == set()
 
 
@@ -110,7 +110,7 @@ def occurrence(user: str, value: str, prompt: str = "to") -> Occurrence:
 
 
 def test_coverage_within_and_across_users_by_hand() -> None:
-    """a has 1 and 2, b has 2 and 3, c has 4 without a prompt; held-out x has 5 and 1, and y has 6."""
+    """User a has data 1 and 2, b has 2 and 3, and c has 4 without a prompt. Held-out x has 5 and 1, and y has 6."""
     train, others = ([occurrence(*pair) for pair in side.split()] for side in ("a1 a2 b2 b3 c4", "x5 x1 y6"))
     pairs = {("a", "1"), ("a", "3"), ("b", "2"), ("b", "4"), ("a", "2"), ("b", "5"), ("b", "9")}
     generated = {(user, ("mail address", value)) for user, value in pairs}
@@ -124,8 +124,8 @@ def test_coverage_within_and_across_users_by_hand() -> None:
     assert across["excess"] == 0.0
 
 
-def test_a_run_on_text_with_personal_data(experiment: Experiment, flsim: Flsim) -> None:
-    """Each of 30 authors has an address, and a telephone number with nine others."""
+def test_extraction_of_personal_data_from_a_run(experiment: Experiment, flsim: Flsim) -> None:
+    """Each of 30 authors has a mail address, and shares a telephone number with nine others."""
     posts = [
         (f"a{author}", f"please write to name{author}@site.org or call 030-12345{author // 10} today {word}.")
         for author in range(30)
@@ -174,7 +174,7 @@ TEXTS = {"train": ("ann", "bo"), "others": ("cy",)}
 
 
 def test_personal_data_of_a_model_from_elsewhere(flsim: Flsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that always answers with ann's address: elicited within ann's records, and across by bo's."""
+    """The model always writes ann's address: ann's records elicit it within, and bo's records across."""
     monkeypatch.chdir(tmp_path)
     following = {"to": "ann", "ann": "@", "@": "site", "site": ".", ".": "org"}
     (tmp_path / "model.py").write_text(
@@ -213,7 +213,7 @@ def test_personal_data_of_a_model_from_elsewhere(flsim: Flsim, tmp_path: Path, m
     )
 
 
-def test_personal_data_take_no_options_of_sampling(tmp_path: Path, flsim: Flsim) -> None:
+def test_personal_data_refuses_options_of_sampling(tmp_path: Path, flsim: Flsim) -> None:
     assert "--top-k: --personal-data decodes greedily" in refusal(
         flsim, "extract", tmp_path, "--personal-data", "--top-k", "5"
     )

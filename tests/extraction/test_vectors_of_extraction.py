@@ -1,4 +1,4 @@
-"""Extraction at inputs whose values follow from their definition."""
+"""Tests compare measures of extraction with values that follow from their definitions."""
 
 import math
 from functools import cache
@@ -52,8 +52,8 @@ def test_canaries_are_planted_from_the_first_round_of_their_window(
 
 
 @pytest.mark.parametrize("p_z", [1e-7, 0.013, 0.3, 0.999])
-def test_tries_are_bernoulli(p_z: float) -> None:
-    """1 - (1 - p_z)^n, and the least n at which it reaches p, by trying."""
+def test_numbers_of_tries_follow_from_independent_trials(p_z: float) -> None:
+    """The probability is 1 - (1 - p_z)^n. The least n reaches p, and n - 1 does not."""
     log_probs = np.log([p_z])
     for n in (1, 7, 1_000):
         assert extract.probability_within(n, log_probs)[0] == pytest.approx(1 - (1 - p_z) ** n, rel=1e-6)
@@ -81,7 +81,7 @@ def table() -> pd.DataFrame:
     )
 
 
-def test_rates_of_attacks_stand_beside_controls() -> None:
+def test_rates_of_attacks_have_rates_of_controls() -> None:
     found = extract.rates_of(table())
     greedy = found[found["attack"] == "greedy"].iloc[0]
     assert (greedy["rate"], greedy["control_rate"], greedy["excess"]) == pytest.approx((2 / 3, 1 / 2, 1 / 6))
@@ -95,7 +95,7 @@ def test_rates_of_attacks_stand_beside_controls() -> None:
     keys = zip(sampling["n"].astype(int), sampling["p"], strict=True)
     counts = dict(zip(keys, zip(sampling["extracted"], sampling["control_extracted"], strict=True), strict=True))
     assert counts[1, 0.1] == (1, 0)
-    assert counts[10, 0.5] == (1, 0)  # 0.89 and 0.096; 0.40
+    assert counts[10, 0.5] == (1, 0)  # probabilities within 10 tries: 0.89 and 0.096; control: 0.40
     assert counts[10, 0.9] == (0, 0)
     assert counts[100, 0.5] == (2, 1)
     assert counts[1_000_000, 0.9] == (2, 1)
@@ -110,7 +110,7 @@ def test_without_controls_there_is_no_excess() -> None:
 
 
 def test_similar_suffixes_are_counted_on_request() -> None:
-    """Suffixes of 1, 2, 4, 4 and 4 words: at most two edits, of which one word must be right, and BLEU above 0.75."""
+    """Suffixes have 1, 2, 4, 4 and 4 words. At most two edits count if a word is right, and BLEU above 0.75."""
     near = table().assign(
         words=[4, 5, 7, 7, 7], edit_distance=[1, 1, 2, 3, 2], bleu=[0.0, 0.9, 0.75, 0.7501, 0.0], kind="record"
     )
@@ -119,7 +119,7 @@ def test_similar_suffixes_are_counted_on_request() -> None:
     assert found.loc[["edit distance 2", "BLEU 0.75"]].to_numpy().tolist() == [[2, 1], [1, 1]]
 
 
-def test_strings_of_few_users_stand_beside_controls_of_one_less() -> None:
+def test_strings_of_few_users_have_controls_with_one_user_less() -> None:
     found = extract.eidetic_of(table())
     assert set(found["attack"]) == {"greedy", "sampling"}
     assert set(found["n"].dropna()) == {1_000_000}
@@ -143,7 +143,7 @@ def test_means_over_seeds_are_in_the_order_of_the_settings() -> None:
     ("column", "value", "message"),
     [("seed", 0, "b: two runs have seed 0"), ("round", 4, "b: models after rounds 4 and 10 cannot be averaged")],
 )
-def test_copies_and_models_of_other_lengths_are_not_averaged(column: str, value: int, message: str) -> None:
+def test_runs_with_equal_seeds_or_different_rounds_are_not_averaged(column: str, value: int, message: str) -> None:
     frame = pd.DataFrame({"setting": "b", "seed": [0, 1], "round": 10, "rate": 0.3})
     frame.loc[1, column] = value
     with pytest.raises(InputError, match=message):
@@ -152,7 +152,7 @@ def test_copies_and_models_of_other_lengths_are_not_averaged(column: str, value:
 
 @pytest.mark.parametrize("sizes", [(1, 3), (3, 1)])
 def test_one_word_prompts_are_tried_up_to_the_longest_suffix(sizes: tuple[int, ...]) -> None:
-    """A string of each group ends in what greedy decoding writes after a word; other strings end in other words."""
+    """One string of each group ends with the text that greedy decoding writes after a word; the other does not."""
     model = untrained("cifg", 1)
     written = extract.one_word_continuations(model, max(sizes), LAYOUT, torch.device("cpu")).tolist()
     groups = []
@@ -168,7 +168,7 @@ def test_one_word_prompts_are_tried_up_to_the_longest_suffix(sizes: tuple[int, .
 
 
 Phrase = list[int]
-words = st.integers(1, 3)  # few, so that strings repeat
+words = st.integers(1, 3)  # few words, therefore strings repeat
 users = st.lists(st.lists(st.lists(words, max_size=7), max_size=4), min_size=1, max_size=6)
 
 
@@ -177,7 +177,7 @@ def canary(tokens: Phrase, **about: object) -> Canary:
 
 
 def counted(population: list[list[Phrase]], string: Phrase) -> tuple[int, int]:
-    """Search every record for a string, word by word."""
+    """Return the numbers of records and users with a string, by a search of every record word by word."""
     size = len(string)
     hits = [
         sum(any(record[at : at + size] == string for at in range(len(record) - size + 1)) for record in user)
@@ -188,9 +188,9 @@ def counted(population: list[list[Phrase]], string: Phrase) -> tuple[int, int]:
 
 @settings(max_examples=40)
 @given(users, st.lists(st.lists(words, min_size=1, max_size=5), min_size=1, max_size=8), st.integers(1, 5))
-def test_counts_are_those_of_a_search(population: list[list[Phrase]], strings: list[Phrase], piece: int) -> None:
+def test_occurrences_equal_those_of_a_search(population: list[list[Phrase]], strings: list[Phrase], piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flsim.attacks.extraction.extract.RECORDS", piece)  # users lie in several pieces
+        patch.setattr("flsim.attacks.extraction.extract.RECORDS", piece)  # users are in several pieces
         in_records, in_users = occurrences(
             Population.with_canaries(split_of(population), (), Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))),
             Records.from_lists(strings),
@@ -204,7 +204,7 @@ POPULATION = [[[1, 1], [2, 2, 2]], [[3]], [[1, 2, 3, 1], [3, 3]]]
 
 
 def in_records_and_users(canaries: tuple[Canary, ...], rounds: int) -> list[tuple[int, int]]:
-    """Counts of each canary's phrase in the population, where they replace records 0 (of user 0), 2 and 4."""
+    """Return counts of each canary's phrase in the population, in which canaries replace records 0, 2 and 4."""
     overlay = Overlay(np.array([0, 2, 4]), np.array([0, 0, 1], np.uint16))
     placed = in_place(Population.with_canaries(split_of(POPULATION), canaries, overlay), canaries, rounds)
     counts = occurrences(placed, Records.from_lists([list(one.tokens) for one in canaries]))
@@ -218,8 +218,8 @@ def test_canaries_count_from_the_first_round_of_their_window() -> None:
     assert in_records_and_users(canaries, 3) == in_records_and_users(canaries, 9) == [(2, 2), (1, 1)]
 
 
-def test_pseudo_users_count_once_they_came() -> None:
-    """Two of three records each, who come in round 2."""
+def test_pseudo_users_count_from_the_round_of_their_injection() -> None:
+    """Two pseudo-users with three records each are injected in round 2."""
     injected = canary([6, 5, 5], copies=6, pseudo_users=2, first_round=2, last_round=2)
     canaries = canary([6, 6]), canary([5, 6]), injected
     assert in_records_and_users(canaries, 1)[2] == (0, 0)
@@ -248,8 +248,8 @@ def test_every_word_is_tried_as_a_prompt(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_near_verbatim_is_one_other_word_at_most(width: int) -> None:
-    """Strings of all lengths: what a beam writes with none, one and two words changed, and random ones."""
+def test_near_verbatim_strings_differ_in_at_most_one_word(width: int) -> None:
+    """Strings of all lengths are a beam's text with zero, one and two changed words, and random strings."""
     model = untrained(seed=2)
     strings = [record.tolist() for record in drawn(40, seed=5) if len(record) > 2]
     for prefix in ([5, 6], [9, 3], [11, 30]):
@@ -272,14 +272,14 @@ def test_near_verbatim_is_one_other_word_at_most(width: int) -> None:
 
 @cache
 def slow_distance(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """The definition: the last tokens are equal, or one of them is inserted, deleted or replaced."""
+    """Return the distance by its definition: last tokens are equal, or one is inserted, deleted or replaced."""
     if not one or not other:
         return len(one) + len(other)
     replaced = slow_distance(one[:-1], other[:-1]) + (one[-1] != other[-1])
     return min(replaced, slow_distance(one[:-1], other) + 1, slow_distance(one, other[:-1]) + 1)
 
 
-def test_edit_distances_of_texts_of_two_lengths() -> None:
+def test_edit_distances_equal_the_definition() -> None:
     rng = np.random.default_rng(0)
     written, wanted = rng.integers(3, size=(40, 7)), rng.integers(3, size=(40, 5))
     expected = [
@@ -300,6 +300,6 @@ def test_edit_distances_of_texts_of_two_lengths() -> None:
         ("abcdefg", "abcde", 0.614788),
     ],
 )
-def test_bleu_is_that_of_sacrebleu(written: str, wanted: str, score: float) -> None:
-    """sacrebleu 2.6.0: sentence_bleu(..., smooth_method="none", tokenize="none", use_effective_order=True)."""
+def test_bleu_equals_that_of_sacrebleu(written: str, wanted: str, score: float) -> None:
+    """Scores are of sacrebleu 2.6.0, sentence_bleu(smooth_method="none", tokenize="none", use_effective_order=True)."""
     assert bleu([*map(ord, written)], [*map(ord, wanted)]) == pytest.approx(score, abs=1e-6)

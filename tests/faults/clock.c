@@ -1,4 +1,4 @@
-/* The time of day leaps by as many seconds as a file says; no other clock does. */
+/* Shift the time of day by the number of seconds in the file JUMP_FILE; other clocks are unchanged. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>

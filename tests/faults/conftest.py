@@ -1,4 +1,4 @@
-"""The undisturbed run that all runs with faults are compared with, and one that was interrupted."""
+"""These fixtures return the undisturbed run, with which tests compare runs with faults, and an interrupted run."""
 
 import json
 import shutil
@@ -12,13 +12,13 @@ from helpers import Experiment, Trained
 
 @pytest.fixture
 def undisturbed(experiment: Experiment, copy_of_trained: Trained) -> Path:
-    """Trained by the command without Ray, which gives the same bits."""
+    """Return a run that the command trained without Ray, which gives the same bits."""
     return copy_of_trained(*SETTINGS).rename(experiment.folder / "undisturbed")
 
 
 @pytest.fixture
 def interrupted(experiment: Experiment, undisturbed: Path) -> Callable[[str], Path]:
-    """A run as a kill after round 27 leaves it: the newest checkpoint is of round 25."""
+    """Return a function that makes a run like one killed after round 27: the newest checkpoint is of round 25."""
 
     def make(name: str) -> Path:
         run = shutil.copytree(undisturbed, experiment.folder / name)

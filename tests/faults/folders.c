@@ -1,4 +1,4 @@
-/* A file system that cannot sync folders: fsync of a folder fails with the number in FOLDER_SYNC_ERROR. */
+/* Simulate a file system that cannot sync folders: fsync of a folder fails with the number in FOLDER_SYNC_ERROR. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/stat.h>

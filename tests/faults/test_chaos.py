@@ -1,7 +1,7 @@
-"""Harm of every kind to random processes of real runs at random moments; each run ends as one that nothing happens to.
+"""Runs whose random processes suffer faults of every kind at random moments end with the bits of an undisturbed run.
 
-CHAOS_KILLS strikes, with `make chaos`. CHAOS_SEED chooses moments, victims and harm: the same ones again, as far as the
-machine is as fast as before.
+`make chaos` sets CHAOS_KILLS, the number of strikes. CHAOS_SEED selects moments, victims and faults, and repeats them
+if the machine is as fast as before.
 """
 
 import os
@@ -25,32 +25,32 @@ from flsim.base.progress import say
 from flsim.base.rng import stream
 
 KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "0")), int(os.environ.get("CHAOS_SEED", "0"))
-SILENCE = 300.0  # seconds without a round, an evaluation, or an end: it hangs
-ENOUGH = 120  # strikes, after which every victim came to every harm
-GRACE = 10.0  # seconds after some harm, in which a command that it ends may still train
+SILENCE = 300.0  # seconds without a round, an evaluation or an end, after which a run counts as hanging
+ENOUGH = 120  # strikes, after which every victim has suffered every harm
+GRACE = 10.0  # seconds after a harm in which a command that the harm ends may still train
 LARGE = ("model.embedding=32", "model.units=96")  # parameters that go through Ray's shared memory
-SLOW = "evaluation.references=200000"  # seconds, so that strikes come while an evaluator works
-LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25", *LARGE, SLOW)  # there is an evaluator while it trains
+SLOW = "evaluation.references=200000"  # evaluations take seconds, so strikes hit while an evaluator works
+LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25", *LARGE, SLOW)  # evaluators run during training
 LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=800", "evaluation.every=200", "system.checkpoint_every=50", SLOW)
-ENDS = frozenset({0, 1})  # well; a failure in one line
+ENDS = frozenset({0, 1})  # exit codes: success; a failure with a message of one line
 RAYS = ("driver", "evaluator", "gcs_server", "other", "raylet")
 
 
 @dataclass
 class Strike:
-    """What was done to whom, when, and what came of it."""
+    """A harm to one victim, its time, and its outcome."""
 
     victim: str
     harm: Harm
     relief: Relief
-    over: float  # when the harm is over
+    over: float  # time at which the harm ends
     relieved: bool = False
     made_good: bool = False
     ended: bool = False
 
 
 class Chaos:
-    """One run after another, each struck again and again, and gone on with until it is completed."""
+    """A sequence of runs; each suffers strikes repeatedly, and is resumed until it is completed."""
 
     def __init__(
         self,
@@ -60,21 +60,21 @@ class Chaos:
         rng: np.random.Generator,
         surroundings: Surroundings,
     ) -> None:
-        """Train the run that nothing happens to; `name` is federated or central, `rng` of moments, victims and harm."""
+        """Train the undisturbed run. `name` is federated or central; `rng` draws moments, victims and harm."""
         self._experiment, self._name, self._rng = experiment, name, rng
         self._surroundings = surroundings
         self._options = [part for text in settings for part in ("--set", text)]
         self.runs, self.resumed, self.begun_again = 0, 0, 0
-        self.silent = 0  # ends with exit code 1 and other last words than ours
+        self.silent = 0  # number of ends with exit code 1 whose last line is not a message of flsim
         self.strikes: list[Strike] = []
-        self._unpunished: list[Strike] = []  # of the command that runs now
+        self._unpunished: list[Strike] = []  # strikes on the command that runs now
         began = time.monotonic()
         self._begin()
         self._wait_for(float("inf"))
         self._whole, self._window = self._run, time.monotonic() - began
 
     def rage(self, strikes: int) -> None:
-        """Strike so often, half of the times twice at once, until a strike ended a command; then complete the run."""
+        """Strike this many times, half of them twice at once, and until a command has ended; then complete the run."""
         self._begin()
         while len(self.strikes) < strikes or not self.resumed + self.begun_again:
             if self._is_completed_before_the_moment():
@@ -85,21 +85,21 @@ class Chaos:
         self._wait_for(float("inf"))
 
     def end(self) -> None:
-        """Leave nothing that runs or is stopped."""
+        """End the command, and relieve all strikes, so that no process remains running or stopped."""
         self.process.kill()
         self.process.wait()
         for strike in self.strikes:
             self._relieve(strike)
 
     def missing(self) -> set[tuple[str, str]]:
-        """Victims and harm that do not occur."""
+        """Return the pairs of victim and harm that have not occurred."""
         processes = (*RAYS, "client" if self._name == "federated" else "trainer")
         all_ = {(victim, harm.name) for victim in processes for harm in TO_PROCESSES}
         all_ |= {(place, harm.name) for place, harm in self._surroundings.harms.items()}
         return all_ - {(strike.victim, strike.harm.name) for strike in self.strikes}
 
     def _is_completed_before_the_moment(self) -> bool:
-        """Wait for the next moment to strike: any of a whole run's time, or about when one of the next rounds comes."""
+        """Wait for the next strike: a random moment of a run's duration, or close to the end of a later round."""
         if self._rng.random() < 0.5 or rounds(self._run) == rounds(self._whole):
             return self._calm_for(self._rng.uniform(0, self._window))
         soon = int(self._rng.integers(rounds(self._whole) // 3, endpoint=True))
@@ -113,7 +113,7 @@ class Chaos:
         self._start()
 
     def _start(self) -> None:
-        """The command as a person gives it; it trains a new run where there is no folder to go on with."""
+        """Start the command as a person would: it resumes the run if its folder exists, else it trains a new run."""
         resume = ["--resume"] if self._run.exists() else []
         self._unpunished = []
         self._seen_at = time.monotonic()
@@ -125,7 +125,7 @@ class Chaos:
         )
 
     def _is_completed(self) -> bool:
-        """See whether the command has ended, and give it again where it was made to."""
+        """Return whether the run is completed; start the command again if a strike ended it."""
         code = self.process.poll()
         if code is None:
             return False
@@ -148,7 +148,7 @@ class Chaos:
         return False
 
     def _calm_for(self, seconds: float) -> bool:
-        """Let it run for so long; whether it is completed before."""
+        """Let the run continue for this time; return whether it was completed."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self._is_completed():
@@ -158,7 +158,7 @@ class Chaos:
         return self._is_completed()
 
     def _wait_for(self, round_: float) -> bool:
-        """Let it run until it has so many rounds; whether it is completed before."""
+        """Let the run continue until it has this many rounds; return whether it was completed."""
         while not (is_completed := self._is_completed()) and rounds(self._run) < round_:
             said = self._experiment.folder / "said"
             assert time.monotonic() - self._seen_at < SILENCE, f"{self._run}: hangs: {said.read_text()}"
@@ -167,7 +167,7 @@ class Chaos:
         return is_completed
 
     def _see_progress(self) -> None:
-        """End harm that is over; a round or an evaluation more than before makes good what was done last."""
+        """Relieve strikes that are over. A new round or evaluation shows that the run survived its latest strikes."""
         now = time.monotonic()
         for strike in self.strikes:
             if now > strike.over:
@@ -181,11 +181,11 @@ class Chaos:
     def _relieve(self, strike: Strike) -> None:
         if not strike.relieved:
             strike.relieved = True
-            with suppress(psutil.Error, OSError):  # it has ended meanwhile, and its places with it
+            with suppress(psutil.Error, OSError):  # the process and its folders no longer exist
                 strike.relief()
 
     def _strike(self, times: int) -> None:
-        """Do to one or two victims what was done least often so far, of all that can be done now."""
+        """Strike `times` victims, each with the rarest pair so far of victim and harm that is possible now."""
         driver = psutil.Process(self.process.pid)
         by_kind: dict[str, list[psutil.Process]] = {}
         for process in tree(driver):
@@ -202,7 +202,7 @@ class Chaos:
             lasts = harm.seconds and self._rng.uniform(1, harm.seconds)
             try:
                 relief = harm.strike(victims[self._rng.integers(len(victims))])
-            except psutil.Error:  # it ended by itself, or with the one before
+            except psutil.Error:  # it ended by itself, or with the previous victim
                 continue
             self.strikes.append(Strike(kind, harm, relief, now + lasts))
             self._unpunished.append(self.strikes[-1])
@@ -211,13 +211,13 @@ class Chaos:
             say(f"{time.strftime('%H:%M:%S')} {self._run.name}: strike {len(self.strikes)}: {what}")
 
     def _compare(self) -> None:
-        """Bit for bit, with what the first run came to; and nothing half-written is left."""
+        """Check that the run equals the undisturbed run bit for bit, and that no partial file remains."""
         if self.runs > 1:
             assert_equal_runs(self._run, self._whole)
         assert not list(self._experiment.folder.glob("**/*.partial*"))
 
     def summary(self) -> str:
-        """How often each victim came to each harm, and how often that ended the command."""
+        """Return how often each victim suffered each harm, and how often the harm ended the command."""
         harm = Counter((strike.victim, strike.harm.name, strike.ended) for strike in self.strikes)
         lines = [f"{victim} {name}{', ended the command' * ended}: {n}" for (victim, name, ended), n in harm.items()]
         return "\n".join(
@@ -246,7 +246,7 @@ def command_of(process: psutil.Process) -> str:
 
 @pytest.fixture
 def nothing_is_left(experiment: Experiment) -> Iterator[None]:
-    """Ray's agents look for their cluster for a minute before they end."""
+    """Check that no process remains after two minutes; Ray's agents look for their cluster for one minute."""
     yield
     left = living(experiment.folder)
     try:
@@ -265,7 +265,7 @@ def nothing_is_left(experiment: Experiment) -> Iterator[None]:
     [("federated", LONG), ("central", LONG_CENTRAL)],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_whatever_is_done_the_run_ends_as_if_nothing_were(
+def test_runs_with_random_faults_equal_an_undisturbed_run(
     experiment: Experiment, form: str, settings: tuple[str, ...]
 ) -> None:
     if form == "central":

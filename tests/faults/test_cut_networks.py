@@ -1,4 +1,4 @@
-"""Two machines whose network is slow, loses packets, or is cut for a while: the result is that of one machine."""
+"""A run on two machines with a slow, lossy or temporarily cut network has the result of one machine."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from raynodes import started
 from waiting import wait_until
 
 DELAY, LOSS = 0.1, 0.05  # seconds each way; share of the packets
-SHARDS = ("system.shards=2", "training.cohort=12")  # so that both have users in most rounds
+SHARDS = ("system.shards=2", "training.cohort=12")  # both shards have users in most rounds
 PLACE = f"{HOSTS[0]}:6379"
 
 

@@ -1,4 +1,4 @@
-"""Clients that die, hang, run out of memory, or cannot bear a user: what is lost is asked for again, and named."""
+"""Tests of clients that die, hang, run out of memory or fail on a user: flsim repeats lost requests and logs causes."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, events, go_on, kill, sick_client, wait_for
 from helpers import Experiment, start, wait_for_round
 
-HERE = Path()  # of the experiment, where the functions below run
+HERE = Path()  # replaced by the experiment's folder in the clients that run the functions below
 
 
 def dies_with_user_seven(users: list[int]) -> None:
@@ -40,14 +40,14 @@ def is_slow(users: list[int]) -> None:
 def test_clients_that_are_killed_or_hang_are_replaced_and_change_nothing(
     experiment: Experiment, undisturbed: Path
 ) -> None:
-    """All are killed; those that take their place start for longer than all attempts have, and one of them hangs."""
+    """All clients are killed. Their replacements start more slowly than all attempts allow, and one of them hangs."""
     hurt, none_starts = experiment.folder / "hurt", experiment.folder / "none_starts"
     process, workers = begin(experiment, "hurt", "system.deadline=5", "system.retries=2", until_round=5)
     none_starts.touch()
     for worker in workers:
         kill(worker)
     wait_for(hurt / "log.jsonl", "client failed")
-    time.sleep(1 + 5 + 2 + 5 + 1)  # a pause, the deadline, a pause, the deadline, and it would be over
+    time.sleep(1 + 5 + 2 + 5 + 1)  # pause, deadline, pause, deadline: the time of all attempts
     none_starts.unlink()
     go_on(experiment)
     rounds = len(digests(hurt))
@@ -61,7 +61,7 @@ def test_clients_that_are_killed_or_hang_are_replaced_and_change_nothing(
 
 @pytest.fixture
 def hasty(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands whose default deadline is as long as the longest reply, and two seconds at least."""
+    """Set the default deadline of commands to the time of the longest reply, at least two seconds."""
     folder = experiment.folder / "hasty"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
@@ -72,7 +72,7 @@ def hasty(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("hasty")
-def test_a_client_that_hangs_costs_a_few_rounds_time_and_not_an_hour(experiment: Experiment, undisturbed: Path) -> None:
+def test_the_deadline_replaces_a_client_that_hangs_within_a_minute(experiment: Experiment, undisturbed: Path) -> None:
     process, workers = begin(experiment, "hung", until_round=5)
     kill(workers[0], signal.SIGSTOP)
     go_on(experiment)
@@ -87,8 +87,8 @@ def test_a_client_that_hangs_costs_a_few_rounds_time_and_not_an_hour(experiment:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("hasty")
-def test_rounds_that_become_much_slower_fail_no_run(experiment: Experiment, undisturbed: Path) -> None:
-    """All attempts at a round but the last are too short for it."""
+def test_a_run_survives_rounds_that_become_much_slower(experiment: Experiment, undisturbed: Path) -> None:
+    """Clients become so slow that all attempts at a round except the last exceed their deadlines."""
     sick_client(experiment, is_slow, most=6)
     tired, all_are_slow = experiment.folder / "tired", experiment.folder / "all_are_slow"
     process = start(experiment, "--out", "tired", *OPTIONS, "--set", "system.retries=2")
@@ -118,7 +118,7 @@ def test_a_client_that_runs_out_of_memory_once_is_asked_again(experiment: Experi
     ("harm", "retries", "reason"),
     [(dies_with_user_seven, 1, "its process died"), (has_no_memory_for_user_seven, 0, "MemoryError")],
 )
-def test_a_user_whom_no_client_can_train_ends_the_run_with_the_reason(
+def test_a_user_that_no_client_can_train_ends_the_run_with_the_reason(
     experiment: Experiment, harm: Callable[[list[int]], None], retries: int, reason: str
 ) -> None:
     sick_client(experiment, harm)

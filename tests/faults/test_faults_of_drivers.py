@@ -1,4 +1,4 @@
-"""The process that leads a run is stopped, killed, or loses its clock: the run goes on from there to the same bits."""
+"""A run whose driver is stopped or killed, or whose clock jumps, resumes to the bits of an undisturbed run."""
 
 import json
 import os
@@ -34,13 +34,13 @@ from server.cluster.start import is_alive
 
 @pytest.mark.slow
 def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment, undisturbed: Path) -> None:
-    process, _ = begin(experiment, "broken", until_round=13)  # beyond a checkpoint, before the next
+    process, _ = begin(experiment, "broken", until_round=13)  # after one checkpoint, before the next
     kill(process.pid)
     process.wait()
     broken = experiment.folder / "broken"
     assert json.loads((broken / "run.json").read_text())["status"] == "running"
     with (broken / "rounds.jsonl").open("a") as log:
-        log.write('{"round": 99, "lo')  # a line cut short
+        log.write('{"round": 99, "lo')  # a truncated line
     (broken / "checkpoints" / ".round-000015.safetensors.partial-1").write_bytes(b"half")
     resume(experiment, "broken")
     assert_equal_runs(broken, undisturbed)
@@ -61,7 +61,7 @@ def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment, undist
 def test_a_run_killed_within_a_window_resumes_to_the_same_bits(
     experiment: Experiment, trained_here: Trained, canaries: str, until_round: int
 ) -> None:
-    """Those of training without messages; the log is that of an undisturbed run."""
+    """The bits are those of a run in one process without messages, and the log has each round once."""
     experiment.config.write_text(experiment.config.read_text().replace("p_u = [0.2]\np_e = [0.5, 1.0]\n", canaries))
     settings = ["training.rounds=30", "evaluation.every=10", "system.checkpoint_every=5", "system.shards=2"]
     options = ["--out", "broken", "--in-process", *(part for text in settings for part in ("--set", text))]
@@ -95,8 +95,8 @@ def test_sigterm_leaves_a_checkpoint_of_the_last_round(experiment: Experiment, u
 
 
 @pytest.mark.nightly
-def test_ctrl_c_in_a_terminal_reaches_all_of_the_run_and_still_leaves_a_checkpoint(experiment: Experiment) -> None:
-    """A terminal sends it to the whole process group."""
+def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_of_the_last_round(experiment: Experiment) -> None:
+    """The checkpoint is saved although a terminal sends SIGINT to all processes of the run's group."""
     command = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "stopped", *OPTIONS]
     process = subprocess.Popen(
         [*command, "--set", "training.rounds=4000"],
@@ -117,7 +117,7 @@ def test_ctrl_c_in_a_terminal_reaches_all_of_the_run_and_still_leaves_a_checkpoi
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc, to build the clock that jumps (clock.c)")
 def test_clocks_that_jump_change_nothing(experiment: Experiment, undisturbed: Path) -> None:
-    """All processes of the run see the time of day leap by years, there and back, while it trains."""
+    """While the run trains, its processes see the time of day jump by years, forward and backward."""
     clock, offset = experiment.folder / "clock.so", experiment.folder / "offset"
     source = Path(__file__).with_name("clock.c")
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(clock), str(source)], check=True)
@@ -139,33 +139,33 @@ def test_clocks_that_jump_change_nothing(experiment: Experiment, undisturbed: Pa
     assert code == 0, words
     assert_equal_runs(jumpy, undisturbed)
     seen = {json.loads(line)["time"][:4] for line in (jumpy / "log.jsonl").read_text().splitlines()}
-    assert len(seen) > 1  # they did jump
+    assert len(seen) > 1  # the clocks did jump
 
 
-# Ray's own processes are killed: the run says so and ends, where Ray would wait, and goes on to the same bits.
+# If Ray's own processes are killed, the run reports it and ends, while Ray would wait. It resumes to the same bits.
 
 
 @pytest.mark.slow
 def test_a_run_whose_ray_is_killed_ends_at_once_and_resumes(experiment: Experiment, undisturbed: Path) -> None:
-    """Before the first evaluation has a process: without Ray it will have none. `make chaos` kills gcs_server too.
+    """The raylet is killed before the first evaluation starts a process. `make chaos` also kills gcs_server.
 
-    Clients wait by then, and the driver for them. One that asks its raylet for something within milliseconds of the
-    kill is ended by Ray itself, with the same exit code and without a word.
+    At the kill, clients wait, and the driver waits for them. Ray itself ends a process that asks its raylet for
+    something within milliseconds of the kill, with the same exit code and without a message.
     """
     process, _ = begin(experiment, "broken", until_round=2)
     wait_for_round(experiment.folder / "broken", 2 + FURTHER - 1)
-    time.sleep(1)  # the next round's requests are out
+    time.sleep(1)  # the next round's requests have been sent
     kill(named(of_run(process, "raylet"), "raylet").pid)
     code, said = finish(experiment, process)
     assert code == 1
     assert "flsim: Ray's raylet on this machine has ended; repeat the command" in said
     resume(experiment, "broken")
     assert_equal_runs(experiment.folder / "broken", undisturbed)
-    assert "INFO:" not in said  # the log is a file
+    assert "INFO:" not in said  # log lines go only to the file
 
 
-def test_who_has_no_memory_to_look_goes_on_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that looks and fails would look no more, and a run without Ray would wait for ever."""
+def test_a_process_counts_as_alive_if_memory_is_too_short_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception would end the thread that checks Ray's processes, and a run whose Ray ended would wait forever."""
 
     def without_memory(process: psutil.Process) -> str:
         raise MemoryError

@@ -1,4 +1,4 @@
-"""Disks that are full, files that change or are damaged: nothing is half-written, nothing wrong is passed on."""
+"""Tests of full disks and of changed or damaged files: flsim leaves no partial file, and accepts no wrong content."""
 
 import re
 import shutil
@@ -29,8 +29,8 @@ from flsim.runs.folder import Run
 
 
 @pytest.mark.nightly
-def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: Path) -> None:
-    """Only one folder is full: first that of checkpoints, then that of rows, with which the run trains to its end."""
+def test_a_run_recovers_from_full_folders(experiment: Experiment, undisturbed: Path) -> None:
+    """A full folder of checkpoints ends the run. With a full folder of rows, it trains to its end, without rows."""
     lame = experiment.folder / "lame"
     process, _ = begin(experiment, "lame", until_round=1)
     with full(lame / "checkpoints") as disk:
@@ -39,7 +39,7 @@ def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: 
         assert code == 1
         assert re.search(r"flsim: .*checkpoints/round-\d+.safetensors: .*No space left on device", said)
         assert [path.name for path in disk.iterdir()] == ["filler"]
-    for rows in (lame / "rows").glob("*"):  # of what was evaluated before, if it was
+    for rows in (lame / "rows").glob("*"):  # rows of an evaluation before the end, if any
         rows.unlink()
     with full(lame / "rows"):
         code, said = ended(experiment, start(experiment, "--out", "lame", *OPTIONS, "--resume"))
@@ -49,12 +49,12 @@ def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: 
     clients = events(lame).count("client process started")
     resume(experiment, "lame")
     assert_equal_runs(lame, undisturbed)
-    assert events(lame).count("client process started") == clients  # evaluations need none
+    assert events(lame).count("client process started") == clients  # because evaluations need no client
 
 
 @pytest.mark.slow
-def test_whatever_finds_no_room_is_named(experiment: Experiment, undisturbed: Path) -> None:
-    """Each file that a run writes, on a real full filesystem; what was there before is whole."""
+def test_each_file_that_a_full_disk_refuses_is_named(experiment: Experiment, undisturbed: Path) -> None:
+    """The error names each file that a run writes to a real full filesystem. Earlier content is unchanged."""
     with small_disk(experiment.folder / "small", megabytes=2) as disk:
         path = shutil.copytree(undisturbed, disk / "run")
         run, corpus = Run.open(path), experiment.folder / "corpus"
@@ -82,7 +82,7 @@ def test_whatever_finds_no_room_is_named(experiment: Experiment, undisturbed: Pa
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("folder", ["gone", "gone/planted", "corpus/train"])
-def test_a_folder_that_was_moved_is_said_to_be_missing(experiment: Experiment, folder: str) -> None:
+def test_a_folder_that_was_moved_is_reported_as_missing(experiment: Experiment, folder: str) -> None:
     process, _ = begin(experiment, "gone", "system.retries=0", until_round=2)
     (experiment.folder / folder).rename(experiment.folder / "away")
     go_on(experiment)
@@ -96,7 +96,7 @@ def test_a_folder_that_was_moved_is_said_to_be_missing(experiment: Experiment, f
 
 @contextmanager
 def full(folder: Path) -> Iterator[Path]:
-    """The folder is on a filesystem without room, for a while; that filesystem."""
+    """Replace the folder temporarily with a link to a full filesystem; yield that filesystem."""
     away = folder.with_name("away")
     with small_disk(folder.parents[1] / f"small-{folder.name}", megabytes=1) as disk:
         fill(disk)
@@ -109,7 +109,7 @@ def full(folder: Path) -> Iterator[Path]:
 
 @pytest.mark.nightly
 def test_a_file_that_changes_under_the_clients_is_named(experiment: Experiment, undisturbed: Path) -> None:
-    """Of the same size, so that nothing fails by itself; put back, the run goes on as if nothing had been."""
+    """The size is equal, so reading does not fail by itself. After the file is restored, the run resumes as usual."""
     file = "corpus/train/tokens.u16"
     process, _ = begin(experiment, "changed", "system.retries=0", until_round=5)
     path, kept = experiment.folder / file, experiment.folder / "kept"
@@ -132,7 +132,7 @@ def test_a_file_that_changes_under_the_clients_is_named(experiment: Experiment, 
 
 @pytest.mark.nightly
 def test_a_shard_that_is_cut_off_under_the_clients_is_named(experiment: Experiment) -> None:
-    """Their memory ends with the file: they die of it (SIGBUS), again and again."""
+    """The clients' mapped memory ends with the file, so each client dies with SIGBUS."""
     process, _ = begin(experiment, "cut", "system.retries=1", until_round=5)
     tokens = experiment.folder / "corpus" / "train" / "tokens.u16"
     with tokens.open("r+b") as file:
@@ -144,7 +144,7 @@ def test_a_shard_that_is_cut_off_under_the_clients_is_named(experiment: Experime
 
 
 @pytest.mark.slow
-def test_damaged_rows_are_named_and_measured_again(
+def test_damaged_rows_are_named_and_evaluated_again(
     experiment: Experiment, interrupted: Callable[[str], Path], undisturbed: Path
 ) -> None:
     broken = interrupted("broken")
@@ -156,7 +156,7 @@ def test_damaged_rows_are_named_and_measured_again(
 
 
 @pytest.mark.slow
-def test_two_do_not_train_one_run(experiment: Experiment) -> None:
+def test_a_second_command_waits_while_another_trains_the_run(experiment: Experiment) -> None:
     options = ("--out", "one", "--in-process", *OPTIONS, "--set", "training.rounds=4000")
     process = start(experiment, *options)
     wait_for_round(experiment.folder / "one", 2)

@@ -1,4 +1,4 @@
-"""Run folders that are moved, copied, linked, robbed of files or given strange ones: nothing is lost, or it is said."""
+"""Tests move, copy and link run folders, and remove or add files: flsim loses nothing, or reports the loss."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from flsim.results.rows import read_run
 from flsim.runs import recovery
 
 Interrupted = Callable[[str], Path]
-NOBODY = ("--address", "127.0.0.1:1")  # no cluster answers there
+NOBODY = ("--address", "127.0.0.1:1")  # no cluster answers at this address
 
 
 def resume(experiment: Experiment, out: str, *options: str) -> str:
@@ -26,17 +26,17 @@ def resume(experiment: Experiment, out: str, *options: str) -> str:
     return experiment.call("run", experiment.config, *command).stderr
 
 
-def test_a_new_run_that_cannot_begin_leaves_nothing(experiment: Experiment) -> None:
+def test_a_new_run_that_cannot_begin_leaves_no_folder(experiment: Experiment) -> None:
     refused = experiment.call("run", experiment.config, "--out", "new", *OPTIONS, *NOBODY, check=False)
     assert refused.returncode == 2
     assert [path.name for path in experiment.folder.glob("*new*")] == []
 
 
 @pytest.mark.parametrize("harm", ["trains it", "left a checkpoint", "left rows", "left a round"])
-def test_a_new_run_that_somebody_took_over_stays(
+def test_a_refused_run_is_kept_if_another_process_uses_its_folder(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    """Between the making of the folder and the refusal another process goes on with it."""
+    """The other process starts to use the folder after its creation and before the refusal."""
     run, discard = experiment.folder / "new", recovery.discard
     left = {
         "left a checkpoint": run / "checkpoints" / "round-000005.safetensors",
@@ -61,8 +61,8 @@ def test_a_new_run_that_somebody_took_over_stays(
 
 
 @pytest.mark.nightly
-def test_a_run_is_a_run_wherever_it_lies(experiment: Experiment, interrupted: Interrupted, undisturbed: Path) -> None:
-    """Under another name, through a link of a third name, and as the folder that the command is given in."""
+def test_commands_find_runs_in_any_folder(experiment: Experiment, interrupted: Interrupted, undisturbed: Path) -> None:
+    """A moved run resumes through a link, and commands accept the link and a copy with another name."""
     run = interrupted("kept here")
     moved = run.rename(experiment.folder / "moved")
     (experiment.folder / "link").symlink_to(moved)
@@ -82,7 +82,7 @@ def test_a_run_is_a_run_wherever_it_lies(experiment: Experiment, interrupted: In
 
 
 @pytest.mark.nightly
-def test_copies_of_a_run_are_one_row_of_a_table(
+def test_equal_copies_of_a_run_are_one_row_of_a_table_and_others_are_refused(
     experiment: Experiment, undisturbed: Path, interrupted: Interrupted
 ) -> None:
     whole = shutil.copytree(undisturbed, experiment.folder / "whole")
@@ -103,10 +103,10 @@ def test_copies_of_a_run_are_one_row_of_a_table(
 
 
 @pytest.mark.nightly
-def test_rows_of_another_run_are_refused_where_they_are_read(
+def test_rows_of_another_run_are_refused(
     experiment: Experiment, interrupted: Interrupted, copy_of_trained: Trained
 ) -> None:
-    """Rows of a run with the same name, seed and canaries are refused by tables, and by a resume at its start."""
+    """Tables, and a resume at its start, refuse rows of a run with the same name, seed and canaries."""
     rows = interrupted("mine") / "rows" / "round-000010.parquet"
     shutil.copy(copy_of_trained(*SETTINGS, "local.learning_rate=0.07") / "rows" / rows.name, rows)
     commands: list[tuple[str | Path, ...]] = [
@@ -120,10 +120,10 @@ def test_rows_of_another_run_are_refused_where_they_are_read(
 
 
 @pytest.mark.nightly
-def test_holes_in_the_log_are_marked_and_said_and_trained_again_where_that_is_asked_for(
+def test_lost_rounds_in_the_log_are_marked_and_reported_and_retrained_with_the_option(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:
-    """Lines are gone, there twice, and no text: each round is there once in the end, and lost ones are named."""
+    """Lines are missing, duplicated or not text. The resumed run's log has each round once, and marks lost rounds."""
     run = interrupted("holes")
     lines = _log(run)
     _write_log(run, [*lines[:4], *lines[3:6], b"\xff\xfe\x80", *lines[12:16], lines[26]])
@@ -148,8 +148,8 @@ def test_holes_in_the_log_are_marked_and_said_and_trained_again_where_that_is_as
 
 
 @pytest.mark.nightly
-def test_a_log_that_is_gone_is_lost_in_whole(experiment: Experiment) -> None:
-    """Central training has lines of saved steps only, and they are lost in one piece."""
+def test_a_missing_log_is_marked_as_lost_with_one_line(experiment: Experiment) -> None:
+    """Central training logs only saved steps, so one line marks all of them as lost."""
     experiment.config.write_text(CENTRAL)
     run = experiment.run("run", options=["--in-process"])
     (run / "rounds.jsonl").unlink()
@@ -160,10 +160,10 @@ def test_a_log_that_is_gone_is_lost_in_whole(experiment: Experiment) -> None:
 
 
 @pytest.mark.nightly
-def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
+def test_files_with_unknown_names_are_ignored_and_a_wrong_name_is_set_aside(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:
-    """A copy by a file manager; a checkpoint under another round's name; lines of evaluations that are no text."""
+    """A file manager copied files, a checkpoint has another round's name, and a line of evaluations is not text."""
     run = interrupted("strange")
     checkpoints, rows = run / "checkpoints", run / "rows"
     shutil.copy(checkpoints / "round-000020.safetensors", checkpoints / "round-000020 (copy).safetensors")
@@ -181,7 +181,7 @@ def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
 
 
 @pytest.mark.nightly
-def test_checkpoints_that_are_gone_are_said_to_be(
+def test_a_missing_folder_of_checkpoints_is_reported(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:
     run = interrupted("robbed")
@@ -206,7 +206,7 @@ def _write_log(run: Path, lines: list[bytes]) -> None:
 
 
 def _files(run: Path) -> set[tuple[Path, bytes]]:
-    """Everything but the settings of machines, the log of what happened, and the locks."""
+    """Return all files with their contents, except settings of machines, the log of events, and locks."""
     found = set()
     for path in run.rglob("*"):
         if path.is_file() and path.name not in ("config.toml", "log.jsonl", recovery.TRAINED, recovery.DRIVEN):

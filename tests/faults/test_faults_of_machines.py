@@ -1,4 +1,4 @@
-"""Machines of a cluster join, leave, and take with them what they hold: the result is that of one machine."""
+"""Runs have the result of one machine if machines of a cluster join, or leave and lose the data that they hold."""
 
 import json
 import os
@@ -20,8 +20,8 @@ from waiting import wait_until
 from server.cluster.start import Nodes, cluster
 from server.pool.grid import ClientShare, RayGrid, ray_grid, sum_request
 
-HERE = Path()  # of the experiment, where the function below runs
-SHARDS = ("--set", "system.shards=3", "--set", "training.cohort=18")  # so that all shards have users in most rounds
+HERE = Path()  # replaced by the experiment's folder in the clients that run `waits_while_held`
+SHARDS = ("--set", "system.shards=3", "--set", "training.cohort=18")  # all shards have users in most rounds
 MILLION = np.arange(1_000_000.0)
 APP = f"{Path(__file__).stem}:app"
 app = ClientApp()
@@ -29,19 +29,19 @@ app = ClientApp()
 
 @app.train()
 def reply_with_a_million(message: Message, context: Context) -> Message:
-    """Too large for a message of Ray's: it lies in the memory of the machine that made it."""
+    """Return a reply too large for a message of Ray; it stays in the memory of the machine that made it."""
     record = ArrayRecord({"array": Array(MILLION * (1 + int(context.node_config["partition-id"])))})
     return Message(RecordDict({"much": record}), reply_to=message)
 
 
 @pytest.fixture
 def machines(tmp_path: Path, make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """A run folder and a corpus for nodes to see."""
+    """Return a run folder and a corpus that nodes can read."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text(TINY)
     folder = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder.parent / 'support'}")  # of the clients, which import this file
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder.parent / 'support'}")  # clients import this file
     return run, make_corpus([[[1]]]).path
 
 
@@ -51,8 +51,8 @@ def waits_while_held(users: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_three_machines_train_what_one_does_and_one_that_dies_is_not_missed(experiment: Experiment) -> None:
-    """The second and the third join while the first round waits for them; the third dies in the middle of another."""
+def test_three_machines_of_which_one_dies_have_the_result_of_one_machine(experiment: Experiment) -> None:
+    """The second and the third machine join while the first round waits; the third dies during a later round."""
     hold, three = experiment.folder / "hold", experiment.folder / "three"
     experiment.run("one", *SETTINGS, *SHARDS[1::2], options=["--in-process"])
     sick_client(experiment, waits_while_held)
@@ -65,7 +65,7 @@ def test_three_machines_train_what_one_does_and_one_that_dies_is_not_missed(expe
         hold.unlink()
         wait_for_round(three, 5)
         hold.touch()
-        time.sleep(0.5)  # all three have their shard of a round now
+        time.sleep(0.5)  # now all three machines have their shard of a round
         named(tree(third), "raylet").kill()
         wait_for(three / "log.jsonl", "machine left|client failed|node .* left")
         hold.unlink()
@@ -78,8 +78,8 @@ def test_three_machines_train_what_one_does_and_one_that_dies_is_not_missed(expe
 
 
 @pytest.mark.nightly
-def test_a_reply_that_is_lost_with_its_machine_is_made_again(machines: tuple[Path, Path]) -> None:
-    """The reply is there, nobody has fetched it, and its machine dies: Ray calls the object lost."""
+def test_a_reply_that_is_lost_with_its_machine_can_be_requested_again(machines: tuple[Path, Path]) -> None:
+    """The machine dies after the reply is ready and before anybody fetches it: Ray reports the object as lost."""
     place = free_place()
     with cluster(cpus=0, head=place), ray_grid(APP, 1, ClientShare(1), Nodes(*machines)) as grid:
         with joined(place) as first:
@@ -87,7 +87,7 @@ def test_a_reply_that_is_lost_with_its_machine_is_made_again(machines: tuple[Pat
             sent = grid.push_messages([Message(RecordDict(), 0, "train")])
             job = grid._processes[0].job
             assert job is not None
-            reply = job.replied  # the arrays; the rest of the reply is small, and comes by itself
+            reply = job.replied  # the arrays; the rest of the reply is small and is sent separately
             assert ray.wait([reply], timeout=60, fetch_local=False)[0]
             named(tree(first), "raylet").kill()
             wait_until(lambda: len(ray.nodes()) - sum(node["Alive"] for node in ray.nodes()) == 1)
@@ -115,11 +115,11 @@ def lines(run: Path) -> list[dict[str, list[str]]]:
     return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
 
 
-# Sums of branches in client processes: a process that is killed, a machine that leaves with what it holds.
+# Client processes add sums of branches: a process is killed, or a machine leaves with the parts that it holds.
 
 
 def answers(grid: RayGrid, messages: list[Message]) -> list[Message]:
-    """All replies, in the order of the messages."""
+    """Return all replies, in the order of the messages."""
     return sorted(replies_of(grid, messages), key=lambda reply: int(reply.metadata.reply_to_message_id))
 
 
@@ -128,8 +128,8 @@ def requests(*nodes: int) -> list[Message]:
 
 
 @pytest.mark.nightly
-def test_sums_that_a_machine_takes_with_it_are_asked_for_again(machines: tuple[Path, Path]) -> None:
-    """Two machines hold a part each; one dies. Its part is gone, the sum fails, and both are made again."""
+def test_parts_of_a_sum_that_a_machine_loses_can_be_requested_again(machines: tuple[Path, Path]) -> None:
+    """Two machines hold one part each, and one machine dies. Its part is lost, the sum fails, and both are repeated."""
     place = free_place()
     with (
         cluster(cpus=0, head=place),
@@ -177,7 +177,7 @@ TREE = ("--set", "system.shards=6", "--set", "system.branch=2", "--set", "traini
 
 @pytest.fixture
 def slow_sums(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Commands whose client processes add nothing while the returned file is there; they write who would add."""
+    """Make client processes wait before they add while the returned file exists, and write the waiting process's id."""
     folder = experiment.folder / "slow_sums"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(PATCH.format(folder=str(experiment.folder)))
@@ -190,7 +190,7 @@ def slow_sums(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_process_that_ends_or_hangs_while_it_adds_changes_nothing(
     experiment: Experiment, slow_sums: Path, by: signal.Signals
 ) -> None:
-    """After some rounds, the sum of a branch waits in a client process."""
+    """After three rounds, the sum of a branch waits in a client process, which is then killed or stopped."""
     whole = experiment.run("whole", *SETTINGS, *TREE[1::2], options=["--in-process"])
     process = start(experiment, "--out", "hurt", *OPTIONS, *TREE, "--set", "system.deadline=10")
     wait_for_round(experiment.folder / "hurt", 3)

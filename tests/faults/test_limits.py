@@ -1,4 +1,4 @@
-"""Runs with too little memory, shared memory, or room in TMPDIR: equal, or one line, and equal without the limit."""
+"""Runs with little memory, shared memory or room in TMPDIR complete, or fail with one line and resume without limit."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from flsim.base.progress import say
 
 pytestmark = pytest.mark.skipif("CHAOS_KILLS" not in os.environ, reason="minutes: of `make chaos`")
 PATIENCE = 600.0  # seconds
-KILLED = -9  # the driver, where Linux chose it for what it holds
+KILLED = -9  # exit code of the driver if Linux killed it because of its memory
 
 
 @contextmanager
@@ -35,7 +35,7 @@ LIMITS = {
 
 @pytest.mark.parametrize("form", ["federated", "central"])
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS.keys())
-def test_what_a_limit_ends_goes_on_without_it(
+def test_a_run_that_a_limit_ends_resumes_without_the_limit(
     experiment: Experiment,
     trained: Trained,
     form: str,

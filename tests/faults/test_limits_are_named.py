@@ -1,4 +1,4 @@
-"""Limits on processes and memory, a temporary folder that is no good: a line says which, and what to do."""
+"""Messages of one line name limits on processes and memory or an unusable temporary folder, and the remedy."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ except RunFailed as error:
 
 
 def refused(*prefix: str) -> str:
-    """Why Ray does not start in a process whose command line begins so, in one line."""
+    """Return the line with which Ray does not start in a process whose command line has this prefix."""
     done = subprocess.run([*prefix, sys.executable, "-c", STARTS], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
@@ -35,7 +35,7 @@ def refused(*prefix: str) -> str:
 
 
 def test_a_limit_of_processes_is_named() -> None:
-    """The command runs as another user, since root has no limit; that user may read and write all the same."""
+    """The command runs as another user, because root has no limit. This user keeps root's rights to files."""
     rights = "+dac_override,+fowner"
     user = ["setpriv", "--securebits", "+no_setuid_fixup", "--reuid", "54321", "--clear-groups"]
     user += ["--inh-caps", rights, "--ambient-caps", rights]
@@ -48,13 +48,13 @@ def test_a_limit_of_processes_is_named() -> None:
 
 
 def test_a_limit_of_open_files_is_named() -> None:
-    """Ray's raylet would end while clients start."""
+    """Without the check, Ray's raylet would end while clients start."""
     line = refused("prlimit", "--nofile=64")
     assert "need 100 open files each, and `ulimit -n` is 64" in line
     assert "raise the limit (`ulimit -n 1024`), or run without Ray (--in-process)" in line
 
 
-def test_a_temporary_folder_that_is_no_good_is_named(tmp_path: Path) -> None:
+def test_an_unusable_temporary_folder_is_named(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", megabytes=1) as disk:
         fill(disk)
         with pytest.raises(RunFailed, match=f"^{disk}.* free space there, or set RAY_TMPDIR"):
@@ -70,8 +70,8 @@ def test_a_temporary_folder_whose_path_is_too_long_is_named(tmp_path: Path, monk
 
 
 @pytest.mark.slow
-def test_a_process_of_rays_that_ends_while_ray_starts_ends_the_command(experiment: Experiment) -> None:
-    """Ray itself would wait for half a minute, and raise an exception of no kind."""
+def test_the_command_ends_if_a_process_of_ray_ends_during_the_start(experiment: Experiment) -> None:
+    """The command ends within 20 s. Ray itself would wait for half a minute, and raise a plain `Exception`."""
     process = start(experiment, "--out", "lame")
     wait_until(lambda: bool(of_run(process, "raylet/raylet")))
     (raylet,) = of_run(process, "raylet/raylet")
@@ -84,12 +84,12 @@ def test_a_process_of_rays_that_ends_while_ray_starts_ends_the_command(experimen
 
 
 @pytest.mark.slow
-def test_clients_without_memory_say_so(experiment: Experiment) -> None:
+def test_the_message_of_clients_without_memory_names_the_cause(experiment: Experiment) -> None:
     with little_memory(600) as around:
         run = [*around.within, sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "lame"]
         run += ["--set", "system.shards=2"]
         done = subprocess.run(run, cwd=experiment.folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode in (1, 2), done.stderr  # by chance a client dies first, or what looks at the machine
+    assert done.returncode in (1, 2), done.stderr  # a client or the check of the machine fails first, by chance
     *_, line = done.stderr.strip().splitlines()
     assert "because memory ran out" in line
     assert "(0.6 GB on this machine)" in line
@@ -113,7 +113,7 @@ def test_clients_without_memory_say_so(experiment: Experiment) -> None:
         ),
     ],
 )
-def test_what_logs_say_is_said_again(tmp_path: Path, said: str, cause: str) -> None:
+def test_causes_in_logs_of_ray_are_reported(tmp_path: Path, said: str, cause: str) -> None:
     log = tmp_path / "worker.err"
     log.write_text("x" * 100_000 + said)
     assert str(causes.named_in(log, tmp_path / "none")).startswith(cause)

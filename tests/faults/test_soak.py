@@ -1,4 +1,4 @@
-"""Nothing grows over the rounds of a run: a short form of `make soak`."""
+"""A short form of `make soak` checks that memory, descriptors and objects do not grow over the rounds of a run."""
 
 from pathlib import Path
 
@@ -8,17 +8,17 @@ from soak import after_warm_up, soak
 from flsim.runs.folder import Run
 
 ROUNDS, EVERY = 150, 10
-WATCHED = {"driver", "client", "gcs_server", "raylet"}  # the evaluator starts on the way
+WATCHED = {"driver", "client", "gcs_server", "raylet"}  # not the evaluator, which starts during the run
 
 
 @pytest.mark.nightly
-def test_memory_descriptors_and_objects_stay_as_they_are(tmp_path: Path) -> None:
-    """Heaps that still fill up grew by 3 to 73 KB a round here; a copy of the parameters has 315 KB."""
+def test_memory_descriptors_and_objects_do_not_grow(tmp_path: Path) -> None:
+    """Memory grows by less than a copy of the parameters (315 KB) a round; heaps that still fill grew by 3 to 73 KB."""
     soaked = soak(tmp_path, ROUNDS, EVERY, seconds=0.1)
     parameters = sum(value.nbytes for value in Run.open(tmp_path / "run").latest_state().params.values())
 
     def left_behind(rounds: list[int], values: list[int]) -> tuple[int, int]:
-        """Over so many rounds, the growth of what there is at the least."""
+        """Return a number of rounds, and the growth of the minimum over them."""
         rounds, values = after_warm_up(rounds, values, ROUNDS)
         fifth = len(values) // 5
         assert fifth > 1

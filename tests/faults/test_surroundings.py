@@ -1,4 +1,4 @@
-"""Surroundings that nobody plans for, and files that a person edits: the result is the same, or the cause is named."""
+"""In unusual environments, and after a person edits files, runs have the same result, or a message names the cause."""
 
 import os
 import shutil
@@ -22,17 +22,17 @@ BARE |= {"LANG": "C"}
 
 
 def confined(umask: str, descriptors: int = 256) -> list[str]:
-    """What `start` is to run a command within."""
+    """Return the command prefix with which `start` sets the umask and the limit of descriptors."""
     return ["sh", "-c", f'umask {umask}; ulimit -n {descriptors}; exec "$@"', "sh"]
 
 
 @pytest.mark.nightly
 def test_a_run_in_strange_surroundings_is_the_same(experiment: Experiment, undisturbed: Path) -> None:
-    """Strange names, few variables, 256 descriptors, umasks; stopped, without run.json, resumed by two commands."""
+    """A run with strange names, few variables, 256 descriptors and umasks is stopped; two commands resume it."""
     odd = moved(experiment, STRANGE)
     run = odd.folder / STRANGE
     begun = ("--out", str(run), *OPTIONS)
-    process = start(odd, *begun, within=confined("077"), environment=BARE | {"TMPDIR": "/proc"})  # root cannot either
+    process = start(odd, *begun, within=confined("077"), environment=BARE | {"TMPDIR": "/proc"})  # for root too
     code, said = ended(odd, process)
     assert (code, "/proc" in said) == (1, True)
     sick_client(odd, most=12)
@@ -40,9 +40,9 @@ def test_a_run_in_strange_surroundings_is_the_same(experiment: Experiment, undis
     wait_for_round(run, 7)
     process.send_signal(signal.SIGTERM)
     assert ended(odd, process)[0] == 143
-    (run / "run.json").unlink()
+    (run / "run.json").unlink()  # the commands resume without run.json
     go_on(odd)
-    twin = Experiment(odd.folder / "twin")  # what each of the two commands says lies in a folder of its own
+    twin = Experiment(odd.folder / "twin")  # each of the two commands writes its messages to another folder
     twin.folder.mkdir()
     for name in ("corpus", "tiny.toml"):
         (twin.folder / name).symlink_to(odd.folder / name)
@@ -52,7 +52,7 @@ def test_a_run_in_strange_surroundings_is_the_same(experiment: Experiment, undis
 
 
 def moved(experiment: Experiment, name: str) -> Experiment:
-    """The same in a folder below, with a name."""
+    """Move an experiment to a subfolder with this name."""
     (experiment.folder / name).mkdir()
     for part in ("corpus", "tiny.toml"):
         shutil.move(experiment.folder / part, experiment.folder / name)
@@ -71,8 +71,8 @@ def tree(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_what_a_person_edits_is_refused_by_name_and_nothing_is_touched(experiment: Experiment) -> None:
-    """Comments and the order of the configuration may change; settings, what is planted and the corpus may not."""
+def test_a_resume_names_edited_files_and_changes_no_file(experiment: Experiment) -> None:
+    """Comments and the order of the configuration may change. Settings, planted canaries and the corpus may not."""
     run, config = experiment.folder / "run", experiment.config
     Run.create(load(config), run)
     before, text = tree(run), config.read_text()
@@ -99,7 +99,7 @@ def test_what_a_person_edits_is_refused_by_name_and_nothing_is_touched(experimen
         content = path.read_bytes()
         flip(path)
         changed = tree(run)
-        named = path.name if path.name != "population.json" else "run/planted"  # it is the digests that are edited
+        named = path.name if path.name != "population.json" else "run/planted"  # which has the digests
         assert named in refusal()
         path.write_bytes(content)
     assert tree(run) == before
@@ -108,7 +108,7 @@ def test_what_a_person_edits_is_refused_by_name_and_nothing_is_touched(experimen
 
 @contextmanager
 def away(run: Path) -> Iterator[None]:
-    """The folder has another name meanwhile."""
+    """Rename the folder for the duration of the context."""
     elsewhere = run.with_name("elsewhere")
     run.rename(elsewhere)
     yield
@@ -117,7 +117,7 @@ def away(run: Path) -> Iterator[None]:
 
 @contextmanager
 def read_only(run: Path) -> Iterator[None]:
-    """The folder is there, and nobody can write to it: for root, permissions are nothing."""
+    """Mount the folder read-only, because permissions do not restrict root."""
     mounted = subprocess.run(["mount", "--bind", run, run], capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"no folder can be made read-only for all here: {mounted.stderr.strip()}")
@@ -129,7 +129,7 @@ def read_only(run: Path) -> Iterator[None]:
 
 
 @pytest.mark.nightly
-def test_a_folder_that_is_away_or_read_only_while_it_trains_loses_nothing(
+def test_a_run_whose_folder_is_renamed_or_read_only_during_training_loses_nothing(
     experiment: Experiment, undisturbed: Path
 ) -> None:
     hurt = experiment.folder / "hurt"
@@ -139,7 +139,7 @@ def test_a_folder_that_is_away_or_read_only_while_it_trains_loses_nothing(
             go_on(experiment)
             code, said = ended(experiment, process)
             assert (code, said[:7]) == (1, "flsim: ")
-        (experiment.folder / "go_on").unlink()  # rounds wait again
+        (experiment.folder / "go_on").unlink()  # clients wait again
         process = start(experiment, "--out", "hurt", *OPTIONS, "--resume")
         wait_for(hurt / "log.jsonl", f'("event": "training"[^$]*){{{number}}}')
         wait_for_round(hurt, 9)

@@ -1,4 +1,4 @@
-"""File systems that cannot sync folders: runs and imports go through with one warning that names the folder."""
+"""On file systems that cannot sync folders, runs and imports complete with one warning that names the folder."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ WARNING = "this file system cannot sync folders"
 
 
 def environment(folder: Path, number: int) -> dict[str, str]:
-    """Variables by which fsync of any folder fails in a process, and in all that it starts."""
+    """Return variables that make fsync of folders fail in a process and in all processes that it starts."""
     library, source = folder / "folders.so", Path(__file__).with_name("folders.c")
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
     return {**os.environ, "LD_PRELOAD": str(library), "FOLDER_SYNC_ERROR": str(number)}
@@ -42,7 +42,7 @@ def assert_warned_once(experiment: Experiment, done: subprocess.CompletedProcess
     [pytest.param(errno.EINVAL, marks=pytest.mark.slow), pytest.param(errno.ENOTSUP, marks=pytest.mark.nightly)],
 )
 def test_a_run_on_a_file_system_that_cannot_sync_folders_is_the_same(experiment: Experiment, number: int) -> None:
-    """Begun there, cut to an older checkpoint, and resumed there."""
+    """The run is trained there, loses its newest checkpoint, and is resumed there."""
     around = environment(experiment.folder, number)
     run = ("run", str(experiment.config), "--out", "run", "--in-process", *SETTINGS)
     assert_warned_once(experiment, call(experiment, around, *run))
@@ -53,12 +53,12 @@ def test_a_run_on_a_file_system_that_cannot_sync_folders_is_the_same(experiment:
 
 
 @pytest.mark.slow
-def test_a_run_of_many_processes_there_warns_once(experiment: Experiment) -> None:
+def test_a_run_of_many_processes_on_such_a_file_system_warns_once(experiment: Experiment) -> None:
     around = environment(experiment.folder, errno.EINVAL)
     assert_warned_once(experiment, call(experiment, around, "run", str(experiment.config), "--out", "run", *SETTINGS))
 
 
-def test_an_import_there_warns_once(experiment: Experiment) -> None:
+def test_an_import_on_such_a_file_system_warns_once(experiment: Experiment) -> None:
     around = environment(experiment.folder, errno.EINVAL)
     posts = [
         json.dumps({"author": f"author{number % 20}", "text": "one two three four five."}) for number in range(400)
@@ -69,7 +69,7 @@ def test_an_import_there_warns_once(experiment: Experiment) -> None:
 
 
 def test_a_disk_that_fails_is_named(experiment: Experiment) -> None:
-    """No failure is passed over that says more than that folders cannot be synced."""
+    """The command ends on any error of fsync other than those of file systems that cannot sync folders."""
     around = environment(experiment.folder, errno.EIO)
     done = call(experiment, around, "run", str(experiment.config), "--out", "run", "--in-process")
     assert (done.returncode, done.stderr) == (1, f"flsim: {experiment.folder}: Input/output error\n")

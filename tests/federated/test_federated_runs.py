@@ -1,4 +1,4 @@
-"""The deadline follows how long replies take; one that was too short is made up for before a run fails."""
+"""Tests of federated runs cover deadlines of replies, failures of custom code, and shares of GPUs and CPUs."""
 
 import json
 
@@ -33,7 +33,7 @@ SECONDS = st.floats(1e-3, 1e6)
         ([2400.0], [4800, 4800, 4800, 4800]),
     ],
 )
-def test_it_is_ten_times_the_longest_reply_and_doubles(replies: list[float], attempts: list[float]) -> None:
+def test_deadlines_are_ten_times_the_longest_reply_and_double(replies: list[float], attempts: list[float]) -> None:
     deadline = Deadline(None)
     for seconds in replies:
         deadline.saw(seconds)
@@ -41,8 +41,8 @@ def test_it_is_ten_times_the_longest_reply_and_doubles(replies: list[float], att
 
 
 @given(st.lists(SECONDS, max_size=5), st.integers(0, 6))
-def test_no_attempt_is_hasty_and_the_last_has_an_hour(replies: list[float], retries: int) -> None:
-    """Whatever was measured: never below the floor nor twice the longest reply, never shorter than the one before."""
+def test_deadlines_have_a_minimum_and_the_last_is_at_least_an_hour(replies: list[float], retries: int) -> None:
+    """For any replies, deadlines are at least the floor, twice the longest reply, and the previous deadline."""
     deadline = Deadline(None)
     for seconds in replies:
         deadline.saw(seconds)
@@ -53,7 +53,7 @@ def test_no_attempt_is_hasty_and_the_last_has_an_hour(replies: list[float], retr
 
 
 @given(st.floats(0.1, 1e5), st.lists(SECONDS, max_size=5))
-def test_a_number_holds_whatever_is_measured(fixed: float, replies: list[float]) -> None:
+def test_a_fixed_deadline_does_not_depend_on_replies(fixed: float, replies: list[float]) -> None:
     deadline = Deadline(fixed)
     for seconds in replies:
         deadline.saw(seconds)
@@ -100,7 +100,7 @@ def run_in_process(experiment: Experiment, setting: str) -> tuple[int, str]:
     ],
     ids=["raises", "returns nothing"],
 )
-def test_an_algorithm_fails_at_the_first_try(experiment: Experiment, line: str, reason: str) -> None:
+def test_an_error_in_a_custom_algorithm_is_not_retried(experiment: Experiment, line: str, reason: str) -> None:
     experiment.config.write_text(TINY)
     (experiment.folder / "mine.py").write_text(ALGORITHM.format(line=line))
     code, stderr = run_in_process(experiment, "training.algorithm")
@@ -109,7 +109,7 @@ def test_an_algorithm_fails_at_the_first_try(experiment: Experiment, line: str, 
     assert reason in stderr.splitlines()[-1]
 
 
-def test_a_model_that_fails_later_fails_at_the_first_try(experiment: Experiment) -> None:
+def test_a_later_error_in_a_custom_model_is_not_retried(experiment: Experiment) -> None:
     experiment.config.write_text(TINY.replace("units = 12\n", ""))
     (experiment.folder / "mine.py").write_text(MODEL)
     code, stderr = run_in_process(experiment, "model.architecture")
@@ -118,7 +118,7 @@ def test_a_model_that_fails_later_fails_at_the_first_try(experiment: Experiment)
 
 
 @pytest.mark.slow
-def test_on_ray_too(experiment: Experiment) -> None:
+def test_an_error_in_a_custom_algorithm_on_ray_is_not_retried(experiment: Experiment) -> None:
     experiment.config.write_text(TINY)
     (experiment.folder / "mine.py").write_text(ALGORITHM.format(line="return user.trian()"))
     options = ("--out", "out", "--set", "training.algorithm=mine.py:Mine", "--set", "system.shards=1")
@@ -131,21 +131,21 @@ def test_on_ray_too(experiment: Experiment) -> None:
 
 @given(gpus=st.lists(st.integers(0, 16), min_size=1, max_size=4).filter(any))
 def test_by_default_there_is_a_client_per_gpu_and_room_for_the_evaluator(gpus: list[int]) -> None:
-    """Flower makes int(GPUs / share) clients of each node; each must fit on a GPU of its own, and so must the rest."""
+    """Flower makes int(GPUs / share) clients of each node. No two share a GPU, and evaluators fit next to clients."""
     client, evaluation = client_gpu_shares(SystemHParams(), [float(count) for count in gpus])
     assert [int(count / client) for count in gpus] == gpus
     assert client > 0.5
     assert client + evaluation == pytest.approx(1)
 
 
-def test_what_is_asked_for_is_given() -> None:
+def test_configured_shares_of_gpus_are_used() -> None:
     asked = SystemHParams(gpus_per_client=0.4, gpus_for_evaluation=0.2)
     assert client_gpu_shares(asked, [1.0]) == (0.4, 0.2)
     assert client_gpu_shares(SystemHParams(gpus_per_client=0, gpus_for_evaluation=1), [1.0]) == (0, 1)
     assert client_gpu_shares(SystemHParams(gpus_for_evaluation=0), [1.0]) == (1.0, 0)
 
 
-def test_tf32_is_refused_where_clients_train_on_cpus() -> None:
+def test_tf32_is_refused_if_clients_train_on_cpus() -> None:
     refuse_tf32_without_gpu("tf32", 0.95)
     refuse_tf32_without_gpu("bf16", 0.0)
     with pytest.raises(InputError, match='"tf32" needs an NVIDIA GPU'):
@@ -199,28 +199,28 @@ def test_evaluators_for_which_settings_leave_no_gpu_are_refused(
         gpus_of_evaluators("one", system, [EIGHT], shards)
 
 
-# How many client processes a machine has room for; the rest of the grid is in tests/faults and test_flower.py.
+# Tests of the number of client processes that fit a machine; tests/faults and test_flower.py test the rest of the grid.
 
 
 SHARES = st.sampled_from([1.0, 0.95, 0.5, 0.4, 0.25, 0.2, 0.1])
 
 
 @given(cpus=st.integers(0, 64), gpus=st.integers(0, 8), each=st.integers(1, 8), share=SHARES)
-def test_as_many_as_fit_and_no_more(cpus: int, gpus: int, each: int, share: float) -> None:
-    """Shares of GPUs are taken of one GPU each; hundredths, as Ray counts them."""
+def test_the_greatest_number_of_clients_that_fit_is_used(cpus: int, gpus: int, each: int, share: float) -> None:
+    """Each client's share is of a single GPU, in hundredths, as Ray counts shares."""
     on_cpus = ClientShare(each).fits({"CPU": float(cpus)})
     assert on_cpus * each <= cpus < (on_cpus + 1) * each
     both = ClientShare(each, share).fits({"CPU": float(cpus), "GPU": float(gpus)})
     assert both == min(on_cpus, gpus * (100 // round(100 * share)))
 
 
-def test_whole_gpus_and_several() -> None:
+def test_clients_with_several_gpus_need_all_of_them() -> None:
     assert [ClientShare(1, 2.0).fits({"CPU": 64.0, "GPU": gpus}) for gpus in (1.0, 2.0, 5.0)] == [0, 1, 2]
 
 
 @given(room=st.dictionaries(st.integers(0, 9), st.integers(-2, 5)), processes=st.integers(-1, 30))
-def test_processes_go_where_most_room_is(room: dict[int, int], processes: int) -> None:
-    """A machine that is already overfull gets none; where room is equal the first machine gets the process."""
+def test_processes_are_placed_on_the_machine_with_the_most_room(room: dict[int, int], processes: int) -> None:
+    """Each process goes to a machine with the most remaining room, and machines without room get no process."""
     machines = places(room, processes)
     assert len(machines) == min(max(processes, 0), sum(max(count, 0) for count in room.values()))
     left = dict(room)

@@ -1,4 +1,4 @@
-"""Shards and branches of shards: decided when a run begins, kept, and added in the same order wherever it trains."""
+"""Shards and branches are decided when a run begins, kept, and added in the same order on any machines."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def settings(cohort: int = 500, shards: int | None = None, branch: int | None = 
         (64, 1000, 500, 3, 3),
         (64, 1000, 5, None, 5),  # no shard without a user in any round
         (64, 4, 500, None, 4),
-        (2, 1000, 1, None, 2),  # as it was before the number followed the processes
+        (2, 1000, 1, None, 2),  # two shards also if a cohort has one user
     ],
 )
 def test_a_shard_for_each_process_unless_the_settings_say_otherwise(
@@ -66,18 +66,18 @@ def test_large_runs_have_branches_unless_the_settings_say_otherwise(
 
 
 def large(experiment: Experiment) -> Run:
-    """A run of one shard for each of its 24 users, which has branches of 3 if that were large."""
+    """Return a run of one shard for each of its 24 users."""
     experiment.config.write_text(TINY.replace("shards = 1\n", "shards = 24\n").replace("cohort = 6", "cohort = 24"))
     return Run.create(load(experiment.config), experiment.folder / "run")
 
 
-def test_a_run_keeps_its_branches_and_one_that_had_none_gets_none(
+def test_runs_keep_their_branches_and_begun_runs_without_branches_get_none(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flsim.algorithms.summation.TREE_FROM", 24)
     run = large(experiment)
     assert "branch =" not in (run.path / "config.toml").read_text()
-    run.log_round(round=1, loss=1.0)  # by a version without branches
+    run.log_round(round=1, loss=1.0)  # the run has begun without branches
     before = (run.path / "config.toml").read_bytes()
     assert with_shards(run, 24) == run
     assert (run.path / "config.toml").read_bytes() == before
@@ -95,12 +95,12 @@ def digests(run: Path) -> list[str]:
     return [json.loads(line)["digest"] for line in (run / "rounds.jsonl").read_text().splitlines()]
 
 
-def test_the_run_keeps_the_number_whatever_resumes_it(experiment: Experiment) -> None:
+def test_a_run_keeps_its_number_of_shards_with_any_number_of_processes(experiment: Experiment) -> None:
     experiment.config.write_text(TINY.replace("shards = 1\n", ""))
     run = Run.create(load(experiment.config), experiment.folder / "run")
     assert "shards" not in (run.path / "config.toml").read_text()
     decided = with_shards(run, 3)
-    assert "shards" not in (run.path / "config.toml").read_text()  # training records it, once the run is locked
+    assert "shards" not in (run.path / "config.toml").read_text()  # training records the number after it locks the run
     decided.record()
     assert decided.federated.system.shards == 3
     for processes in (5, 1):
@@ -117,7 +117,7 @@ def test_the_run_keeps_the_number_whatever_resumes_it(experiment: Experiment) ->
         (ClientShare(1, 0.95), 2, [GPUS, {"CPU": 4.0, "GPU": 1.0}], None, "7 GPUs stay idle"),
         (ClientShare(1, 0.95), 8, [GPUS], None, ""),
         (ClientShare(1, 0.4), 1, [{"CPU": 4.0, "GPU": 1.0}], None, ""),  # two runs may share a GPU
-        (ClientShare(1), 2, [{"CPU": 8.0}], None, ""),  # cores are there for other programs too
+        (ClientShare(1), 2, [{"CPU": 8.0}], None, ""),  # other programs may use cores
         (ClientShare(1), 2, [{"CPU": 8.0}], 8, "system.shards = 8 would use all"),
     ],
 )
@@ -136,7 +136,7 @@ def test_idle_gpus_and_idle_cores_of_the_option_are_reported(
 
 
 def test_branches_change_the_bits_of_sums_of_clipped_updates(experiment: Experiment) -> None:
-    """Sums of float32 numbers times whole weights are mostly exact in float64; those of clipped ones are not."""
+    """Sums of float32 numbers times integer weights are mostly exact in float64; sums of clipped updates are not."""
     run = Run.create(load(experiment.config, [*TREE, *PRIVATE, "privacy.clip=0.01"]), experiment.folder / "run")
     training = run.federated.training_of(run.users, run.rounds)
     state = training.first_state()
@@ -149,14 +149,14 @@ def test_branches_change_the_bits_of_sums_of_clipped_updates(experiment: Experim
 
 
 @pytest.mark.nightly
-def test_a_run_with_branches_that_is_killed_and_resumed_changes_nothing(experiment: Experiment) -> None:
+def test_a_run_with_branches_that_is_killed_and_resumed_has_equal_bits(experiment: Experiment) -> None:
     killed, whole = killed_and_whole(experiment, "training.rounds=12", *TREE, workers=2)
     assert_same(killed, whole)
     assert digests(killed) == digests(whole)
     assert final_state(killed).round == 12
 
 
-def test_a_run_with_rounds_and_without_a_number_has_two(experiment: Experiment) -> None:
+def test_a_begun_run_without_a_number_of_shards_has_two(experiment: Experiment) -> None:
     experiment.config.write_text(TINY.replace("shards = 1\n", ""))
     run = Run.create(load(experiment.config), experiment.folder / "run")
     run.log_round(round=1, loss=1.0)

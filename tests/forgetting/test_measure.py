@@ -1,4 +1,4 @@
-"""Measures of simulated observations: against their truth, against a recomputation, and in text, JSON and figures."""
+"""Tests compare measures of simulated observations with the truth and a recomputation, and cover all outputs."""
 
 import html
 import io
@@ -74,8 +74,8 @@ def measured() -> Forgetting:
     return measure(simulated())
 
 
-def test_copies_that_decay_slower_are_forgotten_later(measured: Forgetting) -> None:
-    """The accuracy Phi(d/2) reaches 0.6 after 12, 37 and 99 rounds, and 144 trials show 0.6 below 0.53."""
+def test_canaries_that_decay_more_slowly_are_forgotten_later(measured: Forgetting) -> None:
+    """The accuracy Phi(d/2) falls to 0.6 after 12, 37 and 99 rounds. 144 trials show this below an estimate of 0.53."""
     true = {copies: rate * math.log(START / (2 * norm.ppf(0.6))) for copies, rate in DECAY.items()}
     times = measured.times.set_index("copies")
     assert times["least_alpha"].tolist() == pytest.approx([0.5715] * 3, abs=1e-4)
@@ -87,8 +87,8 @@ def test_copies_that_decay_slower_are_forgotten_later(measured: Forgetting) -> N
     assert times["canaries"].tolist() == [144] * 3
 
 
-def test_rows_are_those_of_a_recomputation(measured: Forgetting) -> None:
-    """At k = 20 of ten copies, with each canary's last evaluation 11 to 20 rounds after its last use."""
+def test_rows_equal_a_recomputation(measured: Forgetting) -> None:
+    """The row of ten copies at k = 20 uses each canary's last evaluation 11 to 20 rounds after its last use."""
     observed = measured.observations
     of_ten = observed[(observed["copies"] == 10) & (observed["since"] > 10) & (observed["since"] <= 20)]
     of_ten = of_ten.sort_values("since").groupby(["run", "canary"], sort=True).tail(1)
@@ -106,8 +106,8 @@ def test_rows_are_those_of_a_recomputation(measured: Forgetting) -> None:
     assert row["heuristic_epsilon"] == pytest.approx(math.log(row["tpr"] / row["fpr"]))
 
 
-def test_log_rank_tests_are_of_groups_that_differ_in_one_thing() -> None:
-    """Two windows by two numbers of copies: four pairs, of which none crosses."""
+def test_log_rank_tests_compare_groups_that_differ_in_one_property() -> None:
+    """Two windows and two numbers of copies have four tests; pairs that differ in both are not tested."""
     rates = {1: 5.0, 10: 40.0}
     late = simulated(decay=rates, window=(20, 50), canaries=24)
     tests = measure(pd.concat([simulated(decay=rates, canaries=24), late])).tests
@@ -129,14 +129,14 @@ def test_groups_are_compared_at_equal_distances_from_their_windows() -> None:
     assert "Differences between groups are not tested: no two groups have ranks" in " ".join(to_text(apart).split())
 
 
-def test_windows_until_the_end_have_no_times_by_rank() -> None:
+def test_windows_until_the_end_of_training_have_no_times_by_rank() -> None:
     times = measure(simulated(seeds=1, window=(20, None))).times
     assert times[["median_time", "median_is_censored"]].isna().all().all()
     assert (times["forgotten"] == 0).all()
 
 
-def test_hardness_is_a_third_of_canaries_by_arm_out() -> None:
-    """Whatever arm IN remembers: all rows of a canary are in one third, and thirds are as large as they can be."""
+def test_hardness_divides_canaries_into_thirds_by_arm_out() -> None:
+    """All rows of a canary have the same hardness, independent of arm IN, and each seed has three equal thirds."""
     measured = measure(simulated(canaries=10, seeds=2), by_hardness=True)
     observed = measured.observations
     of_canaries = observed.groupby(["seed", "canary"])[["clean", "hardness"]].agg(["first", "nunique"])
@@ -147,7 +147,7 @@ def test_hardness_is_a_third_of_canaries_by_arm_out() -> None:
     assert measured.times["hardness"].tolist()[::3] == ["easy", "medium", "hard"]
 
 
-def test_without_arm_out_there_is_exposure_alone() -> None:
+def test_without_arm_out_only_times_by_exposure_are_measured() -> None:
     measured = measure(simulated(has_twin=False), notes=["There is no arm OUT."])
     assert measured.success["success"].isna().all()
     assert measured.times[["time", "is_censored", "least_alpha"]].isna().all().all()
@@ -167,7 +167,7 @@ def test_canaries_that_were_never_used_are_counted_and_in_no_row(measured: Forge
     assert "No sharer took part" not in to_text(measured)
 
 
-def test_nothing_to_measure_is_refused() -> None:
+def test_observations_without_planted_or_used_canaries() -> None:
     with pytest.raises(InputError, match="no canary was planted"):
         measure(simulated(seeds=0))
     observed = simulated(seeds=1, canaries=4)
@@ -180,7 +180,7 @@ def test_nothing_to_measure_is_refused() -> None:
 
 
 def test_the_figure_has_the_medians_of_both_arms(measured: Forgetting) -> None:
-    """A line for each group, the mean over seeds of their medians, and one of arm OUT."""
+    """Each group has a line with the mean over seeds of the medians, and arm OUT has one line."""
     axes, below = draw(measured).axes
     of_one, observed = below.get_lines()[0], measured.observations.query("copies == 1 and round == 150")
     differences = (observed["nats_out"] - observed["nats_in"]).groupby(observed["seed"]).mean()
@@ -194,14 +194,14 @@ def test_the_figure_has_the_medians_of_both_arms(measured: Forgetting) -> None:
     assert max(np.asarray(lines["arm OUT"].get_ydata())[-3:]) < 1.6  # -log2 of a uniform has the median 1
 
 
-NATS = {  # of arm IN by seed, canary and round, where arm OUT has 40; the window ends with round 50
+NATS = {  # of arm IN by seed, canary and round; arm OUT has 40, and the window ends with round 50
     0: {"a": {40: 30.0, 60: 38.0, 150: 39.0}, "b": {40: 30.0, 60: 34.0, 150: 39.0}},
     1: {"a": {40: 30.0, 60: 36.0, 150: 38.0}, "b": {40: 30.0, 60: 36.0, 150: 39.0}},
 }
 
 
 def of_nats(series: str, left: float) -> pd.DataFrame:
-    """Observations with the log-perplexities of `NATS`, whose advantage at the end is multiplied by `left`."""
+    """Return observations with the log-perplexities of `NATS`, whose final advantage is multiplied by `left`."""
     rows = [
         {"run": f"{series}-{seed}", "seed": seed, "series": series, "setting": series, "canary": name, "round": at}
         | {"copies": 1, "last_round": 50, "last_use": 50, "uses": 1, "since": at - 50 if at >= 50 else math.nan}
@@ -215,8 +215,8 @@ def of_nats(series: str, left: float) -> pd.DataFrame:
     return table.reindex(columns=list(TYPES)).astype(TYPES)
 
 
-def test_what_is_left_of_the_advantage_by_seed_from_the_windows_end_to_the_last_round() -> None:
-    """Seed 0: (2 + 6) / 2 nats at round 60, (1 + 1) / 2 in the end. Seed 1: 4 and 1.5."""
+def test_the_remaining_share_of_the_advantage_is_a_mean_over_seeds() -> None:
+    """Seed 0 has (2 + 6) / 2 nats at round 60, after the window, and (1 + 1) / 2 in the last. Seed 1 has 4 and 1.5."""
     measured = measure(pd.concat([of_nats("one", 1), of_nats("other", 0.5)], ignore_index=True))
     one, other = measured.times.to_dict("records")
     assert (one["advantage"], one["left"]) == pytest.approx((4, (1 / 4 + 1.5 / 4) / 2))
@@ -231,7 +231,7 @@ def test_what_is_left_of_the_advantage_by_seed_from_the_windows_end_to_the_last_
     assert (alone["left"], pd.isna(alone["left_low"])) == (0.25, True)
 
 
-def test_measures_without_ranks_have_neither_a_plot_nor_panels_of_exposure() -> None:
+def test_measures_without_ranks_have_no_figures_of_exposure() -> None:
     """Runs with evaluation.decide have no exposure, and therefore no figure of exposure."""
     observed = simulated(seeds=1, canaries=4)
     measured = measure(observed.assign(**dict.fromkeys(("p_in", "p_out", "bits_in", "bits_out"), math.nan)))
@@ -247,12 +247,12 @@ DESIGNS = [
     *(pytest.param(name, "smoke", marks=pytest.mark.nightly) for name in SWEEPS),
     *(pytest.param(name, "small", marks=pytest.mark.nightly) for name in SWEEPS if name != "sharers"),
 ]
-TEXT = (250, 1_000)  # words per user and vocabulary: which users hold a copy does not depend on the text
+TEXT = (250, 1_000)  # words per user and vocabulary: the users that have copies do not depend on the text
 SMALL_MODEL = ("model.embedding=4", "model.units=4")  # no model is trained
 
 
 def design(name: str, tier: str, folder: Path, skipped: str = "") -> pd.DataFrame:
-    """Return the observations of runs of arm IN of a sweep, but a partition, whose canaries all have rank 1."""
+    """Return observations of a sweep's runs of arm IN, except one partition, in which all canaries have rank 1."""
     source = ROOT / "experiments" / f"{name}.toml"
     definition = load(source)
     chosen = tier_of(definition, tier, str(source))
@@ -276,7 +276,7 @@ def design(name: str, tier: str, folder: Path, skipped: str = "") -> pd.DataFram
 
 
 def drawn_tests(observed: pd.DataFrame, draws: int) -> list[pd.DataFrame]:
-    """Return the tests of so many draws in which each rank is uniform, whatever was planted."""
+    """Return the tests of a number of draws in which each rank is uniform, independent of copies."""
     rng, possible = np.random.default_rng(0), round(1 / observed["p_in"].min())
     tables = []
     for _ in range(draws):
@@ -286,12 +286,12 @@ def drawn_tests(observed: pd.DataFrame, draws: int) -> list[pd.DataFrame]:
 
 
 def most(trials: int, families: int = 1) -> float:
-    """Return how many of so many tests at 5% may find a difference, with a chance of one in 1,000 of any family."""
+    """Return a number of false findings in `trials` tests at 5% that any of the families exceeds once in 1,000."""
     return float(binom.ppf(1 - (1 - SURE) / families, trials, LEVEL))
 
 
-def test_copies_do_not_differ_where_nothing_is_memorized(tmp_path: Path) -> None:
-    """Groups of 1 and of 10 copies: the last use of one copy is earlier by rounds."""
+def test_copies_do_not_differ_if_nothing_is_memorized(tmp_path: Path) -> None:
+    """Tests of 1 and 10 copies keep their level, although a single copy's last use is some rounds earlier."""
     observed = design("forgetting", "smoke", tmp_path, skipped="iid")
     drawn = drawn_tests(observed[observed["copies"] != 4], 10)
     of_copies = [table.loc[table["differs"] == "copies", "p"] for table in drawn]
@@ -301,7 +301,7 @@ def test_copies_do_not_differ_where_nothing_is_memorized(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("name", "tier"), DESIGNS)
 def test_the_level_holds_in_every_shipped_design(name: str, tier: str, tmp_path: Path) -> None:
-    """For each pair of groups, and for all pairs after Holm's correction. All draws test the same pairs."""
+    """It holds for each pair of groups, and for all pairs after Holm's correction. All draws test the same pairs."""
     drawn = drawn_tests(design(name, tier, tmp_path), 60 if tier == "smoke" else 30)
     p = np.array([table["p"].to_numpy("float64", na_value=np.nan) for table in drawn])
     is_tested = np.isfinite(p).any(axis=0)
@@ -323,12 +323,12 @@ WINDOWED = (
 
 @pytest.fixture
 def arms(trained_here: Trained) -> tuple[Path, Path]:
-    """Both arms of one seed: 12 canaries in rounds 1 to 4 of 8, evaluated every second round."""
+    """Return both arms of one seed: 12 canaries in rounds 1 to 4 of 8, evaluated every second round."""
     return trained_here(*WINDOWED), trained_here(*WINDOWED, "canaries.arm='out'")
 
 
-def test_json_is_what_pandas_makes_of_rows(arms: tuple[Path, Path], flsim: Flsim) -> None:
-    """The median exposure and the scores of the last k, from the rows and the rounds of participation themselves."""
+def test_json_output_equals_a_computation_from_rows(arms: tuple[Path, Path], flsim: Flsim) -> None:
+    """The median exposure and the scores of the last k follow from the stored rows and rounds of participation."""
     code, out, _ = flsim("forgetting", *arms, "--json", "--pool")
     assert code == 0
     printed = json.loads(out)
@@ -342,7 +342,7 @@ def test_json_is_what_pandas_makes_of_rows(arms: tuple[Path, Path], flsim: Flsim
     assert of_last["k"] == group["k_max"] == int(np.sort(8 - last[used])[(len(used) - 1) // 2])
     at_k = {
         canary: at
-        for at in (2, 4, 6, 8)  # the last one stays
+        for at in (2, 4, 6, 8)  # the last evaluation in the interval counts
         for canary in used
         if before["k"] < at - last[canary] <= of_last["k"]
     }
@@ -358,7 +358,7 @@ def test_json_is_what_pandas_makes_of_rows(arms: tuple[Path, Path], flsim: Flsim
     assert at_8["score_out"].to_dict() == pytest.approx((clean - end)[at_8.index].to_dict())
 
 
-def test_text_csv_and_figure(arms: tuple[Path, Path], flsim: Flsim, tmp_path: Path) -> None:
+def test_the_command_writes_text_csv_and_a_figure(arms: tuple[Path, Path], flsim: Flsim, tmp_path: Path) -> None:
     figure = tmp_path / "forgetting.png"
     code, out, _ = flsim("forgetting", *arms, "--out", figure)
     assert code == 0
@@ -370,7 +370,7 @@ def test_text_csv_and_figure(arms: tuple[Path, Path], flsim: Flsim, tmp_path: Pa
 
 
 def test_a_report_of_windowed_runs_has_a_section(arms: tuple[Path, Path], flsim: Flsim, tmp_path: Path) -> None:
-    """With the same times as the command, and a figure."""
+    """The section has the same times as the command, and two figures."""
     page = tmp_path / "report.html"
     assert flsim("report", *arms, "--out", page)[0] == 0
     (section,) = re.findall(r'<section aria-labelledby="forgetting".*?</section>', page.read_text(), re.DOTALL)
@@ -381,7 +381,7 @@ def test_a_report_of_windowed_runs_has_a_section(arms: tuple[Path, Path], flsim:
     assert pd.isna(about["left"]) or f"{100 * about['left']:.0f}" in cells[8:]
     assert html.unescape(cells[7]) == time_text(about["median_time"], about["median_is_censored"])
     assert "rounds since last use" in section
-    assert section.count("<figure") == 2  # exposure, and what training added
+    assert section.count("<figure") == 2  # exposure, and the advantage of training
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, float("nan")])

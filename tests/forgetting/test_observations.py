@@ -1,4 +1,4 @@
-"""Observations of both arms, and the rounds since last use, against rows that were written by hand."""
+"""Tests compare observations of both arms, and the rounds since last use, with rows that were written by hand."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ LOG_PERPLEXITY = {"in": {5: 20.0, 10: 22.0, 15: 24.0}, "out": {5: 30.0, 10: 28.0
 
 
 def run(arm: str) -> RunResults:
-    """Three planted canaries, of which nobody used c2, and a control; canary i has i nats more and rank i + 1."""
+    """Return results of three canaries (no user used c2) and a control; canary i has i more nats and rank i + 1."""
     names = ["c0", "c1", "c2", "c3"]
     roster = pd.DataFrame(
         {
@@ -63,7 +63,7 @@ def test_rows_have_both_arms_side_by_side() -> None:
 
 
 def test_rounds_since_last_use_are_missing_before_it() -> None:
-    """The last use of all training counts: c1 is used in rounds 5 and 14, so that only round 15 is after it."""
+    """Only the last use in all training counts: c1 is used in rounds 5 and 14, so only round 15 is after it."""
     table = observations(run("in"), run("out"), USES)
     since = {canary: of_canary.tolist() for canary, of_canary in table["since"].fillna(-1).groupby(table["canary"])}
     assert since == {"c0": [0, 5, 10], "c1": [-1, -1, 1], "c2": [-1, -1, -1]}
@@ -71,7 +71,7 @@ def test_rounds_since_last_use_are_missing_before_it() -> None:
 
 
 def test_scores_are_calibrated_by_arm_out_at_the_windows_end() -> None:
-    """The nearest evaluations: of round 8 round 10, of round 14 round 15, and round 15 where there is no end."""
+    """The nearest evaluation is round 10 for an end in round 8, and 15 for round 14. Without an end, it is the last."""
     table = observations(run("in"), run("out"), USES)
     about = table[table["round"] == 5]
     assert about["clean_round"].tolist() == [10, 15, 15]
@@ -89,7 +89,7 @@ def test_without_arm_out_its_columns_are_missing() -> None:
 
 
 def test_runs_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of two runs has text of held-out users, and no arm OUT: notes state both."""
+    """Notes state that one of two runs has text of held-out users, and that it has no arm OUT."""
     paths = [Path("a"), Path("b")]
     runs: list[Any] = [
         SimpleNamespace(path=path, config=SimpleNamespace(canaries=SimpleNamespace(source=source)))
@@ -109,7 +109,7 @@ def test_runs_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("at", "seen", "time"), [(1, 4, 0), (2, 5, 5)])
-def test_a_success_counts_where_half_of_the_canaries_were_seen(at: int, seen: int, time: int) -> None:
+def test_a_success_counts_if_at_least_half_of_the_canaries_were_evaluated(at: int, seen: int, time: int) -> None:
     """The attack separates `seen` of ten canaries at k = `at`; at 0 and 5 both arms have equal scores."""
     rows = [
         {"run": "a", "seed": 0, "canary": f"c{canary}", "round": since, "since": since, "last_use": 0, "uses": 1}
@@ -128,8 +128,8 @@ def test_a_success_counts_where_half_of_the_canaries_were_seen(at: int, seen: in
     assert without[["time", "is_censored"]].isna().all().all()
 
 
-def test_a_run_stands_beside_its_twin_of_arm_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs b and its twin, c without one, and d, a twin alone; e diverged, and f has no evaluation."""
+def test_a_run_is_paired_with_its_twin_of_arm_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run b has the twin a, c has none. Notes name d, a twin without a run, e, which diverged, and f, not evaluated."""
     arms = {"a": ("out", 1), "b": ("in", 1), "c": ("in", 2), "d": ("out", 3), "e": ("in", 4), "f": ("in", 5)}
     results = {Path(name): replace(run(arm), name=name) for name, (arm, _) in arms.items()}
     results[Path("e")] = replace(results[Path("e")], status="diverged")

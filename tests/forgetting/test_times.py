@@ -1,4 +1,4 @@
-"""Forgetting times against a known truth, and their censoring."""
+"""Tests compare forgetting times with a known truth, and cover their censoring."""
 
 import math
 
@@ -23,7 +23,7 @@ KS = grid(200)
 
 
 def success_of(threshold: float, distance: float, deviation: float) -> float:
-    """Return the accuracy of a threshold where scores are normal, with mean `distance` in arm IN and 0 in arm OUT."""
+    """Return a threshold's accuracy for normal scores with mean `distance` in arm IN and mean 0 in arm OUT."""
     return float(norm.cdf((distance - threshold) / deviation) + norm.cdf(threshold / deviation)) / 2
 
 
@@ -54,15 +54,15 @@ def test_at_most_five_percent_of_times_are_too_short(claims: list[tuple[int | No
 
 
 def test_most_times_are_the_next_k_of_the_grid(claims: list[tuple[int | None, list[float]]]) -> None:
-    """At k = 50 the accuracy is 0.55, whose bound is below 0.6 for 600 trials in more than nine of ten draws."""
+    """At k = 50, the accuracy is 0.55. With 600 trials, its bound is below 0.6 in more than nine of ten draws."""
     times = [time for time, _ in claims]
     assert sum(time == 50 for time in times) > 0.85 * DRAWS
     assert None not in times
 
 
-def test_a_bound_near_the_truth_is_too_low_in_five_percent() -> None:
-    """A single k with independent arms. A claim about the threshold that half of the canaries chose is wrong in at most
-    5% of draws. If the best threshold has an accuracy of 0.6, at most 7% of draws claim 0.6."""
+def test_a_bound_near_the_truth_is_too_low_in_at_most_five_percent() -> None:
+    """With a single k and independent arms, a claim about the threshold that half of the canaries chose is wrong in at
+    most 5% of draws. If the best threshold has an accuracy of 0.6, at most 7% of draws claim 0.6."""
     canaries, draws = 80, 2_000
     rng, chooses = np.random.default_rng(1), np.arange(canaries) % 2 == 0
     wrong, claimed = 0, 0
@@ -83,8 +83,8 @@ def after(rounds: list[int], *p: list[float]) -> pd.DataFrame:
     return pd.DataFrame(p, columns=rounds)
 
 
-def test_a_canary_is_forgotten_at_the_first_evaluation_that_does_not_surprise() -> None:
-    """Whatever comes later, so that a longer training does not give later times; NaN is no evaluation."""
+def test_a_canary_is_forgotten_at_the_first_evaluation_with_p_above_a_twentieth() -> None:
+    """Later evaluations do not count, so longer training does not give later times. NaN means no evaluation."""
     p = after([0, 5, 10, 15], [0.01, 0.3, 0.04, 0.2], [0.01, 0.05, 0.01, 0.03], [0.9, 0.01, 0.01, 0.01])
     expected = [CanaryTime(5, is_censored=False), CanaryTime(15, is_censored=True), CanaryTime(0, is_censored=False)]
     assert canary_times(p) == expected
@@ -96,8 +96,8 @@ def test_a_canary_is_forgotten_at_the_first_evaluation_that_does_not_surprise() 
     assert canary_times(after([])) == []
 
 
-def test_p_values_after_the_window() -> None:
-    """By rounds since the window's end, 20, and not since the last use; c was never used, and d has no window's end."""
+def test_p_values_after_the_window_have_rounds_since_its_end() -> None:
+    """Rounds count from the window's end, 20, not from the last use. Unused c, and d without an end, are excluded."""
     rows = [(canary, at, at / 1_000) for canary in "abcd" for at in (10, 20, 30)]
     observed = pd.DataFrame(rows, columns=["canary", "round", "p_in"]).assign(run="r")
     observed["last_round"] = observed["canary"].map({"a": 20, "b": 20, "c": 20}).astype("Int64")

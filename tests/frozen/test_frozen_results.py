@@ -1,4 +1,4 @@
-"""What flsim computes of stored runs equals what it computed when they were stored; see `frozen_results`."""
+"""Tables that flsim computes from stored runs equal the tables that were stored with them; see `frozen_results`."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from frozen_results import EXACT, FROZEN, SWEEPS, TOLERANCE, assert_equal, frame
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_frames_of_stored_runs_are_as_they_were(sweep: str, tmp_path: Path) -> None:
+def test_frames_of_stored_runs_equal_the_stored_frames(sweep: str, tmp_path: Path) -> None:
     folder, compared = unpack(sweep, tmp_path), set()
     for label, frame in frames_of(sweep, folder):
         frozen = read((FROZEN / sweep / f"{label}.csv").read_text(encoding="utf-8"))
@@ -16,7 +16,7 @@ def test_frames_of_stored_runs_are_as_they_were(sweep: str, tmp_path: Path) -> N
     assert compared == {path.stem for path in (FROZEN / sweep).glob("*.csv")}
 
 
-def test_another_number_or_another_group_is_found() -> None:
+def test_the_comparison_detects_changed_numbers_and_groups_and_ignores_wording() -> None:
     frozen = read("run,low,refuted\na,0.5,True\na,0.25,\nb,,False\n")
     assert_equal(read("refuted,low,run,new\nTrue,0.5,c,1\n,0.25,c,1\nFalse,,d,1\n"), frozen, EXACT, "wording")
     for text in (

@@ -1,4 +1,4 @@
-"""The measures of docs/measures.md, and runs of two partitions measured by them."""
+"""This fixture returns runs of two partitions that are evaluated with the measures of docs/measures.md."""
 
 import json
 import re
@@ -17,7 +17,7 @@ OWN = ("surprise.py:surprise", "surprise.py:size")
 
 @pytest.fixture
 def measured(experiment: Experiment) -> Experiment:
-    """Two runs, iid and non-iid, whose models were not trained, each evaluated twice with the document's measures."""
+    """Return an experiment with two untrained runs, iid and non-iid, evaluated twice with the document's measures."""
     (source,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     (experiment.folder / "surprise.py").write_text(source)
     also = [f"{experiment.folder}/{name}" for name in OWN]

@@ -1,4 +1,4 @@
-"""A user's own measure, from the configuration to everything that shows results, and what is refused of it."""
+"""Tests of custom measures cover configuration, everything that shows results, and refusals."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def values(folder: Path, metric: str, round_: int = 4) -> "pd.Series[float]":
     return at.set_index("canary")["value"]
 
 
-def test_own_measures_are_in_everything_that_shows_results(
+def test_custom_measures_are_in_everything_that_shows_results(
     measured: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [measured.folder / partition for partition in PARTITIONS]
@@ -40,7 +40,7 @@ def test_own_measures_are_in_everything_that_shows_results(
     monkeypatch.setattr("flsim.base.extensions._modules", {})
     (measured.folder / "surprise.py").unlink()
     monkeypatch.chdir(measured.folder)
-    nats = values(folders[0], "log_perplexity") / 4  # canaries of five words, of which one is known
+    nats = values(folders[0], "log_perplexity") / 4  # canaries have five words, of which one is the prefix
     surprise = values(folders[0], "surprise")
     np.testing.assert_allclose(surprise, nats, rtol=1e-6)
     flag = values(folders[0], "unsurprising")
@@ -69,7 +69,7 @@ def test_own_measures_are_in_everything_that_shows_results(
 
     measured.call("report", *PARTITIONS, "--out", "report.html")
     page = (measured.folder / "report.html").read_text(encoding="utf-8")
-    assert page.count(SENTENCE) >= 2  # below the table of runs, and of IID against non-IID
+    assert page.count(SENTENCE) >= 2  # below the table of runs, and below that of IID against non-IID
 
     runs, canaries = frames(*map(str, folders))
     assert runs["mean_surprise"].notna().all()
@@ -78,7 +78,7 @@ def test_own_measures_are_in_everything_that_shows_results(
     assert (str(at_end["unsurprising"].dtype), str(at_end["surprise"].dtype)) == ("boolean", "Float64")
 
 
-def test_an_evaluation_and_trackers_have_own_measures(measured: Experiment) -> None:
+def test_an_evaluation_and_trackers_have_custom_measures(measured: Experiment) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = measured.folder / "iid"
@@ -95,7 +95,7 @@ def test_an_evaluation_and_trackers_have_own_measures(measured: Experiment) -> N
         assert told["eval/size"][round_] == values(folder, "size", round_).iloc[0]
 
 
-def test_tables_with_own_measures_are_read_back(measured: Experiment) -> None:
+def test_tables_with_custom_measures_are_read_back(measured: Experiment) -> None:
     runs = [read_run(measured.folder / partition) for partition in PARTITIONS]
     own = list(runs[0].own.values())
     assert [quantity.name for quantity in own] == ["surprise", "unsurprising", "size"]
@@ -107,7 +107,7 @@ def test_tables_with_own_measures_are_read_back(measured: Experiment) -> None:
         assert to_markdown(pd.read_parquet(path)) == to_markdown(table) == to_markdown(again)
 
 
-def test_the_content_of_the_file_is_part_of_what_makes_a_run(measured: Experiment) -> None:
+def test_the_content_of_the_file_of_a_measure_is_part_of_the_digest(measured: Experiment) -> None:
     also = f'evaluation.also=["{measured.folder}/surprise.py:surprise"]'
     first = load(measured.config, [also]).digest
     with (measured.folder / "surprise.py").open("a") as file:
@@ -115,13 +115,13 @@ def test_the_content_of_the_file_is_part_of_what_makes_a_run(measured: Experimen
     assert load(measured.config, [also]).digest not in {first, load(measured.config).digest}
 
 
-def test_rows_without_own_measures_are_described_nowhere(measured: Experiment) -> None:
-    """Files are the same as before there were descriptions."""
+def test_files_of_rows_without_custom_measures_have_no_descriptions(measured: Experiment) -> None:
+    """The Parquet file has only the metadata of pandas, and the rows of built-in measures are unchanged."""
     folder = measured.folder / "iid"
     path = folder / "rows" / "round-000004.parquet"
     rows, own = read_rows(path)
     assert set(own) == {"surprise", "unsurprising", "size"}
-    path.unlink()  # an evaluation keeps what it does not measure again
+    path.unlink()  # an evaluation keeps rows that it does not measure again
     evaluate_checkpoint(folder, folder / "checkpoints" / "round-000004.safetensors", also=())
     plain, nothing = read_rows(path)
     assert not nothing
@@ -139,7 +139,7 @@ def test_rows_without_own_measures_are_described_nowhere(measured: Experiment) -
         ({"heading": ["a"]}, "its descriptions of measures are damaged"),
     ],
 )
-def test_descriptions_of_strangers_are_read_without_trust(
+def test_invalid_descriptions_of_measures_in_files_are_refused(
     measured: Experiment, change: dict[str, object], message: str
 ) -> None:
     path = measured.folder / "iid" / "rows" / "round-000004.parquet"
@@ -151,7 +151,7 @@ def test_descriptions_of_strangers_are_read_without_trust(
         read_run(measured.folder / "iid")
 
 
-def test_two_measures_of_one_name_are_not_put_side_by_side(measured: Experiment) -> None:
+def test_two_measures_with_the_same_name_are_not_compared(measured: Experiment) -> None:
     folder = measured.folder / "iid"
     file = measured.folder / "surprise.py"
     file.write_text(file.read_text().replace("nats per word", "bits per word"))
@@ -180,7 +180,7 @@ def one(*quantities):
 
 
 @pytest.mark.parametrize("source", WRONG_BEFORE)
-def test_what_is_no_measure_or_always_fails_is_refused_before_training(experiment: Experiment, source: str) -> None:
+def test_invalid_and_always_failing_measures_are_refused_before_training(experiment: Experiment, source: str) -> None:
     (experiment.folder / "bad.py").write_text(START + source)
     also = 'evaluation.also=["bad.py:measure"]'
     done = experiment.call("run", "tiny.toml", "--out", "run", "--set", also, check=False)
@@ -203,7 +203,7 @@ WRONG_MEANWHILE = {
 
 
 @pytest.mark.parametrize("result", WRONG_MEANWHILE)
-def test_a_measure_that_fails_or_changes_what_others_read_stores_nothing(experiment: Experiment, result: str) -> None:
+def test_a_measure_that_fails_or_changes_shared_objects_stores_no_rows(experiment: Experiment, result: str) -> None:
     (experiment.folder / "bad.py").write_text(
         "import torch\nfrom flsim.measures import Measure, Quantity\n\n\n"
         f"def compute(probe):\n    # computes\n    return {result}\n\n\n"
@@ -217,7 +217,7 @@ def test_a_measure_that_fails_or_changes_what_others_read_stores_nothing(experim
     assert not list((run.path / "rows").iterdir())
 
 
-def test_a_number_that_some_canaries_lack_is_listed_and_not_averaged(experiment: Experiment) -> None:
+def test_a_partial_quantity_is_listed_and_not_averaged(experiment: Experiment) -> None:
     (experiment.folder / "some.py").write_text(
         "from flsim.measures import Measure, Quantity\n"
         "compute = lambda probe: {'even': 1.0} if int(probe.canary.id[1:]) % 2 == 0 else {}\n"
@@ -232,7 +232,7 @@ def test_a_number_that_some_canaries_lack_is_listed_and_not_averaged(experiment:
     assert "mean_even" not in tables.memorization_table([read_run(run.path)])
 
 
-# Runs on Ray that are evaluated by a user's own measure: one that works, and one that fails in the evaluator.
+# Runs on Ray are evaluated with custom measures: one works, and one fails in the evaluator.
 
 
 SOURCE = """from flsim.measures import Measure, Quantity
@@ -247,7 +247,7 @@ measure = Measure("own", compute, (Quantity(name="own", unit="words", descriptio
 
 
 @pytest.mark.slow
-def test_a_run_is_evaluated_by_its_own_measure_wherever_the_evaluator_is(experiment: Experiment) -> None:
+def test_evaluators_on_ray_use_the_runs_copy_of_a_custom_measure(experiment: Experiment) -> None:
     (experiment.folder / "own.py").write_text(SOURCE.format(result="len(probe.canary.tokens)"))
     run = experiment.run("run", 'evaluation.also=["own.py:measure"]')
     (copy,) = (run / "code").iterdir()
@@ -261,8 +261,8 @@ def test_a_run_is_evaluated_by_its_own_measure_wherever_the_evaluator_is(experim
 
 
 @pytest.mark.slow
-def test_a_measure_that_fails_is_named_with_its_line_and_training_goes_on(experiment: Experiment) -> None:
-    """It fails with the 200 references of the run, and not with the fewer ones of the trial before training."""
+def test_a_measure_that_fails_is_named_with_its_line_and_training_continues(experiment: Experiment) -> None:
+    """The measure fails with the 200 references of the run, and not with the smaller number of the trial before."""
     (experiment.folder / "own.py").write_text(SOURCE.format(result="1 / (len(probe.references) - 200)"))
     also = 'evaluation.also=["own.py:measure"]'
     done = experiment.flsim("run", experiment.config, "--out", "run", "--set", also, check=False)

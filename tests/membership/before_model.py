@@ -1,4 +1,4 @@
-"""Records before small models, as tests of attacks take them."""
+"""These functions make small models, records and candidates for tests of attacks."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def untrained(architecture: str = "cifg", seed: int = 0) -> TrainableModel:
 
 
 def drawn(count: int, seed: int = 0, longest: int = 12) -> Records:
-    """Records of 1 to `longest` words, drawn uniformly: longer ones have no end that the model predicts."""
+    """Return records of 1 to `longest` words, drawn uniformly. Records of 12 or more words have no EOS."""
     rng = np.random.default_rng(seed)
     words = rng.integers(1, longest, count, endpoint=True)
     return Records.from_lists(
@@ -42,7 +42,7 @@ def before_two(model: TrainableModel, records: Records) -> Candidates:
 
 
 def in_pairs(pairs: int, seed: int = 0, shortest: int = 1) -> tuple[Records, Targets]:
-    """Pairs of equal length, which differ in nothing else: members come first."""
+    """Return pairs of records of equal length and the same distribution of words; members come first."""
     rng = np.random.default_rng(seed)
     words = np.tile(rng.integers(shortest, 12, pairs, endpoint=True), 2)
     records = Records.from_lists(

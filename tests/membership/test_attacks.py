@@ -1,4 +1,4 @@
-"""Attacks on models of known memory: one that read nothing, and one that knows its records by heart."""
+"""Tests attack an untrained model, which memorized nothing, and an overfitted one, which memorized its records."""
 
 import math
 from dataclasses import replace
@@ -18,14 +18,14 @@ from flsim.data.records import Records
 from flsim.models.language_model import TrainableModel
 from flsim.training.update import LocalHParams, local_batches
 
-# Areas that attacks reach at least on a model that knows its records by heart. Gradients vanish last.
+# The least areas that attacks reach on a model that memorized its records. Gradients vanish last.
 OVERFITTED = dict.fromkeys(("loss", "reference", "zlib", "min-k", "min-k++", "neighbourhood", "quantile"), 0.95)
 OVERFITTED |= {"gradient": 0.7, "wbc": 0.95, "recall": 0.9, "dc-pdd": 0.8}
 
 
 @cache
 def by_heart(epochs: int = 80) -> tuple[TrainableModel, Candidates, Targets]:
-    """A model after so many epochs over the 50 members alone."""
+    """Return a model after this number of epochs over only the 50 members, with candidates and targets."""
     records, targets = in_pairs(50, seed=3, shortest=4)
     model = untrained(seed=1)
     members = Records.from_lists(
@@ -37,8 +37,8 @@ def by_heart(epochs: int = 80) -> tuple[TrainableModel, Candidates, Targets]:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_model_that_read_nothing_tells_nothing(name: str) -> None:
-    """The area of scores of one law has mean 1/2 and variance (n + m + 1) / (12 n m) (Mann and Whitney, 1947)."""
+def test_attacks_on_an_untrained_model_have_areas_near_one_half(name: str) -> None:
+    """For equal distributions, the mean is 1/2 and the variance (n + m + 1) / (12 n m) (Mann and Whitney, 1947)."""
     records, targets = in_pairs(300, seed=5)
     row = row_of(BUILT_IN[name], before_two(untrained(), records), targets)
     n, m = row["n_in"], row["n_out"]
@@ -47,7 +47,7 @@ def test_a_model_that_read_nothing_tells_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OVERFITTED)
-def test_a_model_that_knows_fifty_records_by_heart_is_caught(name: str) -> None:
+def test_attacks_detect_fifty_records_that_a_model_memorized(name: str) -> None:
     _, candidates, targets = by_heart()
     row = row_of(BUILT_IN[name], candidates, targets)
     assert row["auroc_low"] > OVERFITTED[name]
@@ -64,7 +64,7 @@ def zeros(candidates: Candidates, targets: Targets) -> float:
     return float((scores[targets.is_member] == 0).mean())
 
 
-def test_the_error_zone_is_for_models_that_still_make_errors() -> None:
+def test_the_error_zone_detects_members_while_the_model_makes_errors() -> None:
     """Records with fewer than two errors score 0: 16% of members after 10 epochs, and at least 42% after 80.
 
     The share after 80 epochs depends on the processor, because small differences grow during training.
@@ -76,16 +76,16 @@ def test_the_error_zone_is_for_models_that_still_make_errors() -> None:
 
 
 @pytest.mark.parametrize("name", ["loss", "quantile", "blind"])
-def test_permuted_labels_tell_nothing(name: str) -> None:
-    """The model knows its records by heart: without the permutation most areas would be near 1."""
+def test_areas_with_permuted_labels_are_near_one_half(name: str) -> None:
+    """The model memorized its records. Without the permutation, most areas would be near 1."""
     _, candidates, targets = by_heart()
     row = row_of(BUILT_IN[name], candidates, targets)
     n, m = row["n_in"], row["n_out"]
     assert abs(row["permuted_auroc"] - 0.5) < 3 * math.sqrt((n + m + 1) / (12 * n * m))
 
 
-def test_the_blind_control_sees_that_members_have_other_words() -> None:
-    """Members of frequent words, others of rare ones: no model is needed to tell them apart."""
+def test_the_blind_control_detects_that_members_have_other_words() -> None:
+    """Members have frequent words and non-members rare words, so no model is needed to distinguish them."""
     records, targets = in_pairs(100, seed=2)
     rare = np.where(targets.is_member, 0, 18)
     shifted = [
@@ -97,8 +97,8 @@ def test_the_blind_control_sees_that_members_have_other_words() -> None:
     assert row_of(BLIND, candidates, targets)["auroc"] > 0.9
 
 
-def test_a_quantile_is_that_of_non_members() -> None:
-    """Whatever members score, what is learned stays the same; a tenth of non-members is above it."""
+def test_quantiles_are_fitted_to_non_members() -> None:
+    """Scores of members do not change the fit, and about a tenth of the 100 non-members is above the quantile."""
     rng = np.random.default_rng(4)
     is_member, statistics = np.arange(200) % 2 == 0, rng.normal(size=(200, 4))
     other = statistics.copy()
@@ -108,8 +108,8 @@ def test_a_quantile_is_that_of_non_members() -> None:
     assert 5 <= (one[~is_member] > 1e-9).sum() <= 10
 
 
-def test_an_attack_that_learns_is_measured_on_the_pairs_that_it_did_not_learn_from() -> None:
-    """It learns the names of all members that it is shown, and would tell those perfectly."""
+def test_a_fitted_attack_is_measured_on_pairs_that_it_was_not_fitted_to() -> None:
+    """The attack memorizes the numbers of the members that it is fitted to, and would recognize them perfectly."""
     records, targets = in_pairs(40)
     fitted: list[float] = []
 
@@ -127,15 +127,15 @@ def test_an_attack_that_learns_is_measured_on_the_pairs_that_it_did_not_learn_fr
 
 
 @pytest.mark.parametrize("scores", [[1.0, 2.0], float("nan"), "words"])
-def test_scores_that_are_none_are_refused(scores: object) -> None:
+def test_scores_that_are_not_a_finite_number_for_each_record_are_refused(scores: object) -> None:
     records, targets = in_pairs(5)
     attack = Attack("mine", lambda candidates: np.full(len(candidates), scores) if scores != [1.0, 2.0] else scores)
     with pytest.raises(RunFailed, match="attack mine: did not return a finite number for each of 10 records"):
         scores_of(attack, before(untrained(), records), targets)
 
 
-def test_rates_and_curves_are_those_of_the_scores() -> None:
-    """The attack gives the scores of 200 pairs: members are 0.5 above others on average."""
+def test_rates_and_curves_follow_from_the_scores() -> None:
+    """The attack returns given scores of 200 pairs; members are 0.5 above non-members on average."""
     records, targets = in_pairs(200)
     rng = np.random.default_rng(0)
     scores = rng.normal(size=400) + 0.5 * targets.is_member
@@ -146,7 +146,7 @@ def test_rates_and_curves_are_those_of_the_scores() -> None:
         at = roc(members, others).at(level)
         assert (row[column("alarms", level)], row[column("tpr", level)]) == (at.alarms, at.tpr)
         assert (row[column("tpr_low", level)], row[column("tpr_high", level)]) == (at.low, at.high)
-    assert row[column("tpr", 0.001)] is None  # 200 others show no rate below 1/200
+    assert row[column("tpr", 0.001)] is None  # 200 non-members cannot show a rate below 1/200
     assert row["curve_fpr"][0] == 1 / 200
     assert (row["curve_fpr"][-1], row["curve_tpr"][-1]) == (1.0, 1.0)
     assert all(np.diff(row["curve_tpr"]) >= 0)

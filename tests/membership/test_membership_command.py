@@ -1,4 +1,4 @@
-"""`flsim membership` of real runs: what it prints and stores, claims, custom attacks, refusals, and two commands."""
+"""Tests of `flsim membership` cover its output, stored rows, claims, custom attacks, refusals and two commands."""
 
 import json
 import math
@@ -46,17 +46,17 @@ for number in range(20):
 
 @pytest.fixture
 def copied(trained_here: Trained, tmp_path: Path) -> Path:
-    """A run that a test may write into; its corpus stays where it was."""
+    """Return a copy of a run, for tests that write into it; its corpus is not copied."""
     return Path(shutil.copytree(trained_here(), tmp_path / "copy"))
 
 
-def test_help_names_the_attacks_that_there_are() -> None:
-    """The command does not import them: torch would be loaded for `flsim --help`."""
+def test_help_names_all_attacks() -> None:
+    """The help has a list of its own, because importing the attacks would load torch for `flsim --help`."""
     assert ATTACKS.split(", ") == list(BUILT_IN)
 
 
-def test_json_is_what_is_stored(copied: Path, flsim: Flsim) -> None:
-    """A row for each built-in attack, with the controls, and without a claim, as the run has no noise."""
+def test_json_output_equals_the_stored_rows(copied: Path, flsim: Flsim) -> None:
+    """Each default attack has a row with the controls. Rows have no claim, because the run has no noise."""
     code, out, _ = flsim("membership", copied, "--json")
     assert code == 0
     (printed,) = json.loads(out)["runs"]
@@ -74,7 +74,7 @@ def test_json_is_what_is_stored(copied: Path, flsim: Flsim) -> None:
     assert all(row["control_auroc"] == control for row in printed["rows"])
 
 
-def test_rows_of_other_attacks_stay_and_those_of_the_same_are_replaced(copied: Path) -> None:
+def test_a_second_command_replaces_only_rows_of_its_attacks(copied: Path) -> None:
     first = api.infer_membership(copied, attacks=["loss", "zlib"], records=15)
     second = api.infer_membership(copied, attacks=["zlib", "min-k"], records=10)
     stored = newest_rows(copied, Run.open(copied).identity)
@@ -83,21 +83,21 @@ def test_rows_of_other_attacks_stay_and_those_of_the_same_are_replaced(copied: P
     pd.testing.assert_frame_equal(api.infer_membership(copied, attacks=["zlib", "min-k"], records=10), second)
 
 
-def test_an_attack_of_ones_own_comes_in_by_a_file(copied: Path, tmp_path: Path, flsim: Flsim) -> None:
+def test_a_custom_attack_is_loaded_from_a_file(copied: Path, tmp_path: Path, flsim: Flsim) -> None:
     (tmp_path / "mine.py").write_text(RAREST)
     code, out, _ = flsim("membership", copied, "--attack", f"{tmp_path}/mine.py:rarest", "--json")
     assert code == 0
     (row,) = json.loads(out)["runs"][0]["rows"]
     assert row["attack"] == "rarest"
-    assert row["auroc"] == row["untrained_auroc"]  # it reads no model
+    assert row["auroc"] == row["untrained_auroc"]  # because the attack reads no model
     (tmp_path / "mine.py").write_text("def rarest(candidates):\n    return candidates.nothing\n")
     code, _, err = flsim("membership", copied, "--attack", f"{tmp_path}/mine.py:rarest")
     assert code == 1
     assert "mine.py:2: AttributeError" in err
 
 
-def test_a_ledger_of_users_is_about_replacing_one(trained_here: Trained) -> None:
-    """Under Poisson sampling that is to remove a user and to add another: two steps of the ledger's curve."""
+def test_a_claim_about_users_bounds_the_replacement_of_a_user(trained_here: Trained) -> None:
+    """Under Poisson sampling, a replacement removes a user and adds another: two steps of the ledger's curve."""
     run = trained_here(*PRIVATE)
     opened = Run.open(run)
     claim = claim_of(opened, opened.load(run / "checkpoints" / "round-000004.safetensors"))
@@ -166,7 +166,7 @@ def test_a_figure_has_a_curve_for_each_attack(copied: Path, tmp_path: Path, flsi
 
 
 def test_two_commands_at_once_lose_no_rows(copied: Path, flsim: Flsim) -> None:
-    """Another process and this one add the rows of 20 attacks to those of one command, one attack after another."""
+    """Another process and this process each add rows of 20 attacks to rows of one command, one attack at a time."""
     assert flsim("membership", copied, "--attack", "loss")[0] == 0
     identity = Run.open(copied).identity
     rows = newest_rows(copied, identity)
@@ -184,7 +184,7 @@ def test_two_commands_at_once_lose_no_rows(copied: Path, flsim: Flsim) -> None:
     assert set(newest_rows(copied, identity)["attack"]) == expected
 
 
-def test_a_report_on_the_blind_attack_alone_has_a_table_and_its_curve(copied: Path, tmp_path: Path) -> None:
+def test_a_report_on_only_the_blind_attack_has_a_table_and_its_curve(copied: Path, tmp_path: Path) -> None:
     api.infer_membership(copied, attacks=["blind"], records=20)
     api.write_report(copied, out=tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -294,11 +294,11 @@ one_column = Attack("fit", worst, fit=of_first)
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    (tmp_path / "mine.py").write_text(f"{SOURCE}# {tmp_path}")  # a content is executed once, and named as it then lay
+    (tmp_path / "mine.py").write_text(f"{SOURCE}# {tmp_path}")  # equal content is executed once, under its first path
     return tmp_path / "mine.py"
 
 
-def test_the_attacks_of_the_page_score_records(tmp_path: Path) -> None:
+def test_the_attacks_in_the_documentation_score_records(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "membership.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page.partition("## Write an attack")[2], re.DOTALL)
     (tmp_path / "my_attack.py").write_text("\n".join(code))
@@ -317,7 +317,7 @@ def test_the_attacks_of_the_page_score_records(tmp_path: Path) -> None:
         ("fit_is_number", "found Attack(name='fit', score="),
     ],
 )
-def test_what_is_no_attack_is_refused_by_its_name(file: Path, name: str, message: str) -> None:
+def test_objects_that_are_not_attacks_are_refused(file: Path, name: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
         attack_named(f"{file}:{name}")
     assert str(refused.value).startswith(f"{file}:{name}: {message}")
@@ -337,7 +337,7 @@ def test_what_is_no_attack_is_refused_by_its_name(file: Path, name: str, message
         ("one_column", ":one_column: did not return a finite number for each of 20 records; return float64 [20, F]"),
     ],
 )
-def test_an_attack_that_fails_says_so_in_one_line_with_its_file(file: Path, name: str, message: str) -> None:
+def test_the_error_of_a_failing_attack_is_one_line_with_its_file(file: Path, name: str, message: str) -> None:
     records, targets = in_pairs(10)
     with pytest.raises(RunFailed) as failed:
         scores_of(attack_named(f"{file}:{name}"), before(untrained(), records), targets)

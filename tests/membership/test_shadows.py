@@ -1,4 +1,4 @@
-"""Shadow models: which targets they score, that one run is left out, and what they find where there is something."""
+"""Tests of shadow models cover the targets, membership in each run, the areas of attacks, and refusals."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(gain: float, runs: int = 16, targets: int = 40, seed: int = 0) -> Shadows:
-    """Targets of different difficulty, whose scores rise by `gain` where a run was trained on them."""
+    """Return targets of different difficulty, whose scores are higher by `gain` in runs that trained on them."""
     rng = np.random.Generator(np.random.PCG64(seed))
     is_in = rng.random((runs, targets)) < 0.5
     phi = rng.normal(-4, 1, targets) + gain * is_in + rng.normal(0, 0.1, (runs, targets))
@@ -46,9 +46,9 @@ def drawn(gain: float, runs: int = 16, targets: int = 40, seed: int = 0) -> Shad
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.4])
-def test_shadow_models_see_past_how_hard_targets_are(gain: float) -> None:
-    """With a gain of four standard deviations, LiRA's area is Phi(4 / sqrt 2) = .998. Without a gain every area is .5
-    up to three standard deviations over seeds, .036 each."""
+def test_shadow_models_correct_for_the_difficulty_of_targets(gain: float) -> None:
+    """With a gain of four standard deviations, LiRA's area is Phi(4 / sqrt 2) = .998. Without a gain, every area is .5,
+    within three standard deviations over seeds of .036 each."""
     table = success_of_shadows(drawn(gain)).set_index("attack")
     assert list(table.index) == ATTACKS
     assert (table["n_in"] + table["n_out"] == 640).all()
@@ -61,14 +61,14 @@ def test_shadow_models_see_past_how_hard_targets_are(gain: float) -> None:
     assert min(areas["RMIA online"], areas["RMIA offline"]) > areas["loss"]
     assert (table["tpr_low_at_0.1"] <= table["tpr_at_0.1"]).all()
     assert (table["tpr_at_0.1"] <= table["tpr_high_at_0.1"]).all()
-    assert "tpr_at_0.001" not in table  # 320 others cannot show so low a rate
+    assert "tpr_at_0.001" not in table  # 320 non-members cannot show this rate
 
 
 @pytest.fixture
 def shadow_runs(
     experiment: Experiment, make_corpus: MakeCorpus, random_users: RandomUsers
 ) -> Callable[..., list[Path]]:
-    """Runs of seeds 0 to 3 with coins, trained in this process."""
+    """Return a function that trains runs of seeds 0 to 3 with `data.shadow` in this process."""
     corpus = make_corpus(
         random_users(24, 8, 36),
         test=random_users(4, 8, 36, seed=1),
@@ -99,7 +99,7 @@ def names_in_cohorts(run: Run) -> set[str]:
 
 
 def test_runs_score_the_same_targets(shadow_runs: Callable[..., list[Path]]) -> None:
-    """Targets are users of the corpus, by their fresh records; IN are those whose records a run's rounds read."""
+    """Targets are users of the corpus, scored on their fresh records. A user is IN if a cohort of the run has them."""
     paths = shadow_runs("user", "data.user_holdout=0.25")
     shadows = collect(paths, count=10)
     assert shadows.phi.shape == shadows.is_in.shape == (4, 10)
@@ -116,7 +116,7 @@ def test_runs_score_the_same_targets(shadow_runs: Callable[..., list[Path]]) -> 
             assert shadows.phi[row, place] == pytest.approx(sums / (records.words + len(records)), abs=1e-6)
 
 
-def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
+def test_records_are_in_if_their_coin_includes_them_and_a_round_read_them(
     shadow_runs: Callable[..., list[Path]], flsim: Flsim
 ) -> None:
     paths = shadow_runs("record", "training.cohort=10")
@@ -152,7 +152,7 @@ def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
         assert stored["auroc"]["LiRA online"] == pytest.approx(area)
 
 
-def test_runs_that_are_no_shadows_of_each_other_are_refused(
+def test_runs_that_are_not_shadows_of_each_other_are_refused(
     shadow_runs: Callable[..., list[Path]], experiment: Experiment
 ) -> None:
     paths = shadow_runs("user")

@@ -1,4 +1,4 @@
-"""Who is a member: what training read as it is, against the batches of training itself; and who is surely none."""
+"""Tests compare members with the batches of training, and cover non-members, pairs, and inputs of attacks."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -46,13 +46,13 @@ PRIVATE = '[privacy]\nmechanism = "dp"\nclip = 1.0\nnoise_multiplier = 1.0\n'
 
 
 def apart(user: int, record: int) -> list[int]:
-    """A text that no other record has, of 2 to 7 words."""
+    """Return a text of 2 to 7 words that no other record has."""
     return [1 + user, 21 + record, *([30] * record)]
 
 
 @pytest.fixture
 def make_run(make_corpus: MakeCorpus, tmp_path: Path) -> MakeRun:
-    """Plant canaries among users whose records all differ, and train nothing."""
+    """Return a function that creates an untrained run with canaries; all records of its users differ."""
     train = [[apart(user, record) for record in range(RECORDS)] for user in range(USERS)]
     others = [[[100 + user, 120 + record, *([30] * record)] for record in range(RECORDS)] for user in range(8)]
 
@@ -68,7 +68,7 @@ def make_run(make_corpus: MakeCorpus, tmp_path: Path) -> MakeRun:
 
 
 def texts_of_batches(run: Run, rounds: int) -> set[tuple[int, ...]]:
-    """What training reads, from the batches that it would train on, canaries among them."""
+    """Return the texts in the batches that training would read, including canaries."""
     layout = run.corpus.layout
     return {
         tuple(token for token in row[1:] if token not in (layout.pad, layout.eos))
@@ -102,7 +102,7 @@ def texts(records: Records) -> set[tuple[int, ...]]:
     ],
 )
 def test_members_are_the_records_in_batches_of_training(make_run: MakeRun, training: str, partition: str) -> None:
-    """All of them but the canaries: a record that a canary replaced is in no batch."""
+    """Members are all records in batches except canaries. A record that a canary replaced is in no batch."""
     run = make_run(training, partition)
     canaries = {tuple(canary.tokens) for canary in run.canaries}
     assert len(run.users.overlay.records) > 5
@@ -110,7 +110,7 @@ def test_members_are_the_records_in_batches_of_training(make_run: MakeRun, train
     read = texts_of_batches(run, 3)
     assert members == read - canaries
     assert 0 < len(members) < USERS * RECORDS
-    assert read & canaries  # or nothing was replaced
+    assert read & canaries  # else canaries replaced no record
 
 
 @pytest.mark.parametrize(("partition", "private"), [("non-iid", ""), ("iid", ""), ("non-iid", PRIVATE)])
@@ -130,7 +130,7 @@ def test_members_of_central_training_are_the_records_in_its_steps(
     assert members == read - {tuple(canary.tokens) for canary in run.canaries}
 
 
-def test_targets_are_members_and_others_of_equal_lengths(make_run: MakeRun) -> None:
+def test_targets_are_members_and_non_members_of_equal_lengths(make_run: MakeRun) -> None:
     run = make_run(LOCAL.format(sampler="fixed-size"))
     targets = targets_of(run, 3, 12)
     assert targets.is_member.sum() == 12
@@ -155,7 +155,7 @@ def test_targets_are_members_and_others_of_equal_lengths(make_run: MakeRun) -> N
 
 
 def write_corpus(folder: Path, splits: dict[str, dict[str, list[list[int]]]]) -> Corpus:
-    """Users by their names."""
+    """Write a corpus with these splits of users by name."""
     layout = Layout(VOCABULARY)
     words = tuple(f"w{index}" for index in range(layout.words))
     with new_folder(folder) as partial, CorpusWriter(partial, Vocabulary(words, (1,) * len(words)), layout) as writer:
@@ -173,8 +173,8 @@ def run_of(corpus: Corpus, folder: Path) -> Run:
     return Run.create(load(folder / "run.toml"), folder / "run")
 
 
-def test_authors_of_training_are_no_non_members(tmp_path: Path) -> None:
-    """A test split by date has authors of training; a held-out author with a user in training is left out too."""
+def test_authors_of_training_are_not_non_members(tmp_path: Path) -> None:
+    """Test users (authors of training in splits by date) and held-out users of training authors are excluded."""
     train = {"ann#0": [[1, 2], [3, 4]], "bob": [[5, 6]]}
     corpus = write_corpus(
         tmp_path / "corpus",
@@ -186,12 +186,12 @@ def test_authors_of_training_are_no_non_members(tmp_path: Path) -> None:
     )
     targets = targets_of(run_of(corpus, tmp_path), 1, 10)
     others = {key for key, member in zip(targets.keys, targets.is_member, strict=True) if not member}
-    assert others <= {"heldout:1", "heldout:3"}  # heldout:2 is a text of bob's
+    assert others <= {"heldout:1", "heldout:3"}  # heldout:2 has the text of a record of bob
     assert others
     assert targets.notes[0].startswith("Test users are excluded")
 
 
-def test_a_run_without_authors_held_out_says_in_one_line_what_cannot_be_said(tmp_path: Path) -> None:
+def test_a_run_without_held_out_authors_has_no_non_members_and_is_refused(tmp_path: Path) -> None:
     users = {"ann": [[1, 2], [3, 4]], "bob": [[5, 6]]}
     corpus = write_corpus(tmp_path / "corpus", {"train": users, "test": {"bob": [[13, 14]]}})
     with pytest.raises(InputError, match="no author is held out of training, so there are no non-members"):
@@ -199,7 +199,7 @@ def test_a_run_without_authors_held_out_says_in_one_line_what_cannot_be_said(tmp
 
 
 @given(st.lists(st.integers(1, 6)), st.lists(st.integers(1, 6)), st.integers(1, 20), st.integers(0, 2**32 - 1))
-def test_pairs_have_equal_lengths_and_are_as_many_as_there_can_be(
+def test_pairs_have_equal_lengths_and_the_greatest_possible_number(
     members: list[int], others: list[int], count: int, seed: int
 ) -> None:
     lengths_in, lengths_out = np.array(members, np.int64), np.array(others, np.int64)
@@ -212,8 +212,8 @@ def test_pairs_have_equal_lengths_and_are_as_many_as_there_can_be(
     )
 
 
-def test_members_of_a_length_have_the_same_chance() -> None:
-    """Ten records of length 3, four of which are drawn, 2,000 times: counts within 5 standard deviations of 800."""
+def test_members_of_equal_length_are_drawn_with_equal_probability() -> None:
+    """Four of ten records of length 3 are drawn 2,000 times. Counts are within 5 standard deviations of 800."""
     counts = np.zeros(10)
     rng = np.random.default_rng(0)
     for _ in range(2_000):
@@ -222,11 +222,11 @@ def test_members_of_a_length_have_the_same_chance() -> None:
     assert (np.abs(counts - 800) < 5 * np.sqrt(2_000 * 0.4 * 0.6)).all()
 
 
-def test_fingerprints_are_equal_where_texts_are(make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprints_are_equal_exactly_if_texts_are(make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     users = [[rng.integers(1, 4, rng.integers(1, 6)).tolist() for _ in range(40)] for _ in range(5)]
     split = make_corpus(users).split("train")
-    monkeypatch.setattr("flsim.attacks.membership.candidates.RECORDS", 40)  # the last window is of no record
+    monkeypatch.setattr("flsim.attacks.membership.candidates.RECORDS", 40)  # the last window has no record
     numbers = np.concatenate(list(fingerprints(split))).tolist()
     every = [tuple(record) for user in users for record in user]
     assert len(numbers) == len(every)
@@ -245,8 +245,8 @@ ARCHITECTURES = ("cifg", "transformer")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_log_probabilities_are_those_of_reading_word_by_word(architecture: str) -> None:
-    """With the mean and the deviation of the log-probability of a word that the model draws there."""
+def test_log_probabilities_equal_those_of_reading_word_by_word(architecture: str) -> None:
+    """So do the mean and the deviation of the log-probability of a word that the model draws at each position."""
     model, records = untrained(architecture), drawn(20)
     computed = log_probabilities(model, records, LAYOUT), *moments(model, records, LAYOUT)
     for record, values, means, deviations in zip(records, *computed, strict=True):
@@ -264,7 +264,7 @@ def test_log_probabilities_are_those_of_reading_word_by_word(architecture: str) 
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_gradient_norms_are_those_of_one_record_after_another(architecture: str) -> None:
+def test_gradient_norms_equal_those_of_single_records(architecture: str) -> None:
     model, records = untrained(architecture), drawn(9)
     norms = gradient_norms(model, records, LAYOUT)
     for record, norm in zip(records, norms, strict=True):
@@ -277,10 +277,10 @@ def test_gradient_norms_are_those_of_one_record_after_another(architecture: str)
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "quantile"])
 def test_small_batches_give_the_scores_of_one_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few records, and each record by itself."""
+    """Scores are also equal if each record is scored by itself."""
     model, records = untrained(), drawn(12)
     whole = BUILT_IN[name].score(before_two(model, records))
-    monkeypatch.setattr(candidates, "FLOATS", 700)  # of 40 words: 17 positions, or one or two records
+    monkeypatch.setattr(candidates, "FLOATS", 700)  # at 40 words: 17 positions, which are one or two records
     np.testing.assert_allclose(BUILT_IN[name].score(before_two(model, records)), whole, rtol=1e-4, atol=1e-6)
     every = before_two(model, records)
     for index, record in enumerate(records):
@@ -295,7 +295,7 @@ def test_the_blind_control_reads_no_model() -> None:
     assert one[:, 0].tolist() == [len(record) for record in records]
 
 
-def test_attacks_share_arrays_that_none_of_them_can_change() -> None:
+def test_attacks_share_read_only_arrays() -> None:
     shared = before(untrained(), drawn(5))
     for name in ("words", "lengths", "log_probs", "unigram_log_probs", "reference_log_probs", "unigram", "tokens"):
         with pytest.raises(ValueError, match="read-only"):

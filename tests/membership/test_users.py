@@ -1,4 +1,4 @@
-"""User inference: whose fresh records are read, and what an attack on a run finds."""
+"""Tests of user inference cover the choice of fresh records, and the area of an attack on a run."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_authors_have_the_records_of_all_their_users() -> None:
 
 
 def private_users(count: int, seed: int) -> list[Sentences]:
-    """Users of eight records of five words, each word one of two that are the user's own."""
+    """Return users of eight records of five words; each user draws words from two words."""
     rng = np.random.Generator(np.random.PCG64(seed))
     own = [rng.choice(np.arange(1, 60), 2, replace=False) for _ in range(count)]
     return [rng.choice(words, (8, 5)).tolist() for words in own]
@@ -48,7 +48,7 @@ def private_users(count: int, seed: int) -> list[Sentences]:
 
 @pytest.fixture
 def private(experiment: Experiment, make_corpus: MakeCorpus) -> Callable[..., Run]:
-    """Runs over users who repeat two words of their own, planted but not trained."""
+    """Return a function that creates untrained runs over users who each repeat two words."""
     corpus = make_corpus(
         private_users(24, 0),
         test=private_users(12, 1),
@@ -73,8 +73,8 @@ def train(run: Run) -> Run:
     return run
 
 
-def test_fresh_records_are_of_who_took_part_and_of_who_is_held_out(private: Callable[..., Run]) -> None:
-    """In two rounds of 6 of 24 users; a quarter of 8 records is fresh on both sides."""
+def test_fresh_records_are_of_participants_and_of_users_outside_training(private: Callable[..., Run]) -> None:
+    """Members are the cohorts of two rounds, 6 of 24 users each. On both sides, a quarter of 8 records is fresh."""
     run = private(HELD)
     users = fresh_records(run, 2, count=100)
     assert isinstance(run.config, FederatedConfig)
@@ -95,7 +95,7 @@ def test_fresh_records_are_of_who_took_part_and_of_who_is_held_out(private: Call
     assert (few.is_member.sum(), (~few.is_member).sum(), len(few.records)) == (3, 6, 9)
 
 
-def test_others_of_a_shadow_run_are_whom_its_coins_left_out(private: Callable[..., Run]) -> None:
+def test_non_members_of_a_shadow_run_are_users_whom_its_coins_excluded(private: Callable[..., Run]) -> None:
     run = private(HELD, "data.shadow='user'", "training.cohort=3", "training.rounds=40")
     users = fresh_records(run, run.rounds, count=100)
     tossed = [bool(included(1, user, "user", run.config.seed)[0]) for user in range(24)]
@@ -103,21 +103,21 @@ def test_others_of_a_shadow_run_are_whom_its_coins_left_out(private: Callable[..
     assert known == {f"train:{user}": is_in for user, is_in in enumerate(tossed)}
 
 
-def test_a_run_without_fresh_records_says_what_to_set(private: Callable[..., Run]) -> None:
+def test_the_error_of_a_run_without_fresh_records_names_the_setting(private: Callable[..., Run]) -> None:
     with pytest.raises(InputError, match=r"set data.user_holdout"):
         fresh_records(private(), 2, 10)
 
 
-def test_an_overfitted_run_tells_its_users_and_an_untrained_one_does_not(
+def test_users_are_detected_in_an_overfitted_run_and_not_in_an_untrained_one(
     private: Callable[..., Run], flsim: Flsim
 ) -> None:
-    """The statistic is computed again record by record, as the log-perplexity of its words and of its end."""
+    """The expected area is computed record by record, from the log-perplexity of its words and of its EOS."""
     run = train(private(HELD, "training.rounds=30", "training.cohort=24", "local.learning_rate=3.0"))
     (row,) = infer_users(run.path).to_dict("records")
     assert (row["unit"], row["n_in"], row["n_out"]) == ("user", 24, 24)
     assert row["auroc"] > 0.95
     assert row["auroc_low"] <= row["auroc"] <= row["auroc_high"]
-    chance = 3 * np.sqrt(49 / (12 * 24 * 24))  # standard deviation of Mann and Whitney's area under equal laws
+    chance = 3 * np.sqrt(49 / (12 * 24 * 24))  # 3 standard deviations for equal distributions (Mann, Whitney)
     assert abs(row["permuted_auroc"] - 0.5) < chance
     assert abs(row["untrained_auroc"] - 0.5) < chance
 
@@ -145,11 +145,11 @@ def test_an_overfitted_run_tells_its_users_and_an_untrained_one_does_not(
     assert few[["n_in", "round"]].to_numpy().tolist() == [[5, run.rounds]]
 
 
-def test_the_control_finds_users_whose_records_differ_in_length_alone() -> None:
+def test_the_control_detects_users_whose_records_differ_only_in_length() -> None:
     rng = np.random.Generator(np.random.PCG64(3))
     is_member = np.arange(200) < 100
     alike = rng.normal(size=(200, 2))
     longer = alike + np.where(is_member, 2.0, 0.0)[:, None] * [1, 0]
-    blind, chance = rng, 3 * np.sqrt(101 / (12 * 50 * 50) / 2)  # two halves of 50 and 50 each
+    blind, chance = rng, 3 * np.sqrt(101 / (12 * 50 * 50) / 2)  # two halves, each of 50 and 50 users
     assert abs(blind_area(alike, is_member, blind) - 0.5) < chance
     assert blind_area(longer, is_member, blind) > 0.85  # Phi(2 / sqrt 2) = .92

@@ -1,4 +1,4 @@
-"""Scores of attacks at inputs whose values follow from their definition, written out with loops."""
+"""Tests compare scores of attacks with values from their definitions, written out with loops."""
 
 import math
 import re
@@ -42,7 +42,7 @@ def moments(is_in: bool, point: int) -> tuple[float, list[float]]:
 
 
 def deviation(is_in: bool, point: int, is_fixed: bool) -> float:
-    """Return the maximum-likelihood deviation of a point's scores, or of all points' around their means."""
+    """Return the maximum-likelihood deviation of a point's scores, or of all points' scores around their means."""
     points = range(3) if is_fixed else (point,)
     squares = [(value - moments(is_in, at)[0]) ** 2 for at in points for value in moments(is_in, at)[1]]
     return math.sqrt(sum(squares) / len(squares))
@@ -69,20 +69,20 @@ def test_lira_shares_variances_below_64_models(models: int, monkeypatch: pytest.
         assert (shadows.lira_online(*points).tolist() == found) == ((models < few) == (models < 64))
 
 
-def test_lira_of_equal_scores_and_of_no_models_of_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A point in all models has no mean of the other side; equal scores have the least deviation."""
+def test_lira_of_equal_scores_and_of_a_side_without_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point in all models scores NaN, without a mean of the other side. Equal scores get a least deviation."""
     assert shadows.lira_offline(np.array([1.0]), np.array([[2.0]]), np.array([[True]])).shape == (1,)
     monkeypatch.setattr(shadows, "FEW", 0)
     is_in = np.array([[True, True], [True, False], [True, True]])
     values = np.array([[1.0, 2.0], [2.0, 3.0], [3.0, 2.0]])
     found = shadows.lira_online(np.array([1.0, 2.0]), values, is_in)
     assert math.isnan(found[0])
-    assert found[1] == math.inf or found[1] > 1e30  # 2 is the only score of models with it, 3 of those without
+    assert found[1] == math.inf or found[1] > 1e30  # models IN all score 2, the model OUT scores 3
     found = shadows.lira_offline(np.array([1.0, 2.0, 4.0]), np.full((2, 3), 2.0), np.zeros((2, 3), bool))
     assert found.tolist() == [0.0, 0.5, 1.0]
 
 
-def test_rmia_ratios_and_scores_by_loops() -> None:
+def test_rmia_ratios_equal_those_of_loops() -> None:
     target, references = np.array([0.5, 0.2, 0.9]), np.exp(-np.abs(SHADOWS))
     online, offline = shadows.online_ratios(target, references), shadows.offline_ratios(target, references, IS_IN)
     steep = shadows.offline_ratios(target, references, IS_IN, 0.7)
@@ -124,7 +124,7 @@ def test_scores_of_records_of_two_lengths() -> None:
 
 
 def test_min_k_of_thirty_tokens_takes_six() -> None:
-    """0.2 x 30 is 6, and 0.29 x 100 is 28.999999999999996 in float64."""
+    """0.2 x 30 is 6. The share 0.29 of 100 tokens takes 29, although 0.29 x 100 is 28.999999999999996 in float64."""
     values = -np.arange(1.0, 31.0)[None]
     assert scores.lowest_share(values, np.array([30]))[0] == -(25 + 26 + 27 + 28 + 29 + 30) / 6
     values = -np.arange(1.0, 101.0)[None]
@@ -133,7 +133,7 @@ def test_min_k_of_thirty_tokens_takes_six() -> None:
 
 
 def test_scores_equal_those_of_the_authors_code() -> None:
-    """The values were printed by functions of the authors, called with these arrays, one record after another.
+    """The expected values are outputs of the authors' functions, called with these arrays, one record at a time.
 
     ez: error_zone_pos_neg_sum_ratio, github.com/JetBrains-Research/ez-mia at aa0b6b7, mia/ez_score.py. wbc: the mean of
     _compute_window_score over the sizes of configs/example.yaml, github.com/Stry233/WBC at 8112878, attacks/wbc.py.
@@ -155,7 +155,7 @@ def test_scores_equal_those_of_the_authors_code() -> None:
 
 
 def test_recall_is_the_ratio_after_a_prefix_read_word_by_word() -> None:
-    """LL(x | P) / LL(x): Xie et al. (2024), equation 1, and get_conditional_ll of github.com/ruoyuxie/recall."""
+    """The ratio is LL(x | P) / LL(x): Xie et al. (2024), equation 1, get_conditional_ll, github.com/ruoyuxie/recall."""
     model, records = untrained("transformer"), drawn(15)
     candidates = before_two(model, records)
     assert candidates.context is not None
@@ -175,7 +175,7 @@ def test_recall_is_the_ratio_after_a_prefix_read_word_by_word() -> None:
 
 
 def test_a_context_is_cut_to_the_positions_of_the_model() -> None:
-    """Records of up to 12 words: the first record of the context fits in as many more positions as it has words."""
+    """Only the first record of the context fits: the model has 12 positions for a record, plus this record's words."""
     every = before_two(untrained(), drawn(5))
     assert every.context is not None
     first = len(every.context[0])
@@ -191,14 +191,14 @@ def test_a_context_is_cut_to_the_positions_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["ez", "wbc"])
-def test_attacks_against_a_model_need_one(name: str) -> None:
+def test_attacks_with_a_reference_model_need_one(name: str) -> None:
     with pytest.raises(InputError, match=f"attack {name}: needs a reference; name one with --reference"):
         BUILT_IN[name].score(before(untrained(), drawn(5)))
 
 
 @pytest.mark.parametrize("level", [0.2, 0.7])
 def test_quantile_fits_minimize_the_pinball_loss(level: float) -> None:
-    """The loss is convex: no small step in any of the coordinates lowers it."""
+    """A search by Nelder and Mead from the fit finds no lower loss; the loss is convex."""
     rng = np.random.default_rng(1)
     features = rng.normal(size=(60, 2))
     values = 1 + features @ [2.0, -1.0] + rng.exponential(size=60)
@@ -215,7 +215,7 @@ def test_quantile_fits_minimize_the_pinball_loss(level: float) -> None:
 
 @pytest.mark.parametrize("penalty", [1e-3, 0.5])
 def test_logistic_fits_are_stationary(penalty: float) -> None:
-    """At the minimum the penalized gradient is 0, with the constant at its best."""
+    """The penalized gradient is 0 at the fit, with the best constant."""
     rng = np.random.default_rng(2)
     features = rng.normal(size=(200, 2))
     is_member = rng.random(200) < scipy.special.expit(features @ [1.0, -0.5] + 0.8)
@@ -250,7 +250,7 @@ def test_counterfactual_memorization_is_a_difference_of_means() -> None:
         assert row["standard_error"] == pytest.approx(error)
 
 
-def test_each_run_is_attacked_by_the_others() -> None:
+def test_each_run_is_attacked_with_the_other_runs_as_shadows() -> None:
     made = make_shadows()
     found = shadows.leave_one_out(made)
     for run in range(5):
@@ -273,7 +273,7 @@ def test_each_run_is_attacked_by_the_others() -> None:
 
 @dataclass
 class Held:
-    """Users of 4, 0, 10 and 7 records, as a split has them."""
+    """A split with users of 4, 0, 10 and 7 records."""
 
     user_offsets = np.array([0, 4, 4, 14, 21])
     records = 21
@@ -299,8 +299,8 @@ def run_of(unit: str = "user", partition: str = "non-iid") -> Any:
     return SimpleNamespace(config=config, corpus=SimpleNamespace(split=lambda name: split))
 
 
-def test_what_a_ledger_allows_of_authors_is_that_of_all_their_users() -> None:
-    """The largest group of an author among these: Ann's three training users, or none of Dan's, which count as one."""
+def test_the_ledgers_bound_for_an_author_is_that_of_all_their_users() -> None:
+    """The number of steps is the most training users of any author: three of Ann's. Dan has none and counts as one."""
     claim: Any = MagicMock(curve=Allowed.point(0.4, 0.01))
     names = sorted({author_of(name) for name in run_of().corpus.split("train").names})
     assert len(names) == 3
@@ -323,7 +323,7 @@ def test_what_a_ledger_allows_of_authors_is_that_of_all_their_users() -> None:
 
 
 def test_neighbours_are_drawn_from_the_other_words() -> None:
-    """The same uniform numbers, by the distribution function of all words but the record's own, renormalized."""
+    """Expected words come from the same uniform numbers and the distribution of all words except the replaced word."""
     first, last, oov = LAYOUT.first_word, LAYOUT.last_word, LAYOUT.oov
     texts = [[first, last, first + 3, oov], [oov], [last, last]]
     records = Records.from_lists(texts)
@@ -343,7 +343,7 @@ def test_neighbours_are_drawn_from_the_other_words() -> None:
 
 
 def test_success_has_the_interval_of_resampled_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Percentiles of the area over the runs that a stream of this name draws, pairs of a run and a target pooled."""
+    """Limits are percentiles of the area, over pooled pairs of run and target, of runs drawn from the named stream."""
     monkeypatch.setattr(shadows, "RESAMPLES", 100)
     rng = np.random.default_rng(4)
     is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
@@ -369,8 +369,8 @@ def test_success_has_the_interval_of_resampled_runs(monkeypatch: pytest.MonkeyPa
     assert found["n_out"] == sum(len(others) for _, others in pairs)
 
 
-def test_success_leaves_out_targets_that_all_other_runs_read_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target without a score changes nothing, be it a member of the run or not."""
+def test_success_excludes_targets_that_all_or_no_other_runs_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target without a score does not change the result, whether or not it is a member of the run."""
     monkeypatch.setattr(shadows, "RESAMPLES", 100)
     rng = np.random.default_rng(4)
     is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
@@ -383,7 +383,7 @@ def test_success_leaves_out_targets_that_all_other_runs_read_or_none(monkeypatch
 
 
 def test_unigrams_are_of_words_and_a_final_eos() -> None:
-    """A record of all the words that the layout holds has no EOS; behind the end is 0."""
+    """A record with the layout's greatest number of words has no EOS. Values after the end are 0."""
     first = LAYOUT.first_word
     plain = before(untrained(), Records.from_lists([[first, first + 2], [first + 1] * 12]))
     unigram = np.log(np.arange(1.0, LAYOUT.vocabulary_size + 1))
@@ -394,7 +394,7 @@ def test_unigrams_are_of_words_and_a_final_eos() -> None:
     assert every.lengths.tolist() == [3, 12]
 
 
-def test_neighbours_have_words_although_a_sum_of_probabilities_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_have_words_if_a_sum_of_probabilities_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first word's interval is [0, 1/2). (1 - 2^-53) / 2 + 1/2 is rounded to 1, which is in no word's interval."""
     first, last = LAYOUT.first_word, LAYOUT.last_word
     probabilities = np.zeros(LAYOUT.vocabulary_size)
@@ -422,8 +422,8 @@ def test_neighbours_have_words_although_a_sum_of_probabilities_is_rounded_up(mon
         (0.54, 5_000, "At"),
     ],
 )
-def test_the_blind_control_is_judged_by_what_chance_alone_gives(area: float, records: int, verdict: str) -> None:
-    """The stated range holds 95% of the areas of scores without any difference, within 0.02 at each end."""
+def test_the_blind_control_is_judged_by_its_range_under_chance(area: float, records: int, verdict: str) -> None:
+    """The stated range contains 95% of the areas of scores without a difference; each end is within 0.02."""
     row = pd.Series({"control_auroc": area, "n_in": records, "n_out": records, "epsilon": math.nan})
     (text,) = inference._controls(row)
     assert text.partition("only. ")[2].startswith(verdict)

@@ -1,4 +1,4 @@
-"""The model's equations in plain numpy, one token and one gate at a time, and attacks by enumeration."""
+"""This module computes the model's equations in numpy, one token and gate at a time, and attacks by enumeration."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,7 +29,7 @@ def decide(model: LanguageModel, prefix: Tensor, continuation: Tensor, reference
 
 
 def random_model(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> CIFGLanguageModel:
-    """Normal weights, biases too, of the given standard deviation."""
+    """Return a model with weights and biases from a normal distribution with this standard deviation."""
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(D, H)).to(dtype)
     rng = np.random.default_rng(seed)
     with torch.no_grad():
@@ -40,7 +40,7 @@ def random_model(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float
 
 @dataclass
 class Noisy:
-    """A model whose every answer is rounded differently, and that counts the sequences it reads."""
+    """A model that adds other noise to its log-probabilities at each call, and counts the sequences that it reads."""
 
     model: CIFGLanguageModel
     noise: float = 0.0
@@ -68,14 +68,14 @@ def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Oracle:
-    """Scores by the equations alone: P(s|p) = sum of -log Pr(s_i | p, s_<i)."""
+    """Scores computed only from the equations: P(s|p) = sum of -log Pr(s_i | p, s_<i)."""
 
     def __init__(self, model: NextWordModel) -> None:
         self.p = {name: value.detach().double().numpy() for name, value in model.named_parameters()}
         self.costs = cache(self._costs)
 
     def _costs(self, tokens: Phrase) -> NDArray[np.float64]:
-        """-log Pr of each token after these, [V]."""
+        """Return -log Pr of each token after the given tokens, [V]."""
         p, c, r = self.p, np.zeros(H), np.zeros(D)
         for token in tokens:
             x = p["embedding"][token]
@@ -98,7 +98,7 @@ class Oracle:
         return np.array([self.score(prefix, phrase) for phrase in phrases])
 
     def beam(self, prefix: Phrase, length: int, width: int) -> tuple[list[Phrase], list[float], float]:
-        """Phrases and scores, best first; and the closest two scores that an order was decided on."""
+        """Return phrases and scores, best first, and the smallest difference of scores that decided an order."""
         beams: list[tuple[float, Phrase]] = [(0.0, ())]
         closest = np.inf
         for _ in range(length):

@@ -1,4 +1,4 @@
-"""A language model whose costs are exact, so that ties are ties whatever the batch."""
+"""This language model has exact costs, therefore equal scores are ties in batches of any size."""
 
 from itertools import product
 
@@ -14,11 +14,11 @@ Phrase = tuple[int, ...]
 
 
 class TableModel:
-    """Costs of the next token: a row of a table of multiples of 1/4, which depends on all tokens before."""
+    """A model in which all tokens so far select a row of a table, the next token's costs: multiples of 1/4."""
 
     def __init__(self, seed: int, most: int) -> None:
         self.table = torch.from_numpy(np.random.default_rng(seed).integers(0, most + 1, (CELLS, VOCABULARY)) / 4)
-        self.largest = 0  # number of sequences that were read at once
+        self.largest = 0  # the largest number of sequences that the model read at once
 
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
         state: State = (torch.zeros(len(tokens), dtype=torch.int64),)
@@ -32,7 +32,7 @@ class TableModel:
         return (cell,), -self.table[cell]
 
     def score(self, prefix: Phrase, phrase: Phrase) -> float:
-        """By the definition, one token at a time."""
+        """Return the score by its definition, one token at a time."""
         cell, costs = 0, []
         for token in prefix + phrase:
             costs.append(float(self.table[cell, token]))
@@ -40,5 +40,5 @@ class TableModel:
         return sum(costs[len(prefix) :])
 
     def ranking(self, prefix: Phrase, template: Template) -> list[tuple[float, Phrase]]:
-        """The whole space, best first, ties in lexicographic order."""
+        """Return the complete space, best first, with ties in lexicographic order."""
         return sorted((self.score(prefix, phrase), phrase) for phrase in product(*template.allowed))

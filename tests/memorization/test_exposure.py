@@ -1,4 +1,4 @@
-"""Exposure from its definition."""
+"""Tests compare exposure, extrapolation with skew-normal fits, and calibrated ranks with their definitions."""
 
 import math
 from math import e, log2
@@ -22,31 +22,31 @@ from flsim.models.language_model import LanguageModel
 
 
 @pytest.mark.parametrize("references", [1, 7, 2_000_000])
-def test_from_the_best_rank_to_the_worst(references: int) -> None:
+def test_exposure_of_the_best_and_of_the_worst_rank(references: int) -> None:
     assert exposure(1, references) == log2(references + 1)
     assert exposure(references + 1, references) == 0
 
 
 def test_half_the_rank_is_one_bit_more() -> None:
     assert exposure(8, 99) == pytest.approx(exposure(16, 99) + 1)
-    assert exposure(4, 7) == 1  # among 8 sequences, in the better half
+    assert exposure(4, 7) == 1  # the canary is in the better half of 8 sequences
 
 
-def test_a_canary_that_was_never_seen_expects_log2_e_bits() -> None:
-    """Its rank is uniform: the mean of -log2 u over u in (0, 1] is log2 e; in steps of 1/n, less by order log(n)/n."""
+def test_mean_exposure_of_unseen_canaries_is_log2_e_bits() -> None:
+    """Uniform ranks give the mean of -log2 u over u in (0, 1], log2 e. Steps of 1/n lower it by order log(n)/n."""
     n = 10_000
     mean = sum(exposure(rank, n - 1) for rank in range(1, n + 1)) / n
     assert mean == pytest.approx(log2(e), abs=log2(n) / n)
 
 
 @pytest.mark.parametrize("rank", [0, 12])
-def test_a_rank_that_is_none(rank: int) -> None:
+def test_a_rank_out_of_range_is_an_error(rank: int) -> None:
     with pytest.raises(ValueError, match="from 1 to 11"):
         exposure(rank, 10)
 
 
 def by_maximum_likelihood(scores: list[float], references: Tensor) -> list[float]:
-    """`compute_exposure_extrapolation` of tensorflow-privacy 0.9, privacy_tests/secret_sharer/exposures.py."""
+    """Return exposures like tensorflow-privacy 0.9, `compute_exposure_extrapolation` in secret_sharer/exposures.py."""
     fitted = stats.skewnorm.fit(references.numpy())
     return [float(-np.log2(stats.skewnorm.cdf(score, *fitted))) for score in scores]
 
@@ -58,8 +58,8 @@ def skew_normal(seed: int, alpha: float, size: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("alpha", "size"), [(-3, 9_000), (0, 200), (1.5, 9_000), (6, 200)])
-def test_extrapolation_is_tensorflow_privacys(alpha: float, size: int) -> None:
-    """To a simplex's precision in the fit, 1e-4 in the parameters; down to 2^-30, to where scipy's cdf is precise."""
+def test_extrapolation_equals_that_of_tensorflow_privacy(alpha: float, size: int) -> None:
+    """Exposures agree to 1e-3: a simplex fits parameters to 1e-4, and scipy's cdf is precise down to 2^-30."""
     references = skew_normal(5, alpha, size)
     scores = np.quantile(references, [0, 0.01, 0.3, 0.9]).tolist()
     found = [extrapolate(score, references, 0).exposure.bits for score in scores]
@@ -67,7 +67,7 @@ def test_extrapolation_is_tensorflow_privacys(alpha: float, size: int) -> None:
 
 
 def test_a_large_sample_is_fitted_in_bins() -> None:
-    """10,000 scores: as the fit of each of them, to a thousandth of a bit at 2^-30."""
+    """Binning 10,000 scores changes exposures by at most a thousandth of a bit, also at probability 2^-30."""
     references = skew_normal(6, -2, 10_000)
     exact = fit(references.numpy())
     binned = extrapolate(16.0, references, 0).fitted
@@ -77,9 +77,9 @@ def test_a_large_sample_is_fitted_in_bins() -> None:
 
 @pytest.mark.nightly
 def test_extrapolation_recovers_the_distribution_and_its_intervals_cover() -> None:
-    """30 samples of a skew-normal: intervals cover at 4 scores, the farthest at 33 bits, and few fits are poor.
+    """In 30 samples of a skew-normal, intervals cover the truth at 4 scores, the farthest at 33 bits.
 
-    Fewer than 26 of 30 have odds of 0.3% at a coverage of 95%, as have more than 2 of 30 poor ones at 1%.
+    At 95% coverage, fewer than 26 of 30 cover with probability 1.6%. More than 2 of 30 p-values are below 0.01 in 0.3%.
     """
     at = [15.0, 25.0, 33.0, 36.0]
     truth = -stats.skewnorm.logcdf(np.array(at), -2, 40, 6) / math.log(2)
@@ -93,7 +93,7 @@ def test_extrapolation_recovers_the_distribution_and_its_intervals_cover() -> No
 
 
 @pytest.mark.parametrize("shape", ["two clusters", "heavy tail"])
-def test_a_poor_fit_is_said(shape: str) -> None:
+def test_a_poor_fit_has_a_low_p_value(shape: str) -> None:
     rng = stream(0, "poor fits", shape)
     values = {
         "two clusters": np.concatenate([rng.normal(20, 1, 500), rng.normal(30, 1, 500)]),
@@ -103,8 +103,8 @@ def test_a_poor_fit_is_said(shape: str) -> None:
     assert found.p_value < 0.01
 
 
-def test_beyond_a_hundred_bits() -> None:
-    """Where scipy's cdf is 0: the tail of a nearly normal sample at 15 deviations, 0.5 * 15^2 / log 2 = 162 bits."""
+def test_exposure_beyond_a_hundred_bits_is_finite() -> None:
+    """Exposure is finite if scipy's cdf is 0: 15 deviations from a normal mean are 0.5 * 15^2 / log 2 = 162 bits."""
     found = extrapolate(40 - 15 * 6.0, skew_normal(3, 0, 20_000), 0).exposure
     assert 0 < found.low < found.bits < found.high < math.inf
     assert found.bits > 100
@@ -119,7 +119,7 @@ def test_beyond_a_hundred_bits() -> None:
         (math.inf, list(range(30)), "the canary is not finite"),
     ],
 )
-def test_numbers_that_nothing_can_be_fitted_to(score: float, references: list[float], message: str) -> None:
+def test_scores_that_no_distribution_fits_are_an_error(score: float, references: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         extrapolate(score, torch.tensor(references, dtype=torch.float64), 0)
 
@@ -131,8 +131,8 @@ FAR = np.array([-38.0, -20.0, -8.0, -5.0, -4.3, -4.2, -3.0, -1.0, 0.0, 1.0, 8.0]
     ("alpha", "expected"),
     [(0, log_ndtr(FAR)), (1, 2 * log_ndtr(FAR)), (-1, log_ndtr(FAR) + np.log(2 - ndtr(FAR)))],
 )
-def test_tails_of_closed_form(alpha: float, expected: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-    """F(u; 1) is Phi(u)^2, since the density is 2 phi Phi; F(u; -a) is 1 - F(-u; a), so F(u; -1) is Phi (2 - Phi)."""
+def test_log_cdf_equals_its_closed_form(alpha: float, expected: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+    """F(u; 1) is Phi(u)^2, because the density is 2 phi Phi. F(u; -a) is 1 - F(-u; a), so F(u; -1) is Phi (2 - Phi)."""
     found = SkewNormal(alpha, 30, 5).log_cdf(30 + 5 * FAR)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
 
@@ -140,7 +140,7 @@ def test_tails_of_closed_form(alpha: float, expected: np.ndarray[tuple[int], np.
 @settings(max_examples=50, derandomize=True)
 @given(st.floats(-100, 100), st.floats(-30, 3))
 def test_slope_of_the_log_is_density_over_distribution(alpha: float, u: float) -> None:
-    """Also where the quadrature takes over from the formula."""
+    """The slope of log F is density / F below 1e-5, also if quadrature replaces the formula. Above, F is scipy's."""
     distribution, step = SkewNormal(alpha, 0, 1), 1e-4 / (1 + abs(alpha)) ** 2 / (1 + abs(u))
     at = np.array([u - step, u, u + step])
     log_cdf = distribution.log_cdf(at)
@@ -156,7 +156,7 @@ def test_slope_of_the_log_is_density_over_distribution(alpha: float, u: float) -
 )
 @pytest.mark.parametrize("size", [50, 3_000])
 def test_no_other_parameters_are_likelier(alpha: float, size: int) -> None:
-    """scipy's simplex ends no higher; where the sample is as from a half-normal, |alpha| stops at 1,000."""
+    """scipy's simplex finds no higher likelihood. For samples like a half-normal's, |alpha| stops at 1,000."""
     sample = skewnorm.rvs(alpha, 3, 2, size=size, random_state=stream(1, "skew normal"))
     found = fit(sample)
     theirs = skewnorm.logpdf(sample, *skewnorm.fit(sample)).sum()
@@ -185,7 +185,7 @@ def rank_of(
     copies=st.integers(0, 3),
     rows=st.sampled_from([1, 2, 7, 1000]),
 )
-def test_equals_the_definition(
+def test_calibrated_rank_equals_its_definition(
     seed: int, scale: float, models: int, prefix: list[int], chosen: list[int], copies: int, rows: int
 ) -> None:
     model, p, canary = random_model(seed, scale), (*BOS, *prefix), PHRASES[seed % 256]
@@ -194,7 +194,7 @@ def test_equals_the_definition(
     means = np.mean([Oracle(each).scores(p, [canary, *among]) for each in without], axis=0)
     scores = Oracle(model).scores(p, [canary, *among])
     own, others = (scores - means)[0], (scores - means)[1:]
-    slack = 1e-9 * (1 + scores.max() + means.max())  # where they differ by less, the oracle's rounding could decide
+    slack = 1e-9 * (1 + scores.max() + means.max())  # the oracle's rounding could decide smaller differences
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
         found, rank = rank_of(model, list(without), p, canary, among)

@@ -1,4 +1,4 @@
-"""Exposures over the whole space by sampling, against enumeration of it. Seeds are fixed."""
+"""Tests compare exposures over a complete space, estimated from samples, with enumeration. Seeds are fixed."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ SCALES = (0.3, 0.6, 1.0, 1.5, 2.5)  # of weights: from nearly uniform to saturat
 
 
 def space_model(words: int, seed: int, scale: float, dtype: torch.dtype = torch.float64) -> CIFGLanguageModel:
-    """Normal weights, biases too, of the given standard deviation."""
+    """Return a model with weights and biases from a normal distribution with this standard deviation."""
     model = CIFGLanguageModel(words + 4, ModelHParams(6, 8)).to(dtype)
     rng = stream(seed, "space model")
     with torch.no_grad():
@@ -30,7 +30,7 @@ def space_model(words: int, seed: int, scale: float, dtype: torch.dtype = torch.
 
 @dataclass
 class Space:
-    """All of words^length after one prefix."""
+    """The space of all continuations of `length` words after one prefix."""
 
     model: LanguageModel
     words: int
@@ -44,7 +44,7 @@ class Space:
         self.order = log_perplexity(self.model, self.prefix, every).argsort()
 
     def canary(self, position: int) -> Tensor:
-        """The continuation with so many before it."""
+        """Return the continuation at this position, from 0, in the order of scores."""
         code = int(self.order[position])
         return torch.tensor([code // self.words**k % self.words + 1 for k in reversed(range(self.length))])
 
@@ -59,7 +59,7 @@ class Space:
 
 @pytest.mark.parametrize(("models", "least"), [(50, 46), pytest.param(200, 186, marks=pytest.mark.nightly)])
 def test_intervals_cover_over_models_and_canaries(models: int, least: int) -> None:
-    """Canaries from rank 1 to the last. Were coverage just 95%, so few of them had odds of at most 10%; it is above."""
+    """Ranks are from 1 to the last. At 95% coverage, fewer than `least` cover in about 10% of cases; it is higher."""
     covered = 0
     for seed in range(models):
         space = Space(space_model(12, seed, SCALES[seed % 5]), 12, 3)
@@ -73,8 +73,8 @@ def test_intervals_cover_over_models_and_canaries(models: int, least: int) -> No
 @pytest.mark.parametrize(
     "position", [30, *(pytest.param(position, marks=pytest.mark.nightly) for position in (1, 300, 864))]
 )
-def test_probability_is_unbiased(position: int) -> None:
-    """80 draws: their mean has an error of s/9, beyond 4 of which once in 16,000."""
+def test_estimated_probability_is_unbiased(position: int) -> None:
+    """The mean of 80 estimates has a standard error of s/9. It deviates by more than 4 of these once in 16,000."""
     space = Space(space_model(12, 2, 1.0), 12, 3)
     canary = space.canary(position)
     estimates = 2 ** -np.array([space.estimate(canary, 1_000, seed).bits for seed in range(80)])
@@ -82,7 +82,7 @@ def test_probability_is_unbiased(position: int) -> None:
     assert abs(estimates.mean() - truth) <= 4 * estimates.std() / 80**0.5
 
 
-def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_in_pieces_changes_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     model, layout = space_model(12, 3, 1.0, torch.float32), Layout(16)
     arguments = model, torch.tensor([layout.bos, 2]), Template.words(layout, 3), {0.0: 0.5, 1.0: 0.5}, 50
     whole = draw(*arguments, stream(0, "pieces"))
@@ -93,8 +93,8 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_equal_scores_in_another_order_of_summation_are_ties() -> None:
-    """Without the recurrence words are independent. Thrice the likeliest word, and once the second in its stead: of
-    three orders, equally likely, one is the canary. So the event has 4 sequences, and not 2 or 3 as rounding has it."""
+    """The event has 4 sequences: three times the likeliest word, and the three orders of the canary's words, because
+    words are independent without the recurrence. Rounding would exclude orders, and leave 2 or 3 sequences."""
     layout = Layout(16)
     for seed in range(10):
         model = space_model(12, seed, 1.0)
@@ -110,7 +110,7 @@ def test_equal_scores_in_another_order_of_summation_are_ties() -> None:
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_no_sample_of_the_event_is_heavier_than_the_heaviest(scale: float) -> None:
-    """And for the score of the heaviest of all the limit is near, so that intervals are not needlessly wide."""
+    """The limit is also close to 1 / 0.2 at the greatest score, therefore intervals are not unnecessarily wide."""
     model, layout = space_model(12, 8, scale), Layout(16)
     shares = {0.0: 0.2, 0.5: 0.3, 1.0: 0.5}
     draws = draw(model, torch.tensor([layout.bos]), Template.words(layout, 3), shares, 2_000, stream(0, "heaviest"))

@@ -1,4 +1,4 @@
-"""Models with values that are not finite, which no search measures."""
+"""Tests check that no measure accepts a model with weights that are not finite."""
 
 import math
 from collections.abc import Callable
@@ -32,8 +32,8 @@ PHRASES = Template.words(LAYOUT, 4)
         lambda model: space_exposure(model, BOS, CANARY, PHRASES, 1_000, 0),
     ],
 )
-def test_a_model_with_nan_measures_nothing(measure: Callable[[CIFGLanguageModel], object]) -> None:
-    """NaN compares false with everything, so a naive rank would be 1."""
+def test_measuring_a_model_with_nan_is_an_error(measure: Callable[[CIFGLanguageModel], object]) -> None:
+    """Every measure raises `Diverged`. NaN compares false with everything, so a naive rank would be 1."""
     for parameter in ("output_bias", "embedding", "gate_bias"):
         model = random_model(0)
         with torch.no_grad():

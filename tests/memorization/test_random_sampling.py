@@ -1,4 +1,4 @@
-"""The rank against enumeration of every continuation."""
+"""Tests compare ranks of Random Sampling with enumeration of every continuation."""
 
 import math
 from itertools import permutations
@@ -38,15 +38,15 @@ def rank_of(model: LanguageModel, prefix: Phrase, phrase: Phrase, among: list[Ph
     summed=st.sampled_from([1, 3, 8]),
     wide=st.sampled_from([0.0, 0.5, math.inf]),
 )
-def test_equals_brute_force(
+def test_rank_equals_brute_force(
     seed: int, scale: float, prefix: list[int], chosen: list[int], copies: int, rows: int, summed: int, wide: float
 ) -> None:
-    """R in any order, with repetitions and with the canary in it; saturated models too, whose scores coincide."""
+    """The rank is right for R in any order, with repetitions, with the canary, and for saturated models with ties."""
     model, p, canary = random_model(seed, scale), (*BOS, *prefix), PHRASES[seed % 256]
     among = [PHRASES[index] for index in chosen] + [canary] * copies
     oracle = Oracle(model)
     scores, own = oracle.scores(p, among), oracle.score(p, canary)
-    slack = 1e-9 * (1 + own)  # where scores differ by less, the oracle's own rounding could decide
+    slack = 1e-9 * (1 + own)  # the oracle's rounding could decide smaller differences
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
         patch.setattr("flsim.measures.memorization.score.SUMMED", summed)
@@ -58,7 +58,7 @@ def test_equals_brute_force(
 
 
 def test_equal_scores_in_another_order_of_summation_are_ties() -> None:
-    """Without the recurrence's output, words are independent: all 24 orders of four words are equally likely."""
+    """All 24 orders of four words are equally likely, because words are independent without the recurrence."""
     for seed in range(20):
         model = random_model(seed)
         with torch.no_grad():
@@ -66,13 +66,13 @@ def test_equal_scores_in_another_order_of_summation_are_ties() -> None:
         assert rank_of(model, BOS, (1, 2, 3, 4), list(permutations((1, 2, 3, 4)))) == 24 + 1
 
 
-def test_the_canary_itself_is_a_tie_whatever_the_rounding() -> None:
-    """Half of its 50 copies would else score above it."""
+def test_copies_of_the_canary_are_ties_with_any_rounding() -> None:
+    """All 50 copies count as ties. Without this rule, rounding would score about half of them above the canary."""
     assert rank_of(Noisy(random_model(0), noise=1e-3), BOS, (1, 2, 3, 4), [(1, 2, 3, 4)] * 50) == 51
 
 
-def test_a_reference_that_has_spent_just_the_canarys_score_is_kept() -> None:
-    """Word 1 costs 0 nats and any other 800, so 12 phrases cost 800, wherever the other word is, and one less."""
+def test_a_reference_that_reaches_the_canarys_score_early_is_kept() -> None:
+    """Word 1 costs 0 nats, other words 800. So 12 phrases cost 800, with any place of the other word, and one 0."""
     model = random_model(0, scale=0.0)
     with torch.no_grad():
         model.output_bias[1] = 800.0
@@ -80,8 +80,8 @@ def test_a_reference_that_has_spent_just_the_canarys_score_is_kept() -> None:
         assert rank_of(model, BOS, canary, PHRASES) == 1 + 12 + 1
 
 
-def test_the_first_reference_that_beats_the_canary_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the 8 references that unigrams rank first beats the canary: 8 x 3 states, the sample's, the canary's."""
+def test_the_first_reference_that_beats_the_canary_ends_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`decide` reads only the 8 likeliest references by unigrams (8 x 3 states), the sample (4 x 3), the canary (3)."""
     monkeypatch.setattr("flsim.measures.memorization.score.LIKELY", (8,))
     monkeypatch.setattr("flsim.measures.memorization.score.TYPICAL", 4)
     model, among = Noisy(random_model(3)), torch.tensor(PHRASES)
@@ -95,7 +95,7 @@ def test_the_first_reference_that_beats_the_canary_ends_it(monkeypatch: pytest.M
 
 
 def test_references_are_words_drawn_uniformly_from_the_seed() -> None:
-    """Each of 4 words: 40,000 / 4 expected, standard deviation 87; beyond 5 of them once in 400,000 seeds."""
+    """Counts of 4 words have the mean 40,000 / 4 and deviation 87. In 1 of 400,000 seeds, one deviates by 5 x 87."""
     drawn = references(3, 10_000, 4, LAYOUT)
     assert drawn.shape == (10_000, 4)
     assert drawn.dtype == torch.int64
@@ -107,7 +107,7 @@ def test_references_are_words_drawn_uniformly_from_the_seed() -> None:
     assert not torch.equal(drawn, references(4, 10_000, 4, LAYOUT))
 
 
-def test_more_references_contain_the_fewer() -> None:
+def test_more_references_contain_fewer_references_of_the_same_seed() -> None:
     few, many = (references(0, count, 5, Layout(1000)).tolist() for count in (100, 300))
     assert all(row in many for row in few)
 
@@ -116,7 +116,7 @@ V, D = 40, 6
 
 
 def layer(seed: int, spread: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """E [V, D], b [V], and 5 outputs [5, D] that are near each other."""
+    """Return E [V, D], b [V], and 5 outputs [5, D] that are close to each other."""
     rng = stream(seed, "test output layer")
     weight, bias = spread * rng.normal(size=(V, D)), spread * rng.normal(size=V)
     outputs = rng.normal(size=D) + 0.3 * rng.normal(size=(5, D))
@@ -137,8 +137,8 @@ def around(seed: int, spread: float, summed: int, dtype: torch.dtype) -> tuple[O
     summed=st.sampled_from([0, 1, 4, 20, V, 2 * V]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_the_truth_lies_between(seed: int, spread: float, far: float, summed: int, dtype: torch.dtype) -> None:
-    """The truth is computed in float64 with numpy, from the same numbers."""
+def test_bounds_contain_the_true_values(seed: int, spread: float, far: float, summed: int, dtype: torch.dtype) -> None:
+    """Bounds and rounding contain log Z and logits, which numpy computes in float64 from the same numbers."""
     bounds, weight, bias, outputs = around(seed, spread, summed, dtype)
     reached = outputs + far * torch.from_numpy(stream(seed, "away").normal(size=outputs.shape)).to(dtype)
     logits = reached.double().numpy() @ weight.double().numpy().T + bias.double().numpy()
@@ -148,7 +148,7 @@ def test_the_truth_lies_between(seed: int, spread: float, far: float, summed: in
     assert (low.numpy() - rounding <= truth).all()
     assert (truth <= high.numpy() + rounding).all()
     assert (np.abs(bounds.exact_log_sum_exp(reached).numpy() - truth) <= rounding).all()
-    center = outputs.mean(0, keepdim=True)  # where the bounds are tight
+    center = outputs.mean(0, keepdim=True)  # at the center, the bounds are tight
     exact = torch.logsumexp(center.double() @ weight.double().T + bias.double(), 1)
     for bound in bounds.log_sum_exp(center):
         torch.testing.assert_close(bound.double(), exact, rtol=1e-5, atol=1e-5)
@@ -158,7 +158,7 @@ def test_the_truth_lies_between(seed: int, spread: float, far: float, summed: in
 
 
 def test_reduced_precision_of_products_is_allowed_for() -> None:
-    """Where torch may round float32 factors, bounds that trust float32 would say too much."""
+    """The rounding grows more than 1,000 times if torch may round float32 factors; else the bounds would be wrong."""
     bounds, _, _, outputs = around(3, 1.0, 4, torch.float32)
     precise = bounds.rounding(outputs)
     before = torch.get_float32_matmul_precision()
@@ -177,7 +177,7 @@ class Plain:
 
 
 class Counting(CIFGLanguageModel):
-    """The model itself; says how many states it has stepped to, and how many at once."""
+    """A model that records the number of states of each of its steps."""
 
     def __init__(self, vocabulary_size: int, hparams: ModelHParams) -> None:
         super().__init__(vocabulary_size, hparams)
@@ -194,7 +194,7 @@ class Counting(CIFGLanguageModel):
 
 
 def lively(model: CIFGLanguageModel, layout: Layout, seed: int, scale: float) -> CIFGLanguageModel:
-    """Initialized, its output scaled up, with biases of a Zipf law: costs vary as those of a trained model do."""
+    """Initialize a model with scaled output and biases of a Zipf law: its costs vary like a trained model's."""
     model.initialize(seed)
     rng = stream(seed, "test biases")
     with torch.no_grad():
@@ -214,7 +214,7 @@ def lively(model: CIFGLanguageModel, layout: Layout, seed: int, scale: float) ->
     likely=st.sampled_from([(1, 3), (200, 201), ()]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_equals_the_plain_path(
+def test_bounds_give_the_rank_of_the_path_without_bounds(
     seed: int,
     scale: float,
     words: int,
@@ -223,7 +223,7 @@ def test_equals_the_plain_path(
     likely: tuple[int, ...],
     dtype: torch.dtype,
 ) -> None:
-    """For references of one to five words, canaries in R and out of it; `decide` whatever it looks at first."""
+    """Ranks and `decide` agree for references of one to five words, canaries in R or not, and any order of checks."""
     layout = Layout(40)
     model = lively(CIFGLanguageModel(40, ModelHParams(4, 7)), layout, seed, scale).to(dtype)
     among = references(seed, 300, words, layout)
@@ -234,7 +234,7 @@ def test_equals_the_plain_path(
         patch.setattr("flsim.measures.memorization.score.LIKELY", likely)
         for place in (0, 1, 150, 299):
             canary, own = among[order[place]], scores[order[place]]
-            near = 1e3 * TIE * torch.finfo(dtype).eps * (1 + own)  # closer, and rounding could decide
+            near = 1e3 * TIE * torch.finfo(dtype).eps * (1 + own)  # rounding could decide smaller differences
             others = among[((scores - own).abs() > near) | (among == canary).all(1)]
             for r in (others, others[(others != canary).any(1)]):
                 found = rank(model, p, canary, r)
@@ -242,7 +242,7 @@ def test_equals_the_plain_path(
                 assert decide(model, p, canary, r) == decide(Plain(model), p, canary, r) == (found == 1)
 
 
-def test_pieces_bound_what_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_limit_the_states_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, states, model = Layout(1_000), 100, Counting(1_000, ModelHParams(12, 16))
     lively(model, layout, seed=1, scale=5.0)
     prefix, among = torch.tensor([layout.bos]), references(0, 1_000, 3, layout)

@@ -1,4 +1,4 @@
-"""Log-perplexity against the equations."""
+"""Tests compare log-perplexity with the equations, and cover templates, sizes of pieces and contexts."""
 
 from types import SimpleNamespace
 
@@ -24,15 +24,15 @@ PHRASES = all_phrases(4)
     prefix=st.lists(st.integers(0, 7), max_size=4),
     length=st.integers(1, 4),
 )
-def test_equals_the_equations(seed: int, scale: float, prefix: list[int], length: int) -> None:
+def test_log_perplexity_equals_the_equations(seed: int, scale: float, prefix: list[int], length: int) -> None:
     model, p, phrases = random_model(seed, scale), (LAYOUT.bos, *prefix), all_phrases(length)
     scores = log_perplexity(model, torch.tensor(p), torch.tensor(phrases))
     assert scores.dtype == torch.float64
     np.testing.assert_allclose(scores, Oracle(model).scores(p, phrases), rtol=1e-9, atol=1e-9)
 
 
-def test_a_model_in_float32_is_summed_in_float64() -> None:
-    """Its log-probabilities carry a rounding of about 1e-7 each; the sum of four adds none."""
+def test_scores_of_a_float32_model_are_summed_in_float64() -> None:
+    """Each log-probability has a rounding error of about 1e-7. The sum of four adds none."""
     model = random_model(3, dtype=torch.float32)
     scores = log_perplexity(model, torch.tensor([LAYOUT.bos]), torch.tensor(PHRASES))
     assert scores.dtype == torch.float64
@@ -42,15 +42,15 @@ def test_a_model_in_float32_is_summed_in_float64() -> None:
 @pytest.mark.parametrize(
     ("gigabytes", "share", "expected"),
     [
-        (140, 1.0, 2**28),  # 12.9 GB in a step, and no more however large the GPU is
-        (140, 0.05, 2**27),  # 7.0 GB: 6.4 of them
+        (140, 1.0, 2**28),  # 12.9 GB in a step, the limit for a GPU of any size
+        (140, 0.05, 2**27),  # 6.4 GB of a share of 7.0 GB
         (8, 6e-9, 1),  # 48 bytes
     ],
 )
 def test_pieces_on_a_gpu_fit_the_share_of_its_memory(
     gigabytes: float, share: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """48 bytes for each float, and as many floats as a power of two."""
+    """The number of floats is a power of two, and each float needs 48 bytes."""
     about = SimpleNamespace(total_memory=int(gigabytes * 1e9))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
@@ -69,7 +69,7 @@ def test_pieces_on_a_gpu_fit_the_share_of_its_memory(
     ),
     rows=st.integers(1, 5),
 )
-def test_no_more_is_read_at_once_than_memory_is_for(
+def test_sequences_read_at_once_fit_the_memory_limit(
     seed: int, prefix: list[int], phrases: list[list[int]], rows: int
 ) -> None:
     model = TableModel(seed, 40)
@@ -80,7 +80,7 @@ def test_no_more_is_read_at_once_than_memory_is_for(
     assert model.largest <= rows
 
 
-def test_templates() -> None:
+def test_a_template_has_allowed_ids_by_position_and_their_product_as_space() -> None:
     layout = Layout(8, name="fedjax")  # PAD, BOS, EOS, words 3 to 6, OOV
     assert Template.words(layout, 2).allowed == ((3, 4, 5, 6), (3, 4, 5, 6))
     made = Template(((4,), (3, 6), (2,)))

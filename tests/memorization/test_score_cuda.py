@@ -1,4 +1,4 @@
-"""The memory that ranks take on a GPU."""
+"""Tests measure the memory that ranks need on a GPU."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 def test_a_step_on_a_gpu_stays_within_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of a model that memorized nothing, which read most references to their end."""
+    """The limit holds for a model that memorized nothing, because most references are then read to their end."""
     layout, floats = Layout(10_000), 2**24
     monkeypatch.setattr(score, "GPU_FLOATS", floats)
     model = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).cuda()
@@ -21,5 +21,5 @@ def test_a_step_on_a_gpu_stays_within_its_bytes(monkeypatch: pytest.MonkeyPatch)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     sampler.rank(torch.tensor([layout.bos, 5]).cuda(), torch.tensor([6, 7, 8, 9]).cuda())
-    own = 6 * among.numel() * among.element_size()  # references, sorted and chosen from
+    own = 6 * among.numel() * among.element_size()  # copies of references for sorting and selection
     assert torch.cuda.max_memory_allocated() - before <= score.BYTES * floats + own

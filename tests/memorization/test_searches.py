@@ -1,4 +1,4 @@
-"""Beam search against enumeration, and against a naive beam, on exact tables."""
+"""Tests compare beam search, enumeration and shortest paths with naive versions, on tables of exact costs."""
 
 import math
 
@@ -23,7 +23,7 @@ allowed = st.sets(st.sampled_from(TOKENS), min_size=1).map(sorted).map(tuple) | 
 templates = st.lists(allowed, min_size=1, max_size=4).map(tuple).map(Template)
 
 
-def test_special_tokens_are_never_put_in_but_their_probability_counts() -> None:
+def test_special_tokens_are_never_inserted_but_their_probability_counts() -> None:
     """The cost of a word is log(4 + 4e), because the 4 special tokens of 8 have e times the weight of a word."""
     model = random_model(0, scale=0.0)
     with torch.no_grad():
@@ -34,7 +34,7 @@ def test_special_tokens_are_never_put_in_but_their_probability_counts() -> None:
 
 
 def naive(model: TableModel, prefix: Phrase, template: Template, width: int) -> list[tuple[float, Phrase]]:
-    """Sets S_k of The Secret Sharer, section 5.3; Python's sort leaves ties in the order of beams, then of ids."""
+    """Return the sets S_k of The Secret Sharer, section 5.3. Python's sort keeps ties in order of beams, then ids."""
     beams: list[Phrase] = [()]
     for ids in template.allowed:
         longer = [(*beam, word) for beam in beams for word in ids]
@@ -55,10 +55,10 @@ def naive(model: TableModel, prefix: Phrase, template: Template, width: int) -> 
     width=st.sampled_from([1, 2, 5, 8, 30, 5000]),
     rows=st.sampled_from([1, 3, 16, 10_000]),
 )
-def test_many_prefixes_over_a_template_equal_a_naive_beam_of_each_whatever_the_pieces(
+def test_beam_searches_of_many_prefixes_equal_a_naive_beam_of_each(
     seed: int, most: int, prefixes: list[list[int]], template: Template, width: int, rows: int
 ) -> None:
-    """Exactly, ties included; as wide as the space it is the enumeration; no more is read at once than fits."""
+    """Results are equal, ties included, in any pieces. A beam as wide as the space enumerates it. Memory is limited."""
     model = TableModel(seed, most)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score, "CPU_FLOATS", rows * VOCABULARY)
@@ -79,11 +79,11 @@ PREFIXES = st.lists(st.integers(0, 7), max_size=3)
 
 @settings(max_examples=20, derandomize=True)
 @given(st.integers(0, 10**6), SCALES, PREFIXES, st.integers(1, 4), st.sampled_from([1, 3, 1000]))
-def test_rank_is_that_of_brute_force(seed: int, scale: float, prefix: list[int], length: int, rows: int) -> None:
+def test_enumerated_rank_equals_brute_force(seed: int, scale: float, prefix: list[int], length: int, rows: int) -> None:
     model, p, phrases = random_model(seed, scale), (*BOS, *prefix), all_phrases(length)
     canary, oracle = phrases[seed % len(phrases)], Oracle(model)
     scores, own = oracle.scores(p, phrases), oracle.score(p, canary)
-    slack = 1e-9 * (1 + own)  # where scores differ by less, the oracle's own rounding could decide
+    slack = 1e-9 * (1 + own)  # the oracle's rounding could decide smaller differences
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
         found = enumerate_space(model, torch.tensor(p), torch.tensor(canary), Template.words(LAYOUT, length))
@@ -92,9 +92,9 @@ def test_rank_is_that_of_brute_force(seed: int, scale: float, prefix: list[int],
     assert max(1, (scores <= own - slack).sum()) <= found.rank <= (scores <= own + slack).sum()
 
 
-def test_a_vast_space_is_ranked_exactly_where_the_canary_is_likely() -> None:
-    """Words are independent: word 1 costs next to nothing, and each of 199 others the same. The canary has one of them,
-    in the last place. As likely or likelier are (1, ..., 1), and all with one other word."""
+def test_a_likely_canary_is_ranked_exactly_in_a_vast_space() -> None:
+    """Words are independent: word 1 costs almost nothing, and 199 others cost the same. The canary ends in one of them.
+    Phrases as likely or likelier are (1, ..., 1), and all phrases with one other word."""
     words, length = 200, 12
     layout, model = Layout(words + 4), CIFGLanguageModel(words + 4, ModelHParams(6, 8))
     with torch.no_grad():
@@ -103,16 +103,16 @@ def test_a_vast_space_is_ranked_exactly_where_the_canary_is_likely() -> None:
     canary = torch.tensor([1] * (length - 1) + [17])
     found = enumerate_space(model, torch.tensor([layout.bos]), canary, Template.words(layout, length))
     assert found == Enumeration(1 + length * 199, words**length)
-    # Of k words there are one without another word and k * 199 with one, from none to the canary's length less one.
+    # Read: for each k below the canary's length, the phrase of k words 1, and k * 199 phrases with one other word.
     assert found.nodes == sum(1 + k * 199 for k in range(length))
 
 
-def test_it_gives_up_after_as_many_sequences_as_it_may_read() -> None:
-    """Nothing of a uniform model can be dropped: 4, 16, then 64 sequences are read."""
+def test_enumeration_stops_at_its_limit_of_sequences() -> None:
+    """A uniform model allows no pruning: enumeration reads 4, 16, then 64 sequences, 84 in all."""
     arguments = random_model(0, scale=0.0), torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), PHRASES
     found = enumerate_space(*arguments, most_read=84)
     assert found == Enumeration(256, 256)
-    assert found.nodes == 85  # and the beginning without any word
+    assert found.nodes == 85  # with the empty beginning
     assert enumerate_space(*arguments, most_read=83) is None
 
 
@@ -128,10 +128,10 @@ prefixes = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=3)
     rows=st.sampled_from([1, 3, 500]),
     children=st.sampled_from([1, 3, 32]),
 )
-def test_the_best_is_that_of_enumeration_whatever_the_batch(
+def test_the_shortest_path_equals_the_best_of_enumeration_in_any_batch(
     seed: int, most: int, prefix: list[int], template: Template, rows: int, children: int
 ) -> None:
-    """Score and tokens, of ties the first in lexicographic order, exactly."""
+    """Score and tokens are equal. Of ties, the result is the first in lexicographic order."""
     model = TableModel(seed, most)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score, "CPU_FLOATS", rows * VOCABULARY)
@@ -151,10 +151,10 @@ def test_the_best_is_that_of_enumeration_whatever_the_batch(
     nodes=st.integers(1, 60),
     frontier=st.sampled_from([1, 2, 5, 1000]),
 )
-def test_whatever_the_limits_what_is_said_is_true(
+def test_a_limited_search_reports_a_true_score_bound_and_completeness(
     seed: int, most: int, prefix: list[int], template: Template, nodes: int, frontier: int
 ) -> None:
-    """A complete answer is the best; every sequence costs at least the bound; incomplete is said."""
+    """With any limits, every sequence costs at least `bound`. A search is `complete` exactly if `score` equals it."""
     model = TableModel(seed, most)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHILDREN", 2)
@@ -169,8 +169,8 @@ def test_whatever_the_limits_what_is_said_is_true(
     assert found.complete == (found.bound == found.score)
 
 
-def test_limits_do_leave_searches_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so the law above is not only about complete ones: both limits, one at a time."""
+def test_each_limit_leaves_some_searches_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either limit makes some searches incomplete, so the test above covers more than complete searches."""
     template = Template((tuple(TOKENS),) * 4)
     monkeypatch.setattr(module, "BEAMS", 1)
     for nodes, frontier in ((9, 1_000), (1_000, 2)):
@@ -182,7 +182,7 @@ def test_limits_do_leave_searches_unfinished(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_likely_canary_is_extracted_after_few_nodes() -> None:
-    """At most exp(P) beginnings of each length are as likely as the answer, and batches at most double that."""
+    """At most exp(P) beginnings of each length are as likely as the answer, and batches at most double this number."""
     template, nodes = Template.words(LAYOUT, 6), []
     for seed in range(15):
         found = shortest_path(random_model(seed, 2.0), torch.tensor([LAYOUT.bos]), template)

@@ -1,4 +1,4 @@
-"""Exposures, samples of a space and fits at inputs whose values follow from their definition."""
+"""Tests compare exposures, samples of a space and fits with values that follow from their definitions."""
 
 import math
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_intervals_of_extrapolation_are_percentiles_of_refits(monkeypatch: pytes
 
 @pytest.mark.parametrize("alpha", [-4.0, 2.0])
 def test_fits_are_stationary(alpha: float) -> None:
-    """The mean log-likelihood, of counts as of repetitions, has no slope in any parameter."""
+    """The mean log-likelihood has slope 0 in each parameter, for a fit of the values and a fit of their counts."""
     sample = skewnorm.rvs(alpha, 7, 2, size=400, random_state=stream(2, "vectors")).round(1)
     values, counts = np.unique(sample, return_counts=True)
     for found in (exposure.fit(sample), exposure.fit(values, counts.astype(float))):
@@ -69,7 +69,7 @@ def test_weights_are_uniform_densities_over_the_mixture() -> None:
 
 
 def test_the_heaviest_weight_has_the_greatest_normalizers() -> None:
-    """Z_b = exp(-b score) / density; the least density at a bound is exp(-b bound) / max Z_b."""
+    """Z_b is exp(-b score) / density, so the least density at a bound is exp(-b bound) / max Z_b."""
     draws = draws_of()
     normalizers = [
         max(math.exp(-power * score) / density for score, density in zip((1, 2, 3, 4), column, strict=True))
@@ -116,7 +116,7 @@ def test_events_are_samples_as_likely_as_a_canary_and_not_the_canary() -> None:
 
 
 def test_best_shares_minimize_the_second_moment() -> None:
-    """A search over all shares finds none better; then a fifth of the default is mixed in, and 1% dropped."""
+    """Shares equal the best of a grid, mixed with a fifth of the default shares, without shares of at most 1%."""
     pilot = draws_of((2, 2))
     events = np.array([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     weights, densities = pilot.weights(), np.exp(DENSITIES)
@@ -137,8 +137,8 @@ def test_best_shares_minimize_the_second_moment() -> None:
     assert exposure.best_shares(pilot, events[2:], {0.0: 1.0}) == {0.0: 1.0}
 
 
-def test_estimates_have_fays_and_feuers_interval() -> None:
-    """Fay and Feuer (1997): gamma quantiles matched to the mean and variance, above with one more heaviest weight."""
+def test_estimates_have_the_interval_of_fay_and_feuer() -> None:
+    """Limits are gamma quantiles with matched mean and variance; the upper adds a heaviest weight (Fay, Feuer 1997)."""
     draws = replace(draws_of(), counts=(2, 2, 2))
     weighted, heaviest, tail = np.array([0.01, 0.0, 0.03, 0.005, 0.0, 0.0]), 0.04, 0.025
     found = exposure._estimate(draws, weighted, heaviest)
@@ -156,7 +156,7 @@ def test_estimates_have_fays_and_feuers_interval() -> None:
 
 
 def test_remainders_of_the_exponential() -> None:
-    """(exp x - 1 - x) / x^2, by its series where x is small."""
+    """`_phi` is (exp x - 1 - x) / x^2. The expected value is its series if |x| is at most 1."""
     x = torch.tensor([-50.0, -2.0, -9.9e-4, -1e-5, 0.0, 1e-4, 1e-3, 1.01e-3, 3.0]).double()
     series = [sum(value**power / math.factorial(power + 2) for power in range(12)) for value in x.tolist()]
     exact = [(math.exp(value) - 1 - value) / value**2 if abs(value) > 1 else 0.0 for value in x.tolist()]
@@ -164,7 +164,7 @@ def test_remainders_of_the_exponential() -> None:
     np.testing.assert_allclose(score._phi(x).numpy(), expected, rtol=1e-9)
 
 
-def test_a_quarter_of_the_summed_words_are_far_ones() -> None:
+def test_a_quarter_of_the_summed_words_are_far_words() -> None:
     likely, far = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.04, 0.01]), torch.tensor([1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
     assert score._most_telling(likely, far, 4).tolist() == [0, 1, 2, 5]
     assert score._most_telling(likely, far, 3).tolist() == [0, 1, 2]
@@ -186,7 +186,7 @@ def test_defaults_are_those_of_the_pages() -> None:
 
 
 def test_refits_center_on_the_fit() -> None:
-    """Of a million values the bins' width of 0.012 standard deviations must not move the refits."""
+    """Refits of a million values center on the fit, although bins are 0.012 standard deviations wide."""
     fitted = exposure.SkewNormal(2.0, 50.0, 4.0)
     sample = skewnorm.rvs(2, 50, 4, size=1_000_000, random_state=stream(6, "vectors"))
     at = np.array([46.0, 48.0])
@@ -194,7 +194,7 @@ def test_refits_center_on_the_fit() -> None:
     assert resampled.shape == (12, 2)
     assert resampled.mean(0) == pytest.approx(exposure._bits(fitted, at), abs=0.012)
     assert p * 13 == pytest.approx(round(p * 13))
-    assert 1 / 13 < p <= 1  # some of the 12 refits are as far as the sample, which is of this law
+    assert 1 / 13 < p <= 1  # some of the 12 refits are as far off as the sample, which has this distribution
 
 
 def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +224,8 @@ def test_shares_without_a_pilot_are_a_tenth_of_uniform_samples_and_the_model(mon
     assert shares == [{0.0: 0.1, 1.0: 0.9}]
 
 
-def test_a_search_that_reads_nothing_has_the_answer_of_five_beams() -> None:
-    """Four or six beams give other answers for some of these tables."""
+def test_a_search_without_nodes_returns_the_best_of_five_beams() -> None:
+    """A search with 0 nodes equals a beam search of width 5. Widths 4 and 6 differ for some of these tables."""
     prefix, template, others = torch.tensor([7]), Template(((0, 1, 2, 3, 4, 5, 6, 7),) * 4), {4: 0, 6: 0}
     for seed in range(40):
         model = TableModel(seed, 40)
@@ -238,8 +238,8 @@ def test_a_search_that_reads_nothing_has_the_answer_of_five_beams() -> None:
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(0.75, 2), (1.25, 1)])
-def test_ties_are_within_eight_units_of_the_four_scores(factor: float, expected: int) -> None:
-    """P(r) - m exceeds d by a share of 8 units of rounding of P(r) + m + P(s) + mean, which is about 2,000 nats."""
+def test_ties_differ_by_at_most_eight_rounding_units_of_the_four_scores(factor: float, expected: int) -> None:
+    """P(r) - m exceeds d by `factor` times 8 rounding units of P(r) + m + P(s) + mean, about 2,000 nats."""
     model, prefix = TableModel(3, 6), torch.tensor([7])
     canary, reference = torch.tensor([1, 3]), torch.tensor([[2, 5]])
     own, cost = model.score((7,), (1, 3)), model.score((7,), (2, 5))
@@ -251,7 +251,7 @@ def test_ties_are_within_eight_units_of_the_four_scores(factor: float, expected:
 
 
 def test_references_at_their_bound_count() -> None:
-    """Costs are multiples of 1/4, so that equal scores are equal."""
+    """References whose score equals their bound count. Costs are multiples of 1/4, so scores are exact."""
     model, continuations = TableModel(3, 6), torch.tensor([*product((1, 2, 4), (0, 3, 5), (1, 6))])
     state, log_probs = model.start(torch.tensor([[7]]))
     scores = torch.tensor([model.score((7,), tuple(words)) for words in continuations.tolist()], dtype=torch.float64)
@@ -263,7 +263,7 @@ def test_references_at_their_bound_count() -> None:
         assert found == int((scores <= bound).sum())
 
 
-def test_references_are_sifted_where_the_model_tells_its_logits() -> None:
+def test_references_are_sifted_if_the_model_has_the_methods_for_bounds() -> None:
     model, prefix, among = random_model(7), torch.tensor([LAYOUT.bos]), torch.tensor(all_phrases(3))
     plain: Any = SimpleNamespace(start=model.start, step=model.step)
     cases = (model, among, True), (plain, among, False), (model, among[:0], False)
@@ -273,7 +273,7 @@ def test_references_are_sifted_where_the_model_tells_its_logits() -> None:
 
 
 def test_references_are_drawn_and_sorted_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two copies of 8 bytes for each word."""
+    """The memory check counts two copies of 8 bytes for each word."""
     asked: list[int] = []
     monkeypatch.setattr(score, "refuse_beyond_memory", lambda size, *words: asked.append(size))
     score.refuse_too_many(1_000, 5)

