@@ -199,7 +199,7 @@ def test_kinds_of_columns(tmp_path: Path, kind: Any) -> None:
     assert read(path, FORMAT)[0] == [Post("7", ["a b .", "c"]), Post("8", ["d"])]
 
 
-def test_nulls_and_long_texts_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nulls_and_long_texts_are_dropped(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.parquet", user=["a", None, None, "b", "c"], text=["x", "x", None, None, "y" * 20_000_000]
     )
@@ -241,7 +241,6 @@ def test_truncated_parquet_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet \(.*\); check that it is complete"):
         read(path, FORMAT)
-    assert path.read_bytes()[:4] == b"PAR1"
 
 
 TEXT = b".\t342309\nthe\t341937\n<URL> 300\ncaf\xc3\xa9\t300\nto\t2\n"
