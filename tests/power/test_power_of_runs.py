@@ -59,7 +59,7 @@ def going_on(experiment: Experiment, settings: tuple[str, ...], whole: dict[str,
 @pytest.mark.parametrize(
     ("name", "settings"), [("central run", STEPS), ("federated run", FEDERATED)], ids=["central", "federated"]
 )
-def test_a_run_that_lost_power_has_the_same_outcome(experiment: Experiment, name: str, settings: tuple[str, ...]) -> None:
+def test_a_run_that_lost_power_has_equal_results(experiment: Experiment, name: str, settings: tuple[str, ...]) -> None:
     if settings is STEPS:
         experiment.config.write_text(CENTRAL)
     made = replayed(experiment, name, settings, with_ray=IS_WHOLE, sample=None if IS_WHOLE else SAMPLE)
