@@ -166,7 +166,7 @@ def test_planned_sizes_are_those_of_a_run_folder(
     assert use.kept == 2
     assert use.checkpoints == pytest.approx(size_of(run.path / "checkpoints"), rel=0.05)
     assert use.planted == pytest.approx(size_of(run.path / "planted"), abs=3_000)
-    assert use.meanwhile == pytest.approx(1.5 * use.checkpoints)  # three, of two
+    assert use.meanwhile == pytest.approx(1.5 * use.checkpoints)  # three checkpoints, of which two are kept
     assert corpus_bytes(run.corpus) == size_of(run.corpus.path)
 
 
@@ -238,7 +238,7 @@ def test_power_is_that_of_a_table_which_corrects_for_its_rows(effect: float, tes
 
 COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]", "canaries.count=30")
 TEMPLATE = ("canaries.source='template'", "canaries.template='w4 {w1} w7'")  # fewer fillings than references
-TINY_USERS = UserNumbers(24, 192, 960, 40)  # of `Experiment`
+TINY_USERS = UserNumbers(24, 192, 960, 40)  # as in `Experiment`
 
 
 def certain(subject: Subject, groups: Sequence[int], planted: Sequence[int]) -> Subject:

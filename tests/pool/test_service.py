@@ -61,7 +61,7 @@ def test_submitting_does_not_wait_and_work_runs_in_order(service: EvaluationServ
 
 
 def test_an_evaluator_has_one_thread_and_a_low_priority(service: EvaluationService, run: Path, tmp_path: Path) -> None:
-    """Its priority is lower than that of other processes of Ray; niceness 19 is the lowest priority."""
+    """The evaluator's priority is below that of other processes of Ray; niceness 19 is the lowest priority."""
     service.submit(run / "a")
     others = ray.get(ray.remote(niceness).remote())
     assert len(service.drain(TIMEOUT)) == 1
@@ -189,7 +189,7 @@ def test_a_process_that_takes_too_long_is_killed(run: Path, tmp_path: Path) -> N
 
 @pytest.mark.nightly
 def test_work_that_freezes_at_once_has_no_more_time_than_other_work(run: Path) -> None:
-    """It freezes three times: Ray's reply that the process runs may come before or not, and a start has minutes."""
+    """Three attempts vary whether Ray reports the start before the freeze; the deadline of a start is minutes."""
     service = EvaluationService(run, freeze, ServiceHParams(deadline=0.5, retries=2))
     service.submit(run / "a")
     assert outcomes_of(service.drain(TIMEOUT)) == [("a", "failed", 3)]
@@ -415,7 +415,7 @@ def test_a_model_that_is_not_finite_is_recorded_as_diverged(make: Callable[..., 
 
 @pytest.mark.slow
 def test_a_diverged_run_ends_on_sigterm_while_it_is_evaluated(make: Callable[..., Run], tmp_path: Path) -> None:
-    """Its second evaluation never ends, and the first one failed. SIGTERM comes once the run is known as diverged."""
+    """The second evaluation never ends, and the first one failed. SIGTERM comes once the run is known as diverged."""
     run, stop, waiting = make(), Stop(), name(4)
     (tmp_path / f"{waiting}.wait").touch()
     service = EvaluationService(run.path, wait_or_fail)

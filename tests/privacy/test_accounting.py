@@ -83,7 +83,7 @@ def test_pld_epsilon_is_at_most_rdp_epsilon_and_agrees_with_opacus(noise: float,
 @settings(max_examples=10)
 @given(noise=noises, rounds=counts, share=shares)
 def test_opacus_has_the_same_renyi_divergences(noise: float, rounds: int, share: float) -> None:
-    """Both are exact, except that Opacus ends its series at terms below e^-30 (`_compute_log_a_for_frac_alpha`)."""
+    """flsim and Opacus are exact, but Opacus ends its series at terms below e^-30 (`_compute_log_a_for_frac_alpha`)."""
     event = SelfComposedDpEvent(PoissonSampledDpEvent(share, GaussianDpEvent(noise)), rounds)
     few = ORDERS <= 63  # Opacus overflows beyond
     ours, orders = rdp_of(event, POISSON)[few], ORDERS[few]

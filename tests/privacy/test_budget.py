@@ -44,7 +44,7 @@ def test_a_run_ends_within_its_budget_and_a_resume_follows_a_changed_budget(expe
     *_, last = run.training().states(run.training().first_state(), run.rounds)
     run.save(last)
     assert run.epsilons(last)["poisson-rdp"] == spent(2) <= budget
-    assert run.config.digest == load_config(experiment.config, NOISY).digest  # a length, like training.rounds
+    assert run.config.digest == load_config(experiment.config, NOISY).digest  # a setting of length, as training.rounds
     longer = load_config(experiment.config, (*NOISY, f"privacy.max_epsilon={spent(4)}", "training.rounds=9"))
     assert Run.reopen(longer, run.path).rounds == 4
     shorter = load_config(experiment.config, (*NOISY, f"privacy.max_epsilon={spent(1)}", "training.rounds=9"))

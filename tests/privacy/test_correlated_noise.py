@@ -138,7 +138,7 @@ def test_optimal_buffers_are_those_of_google(
 @pytest.mark.parametrize("participation", [ONCE, Participation(2, 3), Participation(3, 3), Participation(2, 4)])
 @pytest.mark.parametrize("rounds", [1, 5, 9])
 def test_sensitivity_is_that_of_enumeration(name: str, participation: Participation, rounds: int) -> None:
-    """Sensitivity equals enumeration, also for the first rounds of a run; that of trees is only an upper bound."""
+    """Sensitivity of the first rounds equals enumeration; with repeats, that of trees and bands is an upper bound."""
     noisy = process(name)
     if getattr(noisy, "bands", 0) > participation.separation and name.startswith("banded{"):
         with pytest.raises(InputError, match="bands must be at most 1, because a user can take part again"):
@@ -176,7 +176,7 @@ def test_epsilon_without_amplification_is_that_of_one_gaussian_mechanism(multipl
 @pytest.mark.parametrize(("multiplier", "published"), [(1.13, 19.74), (8.83, 2.04)])
 def test_epsilon_of_a_tree_of_tensorflow_privacy(multiplier: float, published: float) -> None:
     """Epsilon equals that of test_compute_eps_tree in tensorflow/privacy, analysis/tree_aggregation_accountant_test.py:
-    1,600 rounds, each user once, delta 1e-6. They convert Renyi DP with Mironov's Proposition 3."""
+    1,600 rounds, each user once, delta 1e-6. This source converts Renyi DP with Mironov's Proposition 3."""
     entry = Entry("round-robin", 1_600, 1, multiplier, 1_600, "tree")
     assert process("tree").sensitivity(1_600, ONCE) ** 2 == pytest.approx(11)
     spent = epsilon_of_mironov(rdp_of(entry.event("S"), BY_NAME["round-robin-zero-out-rdp"]), 1e-6)

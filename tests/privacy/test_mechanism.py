@@ -95,7 +95,7 @@ User = tuple[NDArray[np.float64], NDArray[np.float64], int]
 def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
     users: list[User], one: User, other: User, clip: float, cohort: int
 ) -> None:
-    """A user who is replaced moves the mean by at most twice that. The number of examples of a user does not matter."""
+    """A replaced user moves the mean by at most twice the bound of an added user, with any number of examples."""
     hparams = PrivacyHParams("clip", clip=clip)
     like = {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)}
 

@@ -175,7 +175,7 @@ def test_large_orders_between_integers_equal_their_integral(order: float, sigma:
 @pytest.mark.parametrize("sigma", [0.03, 0.049, 0.0999])
 @pytest.mark.parametrize("rate", [1e-6, 1e-3, 0.3])
 def test_little_noise_equals_its_integral_at_low_orders(sigma: float, rate: float) -> None:
-    """The two normal distributions hardly overlap there, and the moment of the one with the user need not be large."""
+    """At little noise, the two normal laws hardly overlap; the moment of the law with the user need not be large."""
     expected = [poisson_by_quadrature(order, sigma, rate) for order in (1.01, 1.02, 1.2)]
     assert accounting.poisson(np.array([1.01, 1.02, 1.2]), sigma, rate).tolist() == pytest.approx(expected, rel=1e-7)
 

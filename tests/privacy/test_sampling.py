@@ -36,7 +36,7 @@ from flsim.privacy.sampling import (
 )
 from flsim.privacy.table import report
 
-REPLAYED = ("available", "fedbuff")  # samplers that draw all rounds before a round as well
+REPLAYED = ("available", "fedbuff")  # samplers that also draw all earlier rounds
 
 
 def test_every_user_is_equally_likely() -> None:
@@ -189,7 +189,7 @@ def test_an_impossible_dropout_is_refused(dropout: object) -> None:
 @settings(max_examples=30)
 @given(population=st.integers(1, 500), data=st.data(), seed=st.integers(0, 2**40), round_=st.integers(0, 10**6))
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_draws_users_in_order_and_the_same_again(
+def test_every_sampler_draws_users_in_order_and_repeatably(
     sampler: str, population: int, data: st.DataObject, seed: int, round_: int
 ) -> None:
     size = data.draw(st.integers(1, population))

@@ -75,7 +75,7 @@ def test_cohorts_are_uniform_among_available_users_who_have_rested() -> None:
         assert set(cohort) <= ready
         assert len(cohort) == min(3, len(ready))
         times[cohort] += 1
-    # rounds of a user repel each other, so the statistic is below chi-squared
+    # rounds of a user are negatively correlated, so the statistic is below chi-squared
     assert stats.chi2(23).sf(((times - times.mean()) ** 2 / times.mean()).sum()) > 1e-4
     assert not np.array_equal(cohorts[0], cohorts_of_available(8, 24, 3, 4, days)[0])
 

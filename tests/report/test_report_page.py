@@ -55,7 +55,7 @@ def test_every_setting_status_reason_and_run_occurs(page: Page, sweep: Made) -> 
 
 
 def test_flags_are_compared_in_percent_of_the_planted_canaries(page: Page) -> None:
-    """FedAvg has 7 and 8 (IID), 3 and 4 of 16; DP 1 and 1; SGD 4 and 4. Only seed 0 has both FedAvg and DP."""
+    """RS finds 7 and 8 (IID), 3 and 4 of 16 in FedAvg, 1 and 1 in DP, 4 and 4 in SGD. DP has only seed 0."""
     section = page.section("contrasts")
     a, b = (100 * np.mean([found, 1]) / 16 for found in (7, 3))
     assert f"IID − non-IID: Partition, FedAvg, 2 pairs RS, % {a:.0f} {b:.0f} +{a - b:.0f} – – – 1 seed" in section
@@ -205,7 +205,7 @@ def test_structure_is_accessible(page: Page) -> None:
 
 
 def test_a_large_sweep_stays_below_three_megabytes() -> None:
-    """Panels grow with a sweep, here of 8 equal pairs of settings: the paper's 90 canaries, and 40 evaluations."""
+    """Panels grow with a sweep, so one of 8 pairs may need an eighth: the paper's 90 canaries, 40 evaluations."""
     canaries, rounds = [f"c{index:02d}" for index in range(90)], range(200, 8001, 200)
     planted = pd.DataFrame({"canary": canaries, "tokens": [[1]] * 90, "words": [["a"]] * 90, "p_u": [0.1, 0.2] * 45})
     flags = product(rounds, ("rs", "bs"), canaries)

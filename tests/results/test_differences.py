@@ -340,7 +340,7 @@ def test_exposures_between_two_evaluations_are_interpolated(make_curve: Callable
     assert at_an_evaluation[0] == 20
     assert at_an_evaluation[1].to_numpy() == pytest.approx(2.0 + np.arange(CANARIES))
     twice = make_curve("b", [(5.0, 1.0), (4.0, 2.0), (4.6, 3.0), (3.8, 4.0)])
-    assert at_perplexity(twice, math.exp(4.5))[0] == pytest.approx(15)  # the first time
+    assert at_perplexity(twice, math.exp(4.5))[0] == pytest.approx(15)  # the first of two crossings
 
 
 def test_runs_that_differ_only_in_length_are_equal_at_equal_perplexity(make_curve: Callable[..., RunResults]) -> None:

@@ -143,7 +143,7 @@ def test_the_notebook_is_clean_and_runs_from_top_to_bottom(
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     cells, namespace, outputs = notebooks.code_of(notebook), dict[str, Any](), list[str]()
     assert "flsim." in cells[0]
-    assert not any(re.search(r"(from|import) flsim\.", cell) for cell in cells)  # it uses only public names
+    assert not any(re.search(r"(from|import) flsim\.", cell) for cell in cells)  # only public names
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook["cells"])
     with plt.rc_context():
         for cell in cells:

@@ -139,7 +139,7 @@ def test_the_same_results_give_the_same_file(runs: list[RunResults], tmp_path: P
     assert dict(mpl.rcParams) == before
 
 
-def test_what_cannot_be_drawn_is_refused(runs: list[RunResults], tmp_path: Path) -> None:
+def test_plots_without_results_or_with_bad_paths_are_refused(runs: list[RunResults], tmp_path: Path) -> None:
     for wrong, path, message in (
         (runs, tmp_path / "plot.jpg", ".png, .svg and .pdf"),
         (runs, tmp_path / "none" / "plot.png", "does not exist; create it first"),
@@ -197,7 +197,7 @@ def test_the_command_reads_losses_from_the_log(flsim: Flsim, lossy_seeds: list[R
     assert (tmp_path / "loss.svg").read_text().startswith("<?xml")
 
 
-def test_what_has_no_losses_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+def test_plots_of_losses_without_losses_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
     new = read_run(make_run(name="new", status="running"))
     decided = read_run(make_run({10: {"rs": [0.0] * 9, "perplexity": 3.0}}, name="decided"))
     for run, losses, message in (

@@ -128,7 +128,7 @@ def test_names_without_a_run_are_excluded_and_reported(flsim: Flsim, names: list
     (tmp_path / "corpus").mkdir()
     (tmp_path / "notes.txt").write_text("no run")
     (tmp_path / "demo").mkdir()
-    for name in (names[0], names[2]):  # over the same phrases
+    for name in (names[0], names[2]):  # runs with the same phrases
         (tmp_path / name).rename(tmp_path / "demo" / name)
     matched = sorted(path.name for path in tmp_path.glob("*"))
     code, text, printed = flsim("table", *matched, "--format", "csv")

@@ -127,7 +127,7 @@ def test_a_damaged_run_json_is_named(make_run: MakeRun, about: str) -> None:
 
 
 def test_the_partition_is_stored_or_begins_the_setting(make_run: MakeRun) -> None:
-    """In a run.json without a partition, it begins the setting. A label may look like a partition."""
+    """If run.json has no partition, the setting begins with it. A label may look like a partition."""
     cases: list[tuple[dict[str, Any], tuple[str | None, str]]] = [
         ({"setting": "Non-IID, FedAvg"}, ("non-iid", "FedAvg")),
         ({"setting": "DP-SGD"}, (None, "DP-SGD")),
@@ -179,7 +179,7 @@ def test_a_file_of_another_kind_is_named(make_run: MakeRun) -> None:
     assert "has no column round" in refusal(folder)
 
 
-def test_a_metric_of_some_canaries_only_is_no_result(make_run: MakeRun) -> None:
+def test_a_metric_of_only_some_canaries_is_refused(make_run: MakeRun) -> None:
     run = read_run(make_run({10: {"rs": NINE[:8]}}))
     with pytest.raises(InputError, match="rs of 1 canaries is missing, for example c08"):
         run.of_canaries("rs", 10)

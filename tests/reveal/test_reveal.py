@@ -250,7 +250,7 @@ def test_of_untied_embeddings_exactly_the_rows_of_input_words_change() -> None:
 
 
 def test_rows_of_tied_embeddings_are_cut_as_in_breaching() -> None:
-    """Its token_strategy "embedding-norm" takes log-norms above mean + cutoff x standard deviation, here in NumPy."""
+    """Expected: token_strategy "embedding-norm" in NumPy, log-norms above mean + cutoff x standard deviation."""
     model = model_of("hf", config=GPT2)
     update = update_of(model, 1, batch_size=1)
     (name,) = (name for name, value in model.trainable.items() if value.shape[0] == VOCABULARY)
@@ -290,6 +290,6 @@ def test_measures_of_words_equal_their_definitions() -> None:
         assert found["spearman"] == pytest.approx(expected, nan_ok=True)
 
 
-def test_the_blind_guess_has_the_most_frequent_words_and_as_many() -> None:
+def test_the_blind_guess_has_the_most_frequent_words_in_the_same_number() -> None:
     guess = blind_guess(np.log(np.array([0.1, 0.4, 0.2, 0.3])), np.array([True, False, False, True]))
     assert guess.chosen.tolist() == [False, True, False, True]

@@ -91,7 +91,7 @@ def records(path: Path) -> Iterator[bytes]:
             whole = b""
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # of MLflow
 
 
 @pytest.fixture(autouse=True)
