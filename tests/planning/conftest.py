@@ -1,4 +1,4 @@
-"""A sweep of Thakkar et al. (2020), Table 1, with a private row beside it, whose numbers tests count by hand."""
+"""A sweep of Thakkar et al. (2020), Table 1, with a private row; tests compute its numbers by hand."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ set = { training = { rounds = 100 }, local = { batch_size = 4 }, system = { shar
 
 @pytest.fixture
 def sweep_file(tmp_path: Path) -> Path:
-    """Two kinds of runs in four sizes each, and a private one; both partitions; tiers "smoke" and "paper"."""
+    """Write two kinds of runs in four sizes and a private one, in both partitions; tiers "smoke" and "paper"."""
     path = tmp_path / "sweep.toml"
     path.write_text(SWEEP)
     return path

@@ -1,4 +1,4 @@
-"""Memory, bytes and operations of Hugging Face models, against autograd, a GPU's measurements and sums by hand."""
+"""Memory, bytes and operations of Hugging Face models, against autograd, measurements of a GPU, and sums by hand."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ MEASURED = REPOSITORY / "experiments" / "results" / "gpu-h100.json"
 
 @pytest.mark.parametrize("config", [GPT2 | {"n_embd": 64}, LLAMA | {"hidden_size": 64, "intermediate_size": 172}])
 @pytest.mark.parametrize(("lora", "dtype"), [(None, "float32"), (LORA, "float32"), (LORA, "bfloat16")])
-def test_a_batch_takes_what_autograd_saves(config: dict[str, object], lora: LoraHParams | None, dtype: str) -> None:
+def test_a_batch_needs_what_autograd_saves(config: dict[str, object], lora: LoraHParams | None, dtype: str) -> None:
     """Estimates are at least the saved bytes that two further records need, and at most twice these bytes."""
     hparams = ModelHParams(architecture="hf", config=config, lora=lora, dtype=dtype)  # type: ignore[arg-type]
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0).train()
@@ -44,7 +44,7 @@ def test_a_batch_takes_what_autograd_saves(config: dict[str, object], lora: Lora
 
         def pack(value: torch.Tensor) -> torch.Tensor:
             storage = value.untyped_storage()
-            storages[storage.data_ptr()] = storage  # which keeps the address in use
+            storages[storage.data_ptr()] = storage  # keeps the address in use
             return value
 
         tokens = torch.arange(records * 17).reshape(records, 17) % 190 + 1
@@ -59,8 +59,8 @@ def test_a_batch_takes_what_autograd_saves(config: dict[str, object], lora: Lora
 
 
 @pytest.mark.parametrize(("name", "bench"), [("GPT-2 small", GPT2_SMALL), ("0.9 billion parameters", ONE_BILLION)])
-def test_blocks_take_what_an_h100_measured(name: str, bench: LoraBenchHParams) -> None:
-    """At least the measured peak, and at most 1.4 times the peak; the benchmark has the words of a record."""
+def test_blocks_need_the_memory_that_an_h100_measured(name: str, bench: LoraBenchHParams) -> None:
+    """Estimates are at least the measured peak and at most 1.4 times it; the benchmark has the words of a record."""
     measured = {figure["name"]: figure["value"] for figure in json.loads(MEASURED.read_text())["lora"]["figures"]}
     for users in bench.at_once:
         peak = 1e9 * measured[f"{name}, blocks of {users}: peak memory"]
@@ -70,7 +70,7 @@ def test_blocks_take_what_an_h100_measured(name: str, bench: LoraBenchHParams) -
 
 @pytest.fixture
 def llama(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    """A run of a small Llama in bfloat16 on two GPUs, whose weights must not be made."""
+    """Return the experiment of a small Llama in bfloat16 on two GPUs; an attempt to make its weights is an error."""
 
     def refused(*_: object) -> None:
         raise AssertionError("a plan makes no weights")
@@ -84,7 +84,7 @@ def llama(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Experiment
     return experiment
 
 
-def test_a_plan_is_a_sum_by_hand(llama: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_equals_sums_by_hand(llama: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     request = read_request(llama.config, llama.folder / "scratch")
     (row,) = finetuning_of(request.planned, request.train)
@@ -111,7 +111,7 @@ def test_a_plan_is_a_sum_by_hand(llama: Experiment, monkeypatch: pytest.MonkeyPa
 def test_a_llama_of_7_billion_weights_with_its_vocabulary_is_planned_as_documented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sizes are those of LLaMA 7B (Touvron et al., 2023, table 2), with 32,000 tokens."""
+    """The sizes are those of LLaMA 7B (Touvron et al., 2023, table 2), with 32,000 tokens."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     request = read_request(REPOSITORY / "experiments" / "llama.toml", tmp_path)
     (row,) = finetuning_of(request.planned, request.train)

@@ -1,4 +1,4 @@
-"""`flsim plan` as a user meets it; `test_planning_measure.py` trains a short run."""
+"""`flsim plan` on the command line, and the contents of plans; `test_planning_measure.py` trains a short run."""
 
 import json
 import math
@@ -44,7 +44,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 @pytest.fixture
 def flsim(flsim: Flsim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
-    """`flsim plan --no-calibration` in this process, its scratch folder below `tmp_path`: code, output, errors."""
+    """Run `flsim plan --no-calibration` in this process, with scratch below `tmp_path`: code, output, errors."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
@@ -65,7 +65,7 @@ def planned(flsim: Flsim, *arguments: str | Path) -> dict[str, Any]:
     return found
 
 
-def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
+def test_numbers_of_a_plan_follow_from_the_sweep(flsim: Flsim, sweep_file: Path) -> None:
     options = "--only sgd --only fedavg --set evaluation.every=100 --effect 2 --seeds 3 --sd-seeds 0.5"
     plan = planned(flsim, sweep_file, *options.split())
     assert plan["scale"]["users"]["users"] == 400
@@ -85,7 +85,7 @@ def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
 
 
 def test_epsilon_is_that_of_flsim_privacy(flsim: Flsim, sweep_file: Path) -> None:
-    """100 rounds of 40 of 400 users at z = 1; both partitions and all seeds release as much."""
+    """All runs of both partitions and seeds spend the same: 100 rounds of 40 of 400 users at z = 1."""
     plan = planned(flsim, sweep_file, "--seeds", "2")
     (private,) = plan["privacy"]
     lines = report(Ledger((Entry("fixed-size", 400, 40, 1.0, 100),)), 1e-3)
@@ -93,8 +93,8 @@ def test_epsilon_is_that_of_flsim_privacy(flsim: Flsim, sweep_file: Path) -> Non
     assert (private["name"], private["delta"], private["unit"]) == ("dp cohort 40", 1e-3, "user")
 
 
-def test_without_the_corpus_the_published_users_stand_for_it(flsim: Flsim, sweep_file: Path) -> None:
-    """784 rounds of 5,000 are the paper's ten epochs, epsilon 5.62 as it counts."""
+def test_without_the_corpus_a_plan_uses_the_published_users(flsim: Flsim, sweep_file: Path) -> None:
+    """784 rounds of 5,000 users are the ten epochs for which the paper states epsilon 5.62."""
     code, page, err = flsim(sweep_file, "--tier", "paper", "--only", "dp")
     assert code == 0
     assert "flsim data import" in err
@@ -104,7 +104,7 @@ def test_without_the_corpus_the_published_users_stand_for_it(flsim: Flsim, sweep
     assert max(map(len, page.splitlines())) <= 80
 
 
-def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Experiment, flsim: Flsim) -> None:
+def test_a_run_without_canaries_has_no_power_and_no_provable_epsilon(experiment: Experiment, flsim: Flsim) -> None:
     arguments = (experiment.config, "--set", "canaries.count=0")
     code, out, err = flsim(*arguments)
     assert (code, err) == (0, "")
@@ -141,10 +141,10 @@ WIDE = ("model.embedding=64", "model.units=128")  # so that a checkpoint is more
         ("iid", (*CENTRAL, "training.optimizer='momentum'"), ("momentum_buffer",)),
     ],
 )
-def test_a_run_folder(
+def test_planned_sizes_are_those_of_a_run_folder(
     experiment: Experiment, partition: str, overrides: tuple[str, ...], slots: tuple[str, ...] | None
 ) -> None:
-    """Checkpoints within 5%, and what is planted within 3 kB: of a tiny roster the file's frame is most."""
+    """Checkpoints agree within 5%, and planted files within 3 kB, because a tiny roster is mostly file metadata."""
 
     def size_of(folder: Path) -> int:
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -166,20 +166,20 @@ def test_a_run_folder(
     assert use.kept == 2
     assert use.checkpoints == pytest.approx(size_of(run.path / "checkpoints"), rel=0.05)
     assert use.planted == pytest.approx(size_of(run.path / "planted"), abs=3_000)
-    assert use.meanwhile == pytest.approx(1.5 * use.checkpoints)  # three, of two
+    assert use.meanwhile == pytest.approx(1.5 * use.checkpoints)  # three checkpoints, of which two are kept
     assert corpus_bytes(run.corpus) == size_of(run.corpus.path)
 
 
-def test_the_checkpoint_at_which_arms_part_is_one_more(experiment: Experiment) -> None:
-    """Evaluated after rounds 2 and 4; a window that begins after round 3 keeps that one, too."""
+def test_the_checkpoint_at_which_arms_part_is_counted(experiment: Experiment) -> None:
+    """Rounds 2 and 4 are evaluated; a window that begins after round 3 keeps the checkpoint of round 3, too."""
     train = Corpus.open(experiment.folder / "corpus").split("train")
     windows = ("[[0, 1]]", "[[2, 4]]", "[[3, 4]]")
     configs = [load(experiment.config, [f"canaries.windows={window}"]) for window in windows]
     assert [checkpoints_of(config, train) for config in configs] == [2, 2, 3]
 
 
-def test_a_twin_is_a_number_for_each_record(experiment: Experiment) -> None:
-    """4 bytes a record, and 8 for where each user starts, and the end."""
+def test_an_iid_twin_needs_a_number_for_each_record(experiment: Experiment) -> None:
+    """The twin has 4 bytes per record, and 8 bytes for the start of each user and for the end."""
     own, twin = (
         run_disk(load(experiment.config, [f"data.partition='{partition}'"]), UserNumbers(24, 192, 900, 40).split())
         for partition in ("non-iid", "iid")
@@ -203,7 +203,7 @@ def measured(sweep_file: Path) -> Plan:
     return plan_of(request, MACHINE, 1.0, measured=(costs, measurement))
 
 
-def test_a_page_fits_and_answers_with_units(sweep_file: Path) -> None:
+def test_a_page_fits_the_width_and_has_units(sweep_file: Path) -> None:
     plan = measured(sweep_file)
     text = page(plan)
     assert max(map(len, text.splitlines())) <= 80
@@ -222,7 +222,7 @@ def test_a_page_fits_and_answers_with_units(sweep_file: Path) -> None:
 
 @pytest.mark.parametrize(("effect", "tests"), [(1.3, 1), (2.5, 8)])
 def test_power_is_that_of_a_table_which_corrects_for_its_rows(effect: float, tests: int) -> None:
-    """Drawn: one row of the table differs by the effect and the others by nothing; its corrected p is below 0.05."""
+    """Expected: draws in which one row differs by the effect and the others by 0; its corrected p is below 0.05."""
     stated = power_of(48, 5, EvaluationHParams(), effect, tests)
     assert stated is not None
     rng, draws = np.random.default_rng(7), 4_000
@@ -232,13 +232,13 @@ def test_power_is_that_of_a_table_which_corrects_for_its_rows(effect: float, tes
     p = scipy.stats.ttest_1samp(means, 0, axis=2).pvalue
     found = np.mean([holm(row.tolist())[0] < 0.05 for row in p])
     margin = 4 * math.sqrt(0.25 / draws)
-    # Holm finds a little more where another row is found first, which has a probability below 5% here.
+    # Holm detects slightly more if another row is detected first, which has a probability below 5% here.
     assert stated.power / 100 - margin <= found <= stated.power / 100 + margin + 0.05 * (tests > 1)
 
 
 COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]", "canaries.count=30")
 TEMPLATE = ("canaries.source='template'", "canaries.template='w4 {w1} w7'")  # fewer fillings than references
-TINY_USERS = UserNumbers(24, 192, 960, 40)  # of `Experiment`
+TINY_USERS = UserNumbers(24, 192, 960, 40)  # as in `Experiment`
 
 
 def certain(subject: Subject, groups: Sequence[int], planted: Sequence[int]) -> Subject:
@@ -256,10 +256,10 @@ def certain(subject: Subject, groups: Sequence[int], planted: Sequence[int]) -> 
     [((*COINS, "data.partition='non-iid'"), 1), (PRIVATE, 2), (TEMPLATE, 1)],
     ids=["coins", "dp", "template"],
 )
-def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
+def test_a_plan_has_the_epsilon_that_an_audit_of_perfect_ranks_proves(
     trained_here: Trained, settings: tuple[str, ...], steps: int
 ) -> None:
-    """Half of the coins' canaries are planted; an epsilon of replacing is twice one of adding or removing."""
+    """Coins plant half of the canaries. Epsilon under replacement is twice that under addition or removal."""
     run = trained_here(*settings)
     config = Run.open(run).config
     (bound,) = provable_of([Planned("run", "run", 0, {}, None, config)], TINY_USERS.split())
@@ -280,7 +280,7 @@ def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
 
 
 def test_units_are_counted_as_an_audit_counts_them(experiment: Experiment) -> None:
-    """24 users and 192 records at p_u = 0.2: 5 users, or 19 and 38 records, which are synthetic users of a twin."""
+    """Of 24 users and 192 records at p_u = 0.2, 5 users share a canary; in IID, 19 and 38 records count as users."""
     configs = {
         partition: load(experiment.config, (f"data.partition='{partition}'",)) for partition in ("non-iid", "iid")
     }
@@ -291,7 +291,7 @@ def test_units_are_counted_as_an_audit_counts_them(experiment: Experiment) -> No
 
 
 def test_canary_users_have_a_bound_and_a_cost(experiment: Experiment) -> None:
-    """40 users by coins, half of which take part: 20 random updates for 24 users."""
+    """Coins let half of 40 canary users take part: 20 random updates for 24 users."""
     settings = (*PRIVATE, "audit.update_canaries=40", "audit.canary_coins=true")
     planned = [Planned("run", "run", 0, {}, None, load(experiment.config, settings))]
     (row,) = provable_of(planned, TINY_USERS.split())

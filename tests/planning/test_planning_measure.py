@@ -1,4 +1,4 @@
-"""Short runs and what their logs say; times of runs as products that tests count by hand."""
+"""Short runs and their logs, and times and amounts of training as products that tests compute by hand."""
 
 import json
 import math
@@ -79,7 +79,7 @@ def test_windows_and_injections_fit_into_three_rounds(experiment: Experiment, ca
 
 
 def write_log(run: Path, seconds: Sequence[float], steps: int, evaluations: Sequence[float]) -> None:
-    """Write the logs of a short run: seconds of its parts of so many steps each, and of its evaluations."""
+    """Write the logs of a short run: seconds of its parts, each of `steps` steps, and of its evaluations."""
     run.mkdir()
     for part, taken in enumerate(seconds, start=1):
         roundlog.append(run, round=part * steps, seconds=taken)
@@ -95,7 +95,7 @@ def write_log(run: Path, seconds: Sequence[float], steps: int, evaluations: Sequ
 def test_the_second_round_and_the_second_evaluation_are_measured(
     tmp_path: Path, steps: int, round_: float, start: float
 ) -> None:
-    """A process of 20 s: parts of 5, 0.5 and 0.9 s, evaluations of 3 and 2 s."""
+    """The process takes 20 s, with parts of 5, 0.5 and 0.9 s and evaluations of 3 and 2 s."""
     write_log(tmp_path / "run", [5.0, 0.5, 0.9], steps, [3.0, 2.0])
     measured = cost_of(tmp_path / "run", 20.0)
     assert (measured.start, measured.round, measured.evaluation) == pytest.approx((start, round_, 2.0))
@@ -106,7 +106,7 @@ def test_the_second_round_and_the_second_evaluation_are_measured(
 
 
 def test_the_time_of_a_run_is_start_and_rounds_and_evaluations(sweep_file: Path) -> None:
-    """16 runs: 400 rounds or 1,488 steps, 4 evaluations of 3 s, and 10 s of start; twins are one row."""
+    """16 runs have 400 rounds or 1,488 steps, 4 evaluations of 3 s, and a start of 10 s; twins share a row."""
     planned = runs_of(sweep_file, "smoke", "sgd", "fedavg")
     costs = {configuration_of(run): COST for run in planned}
     rows = times_of(planned, costs, USERS.split(), MACHINE)
@@ -130,8 +130,8 @@ def test_runs_at_once_are_as_many_as_cores_and_shares_of_gpus_allow(experiment: 
     assert Machine(cores=16, gpus=1).runs_at_once(tenths) == 10
 
 
-def test_as_many_short_runs_as_train_at_once(sweep_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One configuration on four cores has four short runs, whose median counts; a failure ends the measurement."""
+def test_as_many_short_runs_are_measured_as_train_at_once(sweep_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One configuration on four cores has four short runs, whose median is used; a failure ends the measurement."""
     jobs: list[SweepJob] = []
 
     def train(given: Sequence[SweepJob], *_: object) -> Iterator[JobEnd]:
@@ -157,8 +157,8 @@ def test_as_many_short_runs_as_train_at_once(sweep_file: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_a_real_short_run(experiment: Experiment, flsim: Flsim) -> None:
-    """A run of a process of its own: 4 rounds and 2 evaluations as measured."""
+def test_the_time_of_a_run_follows_from_a_real_short_run(experiment: Experiment, flsim: Flsim) -> None:
+    """The run trains in a separate process. Its time is the measured start, 4 rounds and 2 evaluations."""
     code, out, err = flsim("plan", experiment.config, "--set", "system.shards=1", "--json")
     assert code == 0, err
     (row,) = json.loads(out)["times"]
@@ -186,8 +186,8 @@ def here_and_published(
     return scale_of(rows_of(planned), SMALL.split(), published), published
 
 
-def test_rows_and_canaries_by_hand(sweep_file: Path) -> None:
-    """An assumed population of 400 users of 30 records. Batch 32: 375 steps an epoch. Cohort 40: a tenth."""
+def test_rows_and_canaries_equal_values_computed_by_hand(sweep_file: Path) -> None:
+    """400 users of 30 records are assumed. Batch size 32 has 375 steps an epoch; a cohort of 40 is a tenth."""
     _, planned = planned_of(sweep_file)
     scale = scale_of(rows_of(planned), SMALL.split())
     rows = {row.name: row for row in scale.rows}
@@ -203,8 +203,8 @@ def test_rows_and_canaries_by_hand(sweep_file: Path) -> None:
     assert [(each.sharers, each.copies) for each in scale.canaries[:3]] == [(4, 30), (4, 60), (4, 120)]
 
 
-def test_the_published_experiment(sweep_file: Path) -> None:
-    """The paper's section 4.1: 392,000 users, 90 canaries; 8,000 rounds of 5,000 are 102 epochs."""
+def test_the_scale_of_the_published_experiment(sweep_file: Path) -> None:
+    """The paper's section 4.1 has 392,000 users and 90 canaries; 8,000 rounds of 5,000 users are 102 epochs."""
     here, scale = here_and_published(*planned_of(sweep_file))
     assert [row.name for row in scale.rows] == [row.name for row in here.rows]
     assert scale.rows[-3].epochs == pytest.approx(8000 * 5000 / 392_000, rel=1e-6)
@@ -215,8 +215,8 @@ def test_the_published_experiment(sweep_file: Path) -> None:
     assert scale.canaries[-1].copies == pytest.approx(392_000 * 237 / 50_000)
 
 
-def test_amounts_by_hand(sweep_file: Path) -> None:
-    """SGD: 0.005 x steps. FedAvg: 0.3 x rounds x steps of a user, 30 records by 4 or about 237 by 16."""
+def test_amounts_of_training_equal_values_computed_by_hand(sweep_file: Path) -> None:
+    """SGD: 0.005 x steps. FedAvg: 0.3 x rounds x steps of a user, with 30 records by 4 or about 237 by 16."""
     only = ("sgd", "fedavg")
     here, published = here_and_published(*planned_of(sweep_file, only), only)
     assert [row.amount for row in here.rows] == pytest.approx([0.005 * 1_488] * 8 + [0.3 * 400 * 8] * 8)
@@ -239,15 +239,15 @@ def test_amounts_by_hand(sweep_file: Path) -> None:
     ],
 )
 def test_amounts_of_federated_settings(experiment: Experiment, overrides: tuple[str, ...], amount: float) -> None:
-    """Four rounds of users of 8 records in batches of 8 at a rate of 0.5: a step a round."""
+    """Four rounds of users of 8 records in batches of 8 have one step a round, with learning rate 0.5."""
     config = load(experiment.config, ("local.batch_size=8", "local.learning_rate=0.5", *overrides))
     assert config.rounds_over(UserNumbers(24, 192, 900, 40).split()) in (4, 2_000)
     assert config.rate_steps(UserNumbers(24, 192, 900, 40).split()) == pytest.approx(amount, rel=1e-3)
 
 
 @pytest.mark.parametrize("table", ["table1", "table4"])
-def test_small_tiers_are_trained_for_alike_shares_of_the_published_amounts(table: str) -> None:
-    """Otherwise techniques would differ by how much they are trained."""
+def test_small_tiers_are_trained_for_similar_shares_of_the_published_amounts(table: str) -> None:
+    """Otherwise, techniques would also differ in their amounts of training."""
     definition, planned = planned_of(Path(__file__).parents[2] / "experiments" / f"{table}.toml", tier="small")
     train = UserNumbers(4_000, 943_473, 8_000_000, 10_000).split()  # as `flsim plan` counts them
     published = published_scale(definition, planned, "here")
@@ -264,7 +264,7 @@ def test_small_tiers_are_trained_for_alike_shares_of_the_published_amounts(table
         ("central", ("data.shadow='record'", "data.user_holdout=0.1")),
     ],
 )
-def test_what_is_left_out_is_not_counted(
+def test_excluded_users_and_records_are_not_counted(
     experiment: Experiment, tmp_path: Path, trained: str, left_out: tuple[str, ...]
 ) -> None:
     """Rounds, epochs, sharers and the population of epsilon are those that the run itself counts."""
@@ -300,7 +300,7 @@ def test_what_is_left_out_is_not_counted(
         ("evaluation.every_epochs=1.7", "training.rounds=37"),
     ],
 )
-def test_as_many_evaluations_as_the_schedule_asks_for(experiment: Experiment, overrides: tuple[str, ...]) -> None:
+def test_the_number_of_evaluations_is_that_of_the_schedule(experiment: Experiment, overrides: tuple[str, ...]) -> None:
     text = experiment.config.read_text().replace("every = 2\n", "")
     path = experiment.folder / "due.toml"
     path.write_text(text.replace("rounds = 4", "rounds = 25"))
@@ -311,7 +311,7 @@ def test_as_many_evaluations_as_the_schedule_asks_for(experiment: Experiment, ov
     assert evaluations_of(config, train) == len(due)
 
 
-def test_runs_of_most_epochs_are_first(sweep_file: Path) -> None:
+def test_runs_with_the_most_epochs_are_first(sweep_file: Path) -> None:
     _, planned = planned_of(sweep_file)
     names = [run.name for run in longest_first(planned, SMALL.split())]
     assert names[:2] == ["fedavg-iid-cohort40-seed0", "fedavg-non-iid-cohort40-seed0"]

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    """Two CPUs; workers can import the tests, and Ray does not warn of its own plans for GPU variables."""
+    """Start Ray with two CPUs; workers can import the tests, and Ray does not warn of its plans for GPU variables."""
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def shared_service(local_ray: None) -> Iterator[EvaluationService]:
-    """A service for all tests of a file, which leave nothing pending: a new process takes seconds to start."""
+    """Yield a service for all tests of a file, which leave nothing pending; a new process takes seconds to start."""
     service = EvaluationService(Path(), work)
     yield service
     service.close()

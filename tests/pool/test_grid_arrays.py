@@ -1,4 +1,4 @@
-"""Arrays of messages on a real, local Ray: sent once, held where they were made, added in order, asked for again."""
+"""Arrays of messages on a real, local Ray: sent once, held by their process, added in order, requested again."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ from server.pool.grid import PULLED, ClientShare, Job, RayGrid, ray_grid, sum_re
 from server.stopping import Stop
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-VALUES = (1.0, 2.0**53, 3.0, -(2.0**53), 5.0, 7.0)  # of shards; ((1 + 2^53) + 3) - 2^53 = 4 where floats are even
+VALUES = (1.0, 2.0**53, 3.0, -(2.0**53), 5.0, 7.0)  # of shards; ((1 + 2^53) + 3) - 2^53 = 4: large floats are even
 SIZE = 30_000  # 240 kB, which Ray does not send with a reply
 PARAMS = {"weight": torch.zeros(SIZE)}
 app = ClientApp()
@@ -32,7 +32,7 @@ app = ClientApp()
 
 @app.train()
 def reply_with_value(message: Message, context: Context) -> Message:
-    """Reply with the shard's value plus the parameters, and log the call; raise once where a file says so."""
+    """Reply with the shard's value plus the parameters, and log the call; raise once if a file asks for it."""
     request, address = decode_request(message.content)
     folder = Path(address.run)
     with (folder / "calls").open("a") as calls:
@@ -41,7 +41,7 @@ def reply_with_value(message: Message, context: Context) -> Message:
         fails.unlink()
         raise KeyError("told to fail")
     delta = {"weight": torch.full((SIZE,), VALUES[request.shard]).double() + request.params["weight"]}
-    request.params["weight"].fill_(9.0)  # its own copy
+    request.params["weight"].fill_(9.0)  # the client's own copy
     update = UpdateSum(delta, Counts(VALUES[request.shard], 1, 0.5, 2))
     return Message(encode_reply(ShardReply(request.round, request.shard, update, str(os.getpid()))), reply_to=message)
 
@@ -59,7 +59,7 @@ def six_nodes(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def grid(request: pytest.FixtureRequest, six_nodes: RayGrid) -> RayGrid:
-    """A grid that holds arrays or does not; the driver decides for each job."""
+    """Return a grid that holds arrays or does not; the driver decides this for each job."""
     six_nodes._holds = request.param
     return six_nodes
 
@@ -117,14 +117,14 @@ def jobs_in_memory() -> int:
 
 
 def exchanged(grid: RayGrid, folder: Path, branch: int, *shards: int) -> list[Reply]:
-    """Replies of a round, in the order of their arrival."""
+    """Return the replies of a round, in the order of their arrival."""
     exchange = Exchange(grid, len(VALUES), branch, Address(str(folder), "digest"), Deadline(None), 2, Stop())
     return [*exchange.send([RoundRequest(0, shard, np.array([shard]), PARAMS) for shard in shards])]
 
 
 @pytest.mark.parametrize("grid", [False, True], indirect=True)
-def test_a_shard_that_fails_is_asked_again_and_held_sums_are_kept(grid: RayGrid, tmp_path: Path) -> None:
-    """A round in which shard 1 fails once, and shard 4 has no users."""
+def test_a_shard_that_fails_is_requested_again_and_held_sums_are_kept(grid: RayGrid, tmp_path: Path) -> None:
+    """In this round, shard 1 fails once, and shard 4 has no users."""
     shards = (0, 1, 2, 3, 5)
     (tmp_path / "fail1").touch()
     replies = exchanged(grid, tmp_path, 2, *shards)
@@ -141,13 +141,13 @@ def test_a_shard_that_fails_is_asked_again_and_held_sums_are_kept(grid: RayGrid,
     if grid._holds:
         assert {type(reply) for reply in replies} == {BranchReply}
         first, *_, last = replies
-        assert (first.work[0].shard in (2, 5), last.work[0].shard) == (True, 0)  # whole branches do not wait
+        assert (first.work[0].shard in (2, 5), last.work[0].shard) == (True, 0)  # complete branches do not wait
     assert not grid._held
 
 
 @holding
-def test_held_sums_are_added_in_the_order_that_is_asked_for(grid: RayGrid, tmp_path: Path) -> None:
-    """And a newer message to a node drops what is held of it."""
+def test_held_sums_are_added_in_the_requested_order(grid: RayGrid, tmp_path: Path) -> None:
+    """A newer message to a node deletes the sum that the node holds."""
 
     def summed(*shards: int) -> float:
         replies = replies_of(grid, requests(*shards, folder=tmp_path))

@@ -1,4 +1,4 @@
-"""The evaluation service on a real, local Ray: order, failures of the work and of its processes, memory."""
+"""The evaluation service on a real, local Ray: order, memory, and failures of the work and of its processes."""
 
 import json
 import os
@@ -38,15 +38,15 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 FREE = "check that its share of the GPUs is free"
 
 
-def test_nothing_waits_and_one_runs_at_a_time_in_order(service: EvaluationService, run: Path, tmp_path: Path) -> None:
+def test_submitting_does_not_wait_and_work_runs_in_order(service: EvaluationService, run: Path, tmp_path: Path) -> None:
     (tmp_path / "a.wait").touch()
     for name in ("a", "bb", "ccc", "bb", "a"):
         service.submit(run / name)
     assert service.poll() == []
     wait_for(tmp_path / "a.started")
-    assert ray.available_resources()["CPU"] == 2  # all of them are the clients'
+    assert ray.available_resources()["CPU"] == 2  # all of them remain for clients
     assert service.drain(0.1) == []
-    assert service.pending == 3  # what was there already is there once
+    assert service.pending == 3  # repeated submissions are pending once
     assert names(tmp_path) == ["a"]
     (tmp_path / "a.go").touch()
     ended = service.drain(TIMEOUT)
@@ -56,19 +56,19 @@ def test_nothing_waits_and_one_runs_at_a_time_in_order(service: EvaluationServic
     assert (service.pending, service.poll(), service.drain()) == (0, [], [])
     assert read_evaluations(run) == ended
     assert all(each.seconds >= 0 and each.reason is None for each in ended)
-    service.submit(run / "a")  # once more, if someone wants it
+    service.submit(run / "a")  # ended work can be submitted again
     assert outcomes_of(service.drain(TIMEOUT)) == [("a", "stored", 1)]
 
 
-def test_training_goes_first(service: EvaluationService, run: Path, tmp_path: Path) -> None:
-    """One thread, and less of the processor than any other process of Ray; 19 is the lowest priority that there is."""
+def test_an_evaluator_has_one_thread_and_a_low_priority(service: EvaluationService, run: Path, tmp_path: Path) -> None:
+    """The evaluator's priority is below that of other processes of Ray; niceness 19 is the lowest priority."""
     service.submit(run / "a")
     others = ray.get(ray.remote(niceness).remote())
     assert len(service.drain(TIMEOUT)) == 1
     assert log(tmp_path)[0][2:4] == [str(min(19, others + NICENESS)), "1"]
 
 
-def test_a_pool_works_on_several_at_a_time(run: Path, tmp_path: Path) -> None:
+def test_a_pool_evaluates_several_checkpoints_at_a_time(run: Path, tmp_path: Path) -> None:
     service = EvaluationService(run, work, ServiceHParams(evaluators=2))
     for name in ("a", "b"):
         (tmp_path / f"{name}.wait").touch()
@@ -86,8 +86,8 @@ def test_a_pool_works_on_several_at_a_time(run: Path, tmp_path: Path) -> None:
     assert pids["c"] == pids["b"] != pids["a"]
 
 
-def test_a_failure_says_why_and_the_next_one_is_evaluated(service: EvaluationService, run: Path) -> None:
-    """What the work raises is not tried again: it would raise it again."""
+def test_a_failure_has_a_reason_and_the_next_checkpoint_is_evaluated(service: EvaluationService, run: Path) -> None:
+    """Work that raises an error is not repeated, because it would raise the error again."""
     for name in ("bad", "nan", "a"):
         service.submit(run / name)
     bad, nan, good = service.drain(TIMEOUT)
@@ -102,10 +102,10 @@ def test_a_failure_says_why_and_the_next_one_is_evaluated(service: EvaluationSer
 @pytest.mark.parametrize(
     ("name", "reason"), [("hungry", "MemoryError: too large"), ("starved", "RuntimeError: .*can't allocate memory")]
 )
-def test_who_runs_out_of_memory_is_replaced(
+def test_a_process_that_runs_out_of_memory_is_replaced(
     service: EvaluationService, run: Path, tmp_path: Path, name: str, reason: str
 ) -> None:
-    """The others go first. Python's own error, and torch's on a CPU."""
+    """Other work runs first. The errors are those of Python and of torch on a CPU."""
     for each in (name, "a"):
         service.submit(run / each)
     assert outcomes_of(service.drain(TIMEOUT)) == [("a", "stored", 1), (name, "stored", 2)]
@@ -121,7 +121,7 @@ def test_who_runs_out_of_memory_is_replaced(
 def test_a_killed_process_is_replaced_and_its_work_done_again(
     service: EvaluationService, run: Path, tmp_path: Path
 ) -> None:
-    """Twice."""
+    """The process is killed twice."""
     (tmp_path / "bb.wait").touch()
     for name in ("a", "bb"):
         service.submit(run / name)
@@ -149,7 +149,7 @@ def test_a_process_killed_while_idle_costs_one_attempt(service: EvaluationServic
 
 
 @pytest.mark.slow
-def test_work_that_kills_its_process_every_time_fails_and_holds_up_nobody(run: Path, tmp_path: Path) -> None:
+def test_work_that_always_kills_its_process_fails_and_delays_no_other_work(run: Path, tmp_path: Path) -> None:
     service = EvaluationService(run, work, ServiceHParams(retries=1))
     for name in ("dies", "a"):
         service.submit(run / name)
@@ -165,8 +165,8 @@ def test_work_that_kills_its_process_every_time_fails_and_holds_up_nobody(run: P
 
 
 @pytest.mark.slow
-def test_who_takes_too_long_is_killed(run: Path, tmp_path: Path) -> None:
-    """The first process waits for what never comes; the second one is frozen, and could not end itself."""
+def test_a_process_that_takes_too_long_is_killed(run: Path, tmp_path: Path) -> None:
+    """The first process waits for a file that never comes; the second one is frozen, and cannot end itself."""
     service = EvaluationService(run, work, ServiceHParams(deadline=2.0, retries=1))
     (tmp_path / "hangs.wait").touch()
     service.submit(run / "hangs")
@@ -189,7 +189,7 @@ def test_who_takes_too_long_is_killed(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_work_that_freezes_at_once_has_no_more_time_than_other_work(run: Path) -> None:
-    """Three times: it was luck whether Ray's reply that the process runs had left before, and a start has minutes."""
+    """Three attempts vary whether Ray reports the start before the freeze; the deadline of a start is minutes."""
     service = EvaluationService(run, freeze, ServiceHParams(deadline=0.5, retries=2))
     service.submit(run / "a")
     assert outcomes_of(service.drain(TIMEOUT)) == [("a", "failed", 3)]
@@ -197,10 +197,10 @@ def test_work_that_freezes_at_once_has_no_more_time_than_other_work(run: Path) -
 
 
 @pytest.mark.slow
-def test_a_process_that_never_starts_is_ordered_again_and_has_twice_as_long(
+def test_a_process_that_never_starts_is_requested_again_with_twice_the_deadline(
     monkeypatch: pytest.MonkeyPatch, run: Path
 ) -> None:
-    """No machine of this cluster has a GPU, so that Ray never starts a process that holds one."""
+    """No machine of this cluster has a GPU, so Ray never starts a process that needs one."""
     monkeypatch.setattr("server.pool.grid.START_DEADLINE", 0.2)
     service = EvaluationService(run, freeze, ServiceHParams(num_gpus=1.0, retries=2))
     service.submit(run / "a")
@@ -238,7 +238,7 @@ def test_a_line_cut_short_and_a_later_success_are_no_failures(run: Path) -> None
     ("gigabytes", "share", "expected"),
     [(140, 0.05, 0.05), (140, 1.0, 1.0), (140, 2.0, 1.0), (8, 0.05, 2**30 / 8e9), (0.5, 0.05, 1.0)],
 )
-def test_the_share_counts_but_1_gibibyte_is_the_least(
+def test_the_memory_limit_is_the_share_but_at_least_1_gibibyte(
     gigabytes: float, share: float, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fractions: list[float] = []
@@ -268,7 +268,7 @@ DUE = (2, 4, 6, 8)
 
 @pytest.fixture
 def make(experiment: Experiment) -> Callable[..., Run]:
-    """A run of 8 rounds, evaluated at every second."""
+    """Return a function that creates a run of 8 rounds, evaluated every second round."""
 
     def make(name: str = "run", references: int = 200) -> Run:
         overrides = ("training.rounds=8", f"evaluation.references={references}")
@@ -278,7 +278,7 @@ def make(experiment: Experiment) -> Callable[..., Run]:
 
 
 def state_after(run: Run, round_: int) -> State:
-    """A model of its own for each round."""
+    """Return a state with a different model for each round."""
     rng = stream(0, "fault test", round_)
     settings = run.federated
     vocabulary = run.corpus.layout.vocabulary_size
@@ -291,7 +291,7 @@ def state_after(run: Run, round_: int) -> State:
 
 
 def train(run: Run, evaluations: Evaluations, after: Callable[[int], None] = lambda _: None) -> None:
-    """All rounds that are left; `after` looks at each."""
+    """Save and evaluate all remaining rounds; `after` is called after each."""
     newest = checkpoint.latest(run.path / "checkpoints")
     for round_ in range(checkpoint.round_of(newest) + 1 if newest else 1, 9):
         run.log_round(round=round_)
@@ -305,7 +305,7 @@ def about(run: Run) -> dict[str, Any]:
 
 
 def truth(run: Run, folder: Path) -> pd.DataFrame:
-    """The rows of an evaluation in this process, without any service."""
+    """Return the rows of an evaluation in this process, without any service."""
     twin = Run.create(run.config, folder / "truth" / run.name)
     for round_ in DUE:
         evaluate_checkpoint(twin.path, twin.save(state_after(twin, round_)))
@@ -324,16 +324,16 @@ def name(round_: int) -> str:
 
 
 @pytest.mark.slow
-def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
+def test_unusable_checkpoints_are_reported_and_evaluated_once_they_are_restored(
     make: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Round 2 is cut short, round 4 is of another architecture, round 6 is deleted; all of that before its turn."""
+    """Before its evaluation, round 2 is cut short, round 4 gets a model of other sizes, and round 6 is deleted."""
     run, kept = make(), tmp_path / "kept"
     kept.mkdir()
     expected = truth(run, tmp_path)
 
     def spoil(round_: int) -> None:
-        """After the last round: the evaluator is busy with round 2, or not even there."""
+        """Damage, replace or delete the checkpoint of a round before it is submitted."""
         path = run.path / "checkpoints" / name(round_)
         if round_ == 2:
             path.write_bytes(path.read_bytes()[:-100])
@@ -346,7 +346,7 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
             path.unlink()
 
     class Spoiling(Evaluations):
-        """Things happen to a checkpoint between its saving and its evaluation."""
+        """Evaluations whose checkpoints are spoiled between their saving and their evaluation."""
 
         def submit(self, path: Path) -> None:
             (kept / path.name).write_bytes(path.read_bytes())
@@ -359,7 +359,7 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
     complaint = str(caught.value)
     assert complaint.startswith(name(2))
     assert "`flsim run --resume`" in complaint
-    assert len((run.path / "rounds.jsonl").read_text().splitlines()) == 8  # training went on
+    assert len((run.path / "rounds.jsonl").read_text().splitlines()) == 8  # training continued
     reasons = {each.checkpoint: str(each.reason) for each in read_evaluations(run.path)}
     for round_, why in ((2, "damaged"), (4, "another model"), (6, "No such file")):
         assert why in reasons[name(round_)]
@@ -382,7 +382,7 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
 
 @pytest.mark.slow
 def test_a_model_that_is_not_finite_is_recorded_as_diverged(make: Callable[..., Run], tmp_path: Path) -> None:
-    """Once, in the run, in its rows and in the table; what was good before stays, and nobody evaluates it again."""
+    """Run, rows and table record the divergence once. Good rows stay, and the model is not evaluated again."""
     run = make()
     service = EvaluationService(run.path, evaluate_checkpoint, ServiceHParams(retries=1))
     good = truth(run, tmp_path)
@@ -406,7 +406,7 @@ def test_a_model_that_is_not_finite_is_recorded_as_diverged(make: Callable[..., 
     assert run.unevaluated() == []
     with pytest.raises(Diverged), supervised(run, service=service):
         pass
-    run.mark("running")  # as after a kill: the row alone says it
+    run.mark("running")  # as after a kill: only the row records it
     results = read_run(run.path)
     assert (results.status, results.reason) == ("diverged", "the model of round 4 is not finite")
     assert results.evaluated == [2]
@@ -415,7 +415,7 @@ def test_a_model_that_is_not_finite_is_recorded_as_diverged(make: Callable[..., 
 
 @pytest.mark.slow
 def test_a_diverged_run_ends_on_sigterm_while_it_is_evaluated(make: Callable[..., Run], tmp_path: Path) -> None:
-    """Its second evaluation waits for ever. The run is known as diverged before, and the first one failed."""
+    """The second evaluation never ends, and the first one failed. SIGTERM comes once the run is known as diverged."""
     run, stop, waiting = make(), Stop(), name(4)
     (tmp_path / f"{waiting}.wait").touch()
     service = EvaluationService(run.path, wait_or_fail)
@@ -446,6 +446,6 @@ def test_a_diverged_run_ends_on_sigterm_while_it_is_evaluated(make: Callable[...
 
 
 def wait_or_fail(run: Path, path: Path) -> None:
-    """The work of an evaluator: what waits notes that it does, and everything else fails."""
+    """Do the work of an evaluator: wait if a file asks for it, and then fail."""
     work(run, path)
     raise KeyError(path.name)

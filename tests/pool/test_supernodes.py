@@ -1,4 +1,4 @@
-"""Which SuperNode is asked for which shard, on Flower's own grid and its state in memory."""
+"""The choice of SuperNodes for shards, on Flower's own grid with its state in memory."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ RUN, TASK, FOREVER = 7, 8, 1e9
 
 
 class Federation:
-    """Flower's grid as its simulation has it, with nodes that come and go."""
+    """Flower's grid with its state in memory, as in its simulation, with nodes that join and leave."""
 
     def __init__(self) -> None:
         factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
@@ -48,23 +48,23 @@ class Federation:
         self.state.deactivate_node(node)
 
     def asked(self, nodes: SuperNodes, shards: list[int], round_: int) -> list[int]:
-        """Who is asked."""
+        """Return the nodes to which the messages of shards are sent."""
         messages = [Message(RecordDict(), shard, "train", group_id=str(round_)) for shard in shards]
         assert len(nodes.push_messages(messages)) == len(shards)
         return [message.metadata.dst_node_id for message in messages]
 
 
-def test_a_shard_stays_where_it_is_while_the_same_supernodes_are_there() -> None:
+def test_a_shard_keeps_its_supernode_while_supernodes_stay_the_same() -> None:
     federation = Federation()
     first, second = sorted([federation.join(), federation.join()])
     nodes = SuperNodes(federation.grid, 5, Stop())
     assert nodes.get_node_ids() == [0, 1, 2, 3, 4]  # more shards than SuperNodes
     for round_ in (1, 2):
         assert federation.asked(nodes, [0, 1, 2, 3, 4], round_) == [first, second, first, second, first]
-        assert federation.asked(nodes, [3], round_ + 10) == [second]  # whoever else is in the round
+        assert federation.asked(nodes, [3], round_ + 10) == [second]  # whichever other shards are in the round
 
 
-def test_who_joins_is_used_and_who_leaves_is_not() -> None:
+def test_a_supernode_is_used_from_when_it_joins_until_it_leaves() -> None:
     federation = Federation()
     nodes = SuperNodes(federation.grid, 2, Stop())
     assert nodes.get_node_ids() == []
@@ -76,19 +76,19 @@ def test_who_joins_is_used_and_who_leaves_is_not() -> None:
     assert federation.asked(nodes, [0, 1], 3) == [second, second]
 
 
-def test_a_shard_that_is_asked_again_goes_to_another_and_so_do_the_next_ones() -> None:
-    """Flower lists a SuperNode that was killed for another minute."""
+def test_a_shard_that_is_requested_again_moves_to_another_supernode_also_in_later_rounds() -> None:
+    """Flower still lists a SuperNode for a minute after it was killed."""
     federation = Federation()
     federation.join(), federation.join()
     nodes = SuperNodes(federation.grid, 2, Stop())
     dead, alive = federation.asked(nodes, [0, 1], 1)
     assert federation.asked(nodes, [0], 1) == [alive]
     assert federation.asked(nodes, [0, 1], 2) == [alive, alive]
-    assert federation.asked(nodes, [0], 2) == [dead]  # all have failed: the one that did longest ago
+    assert federation.asked(nodes, [0], 2) == [dead]  # all have failed: the one whose failure is the oldest
     assert federation.asked(nodes, [0], 2) == [alive]
 
 
-def test_an_attempt_waits_for_clients_and_says_so_but_not_for_ever(
+def test_an_attempt_reports_that_it_waits_for_clients_until_a_deadline(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     federation = Federation()
@@ -101,7 +101,7 @@ def test_an_attempt_waits_for_clients_and_says_so_but_not_for_ever(
     assert wait_for_nodes(nodes, 2, Stop(), 0.1) == [0, 1]
 
 
-def test_without_any_supernode_it_waits_for_one_or_for_the_end_of_the_run() -> None:
+def test_without_any_supernode_a_round_waits_for_one_or_for_the_end_of_the_run() -> None:
     federation, stop, came = Federation(), Stop(), []
     nodes = SuperNodes(federation.grid, 1, stop)
 

@@ -1,9 +1,9 @@
-"""A simulated disk that can lose power, with all states that a folder may then have.
+"""A simulated disk that can lose power, with all states that a folder can then have.
 
-The reading of POSIX is the strict one. Bytes are safe once their file is synced, names once their folder is. A rename
-is one step, and is safe once a folder of it is synced. ext4, XFS and Btrfs promise more: they keep the order of names,
-and sync a new file's name with the file. Modes, owners and times of files are left out.
-"""
+This reading of POSIX is the strict one. Bytes are safe once their file is synced, and names once their folder is
+synced. A rename is one step, and is safe once one of its two folders is synced. ext4, XFS and Btrfs promise more: they
+keep the order of names, and sync a new file's name with the file. Modes, owners and times of files are not
+simulated."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,18 +18,17 @@ Mode = Literal["whole", "lost", "half", "zeros", "tail", "empty"]
 MODES: tuple[Mode, ...] = ("whole", "lost", "half", "zeros", "tail", "empty")
 TORN: tuple[Mode, ...] = MODES[1:]
 MIXTURES = 4  # random states for each prefix
-UNREAD = re.compile(  # what nobody reads who goes on: half-written things, and what is written for people
+UNREAD = re.compile(  # files that no resumed command reads: half-written files, and files for people
     r".*(\.partial-|/\.tmp).*|.*/(log\.jsonl|\.training|\.driving|report\.html|[^/]*\.log)"
 )
 
 
 @dataclass(frozen=True)
 class Op:
-    """A step that changes a disk; paths are relative to the folder that is watched.
+    """A step that changes a disk; paths are relative to the watched folder.
 
-    `at` is the byte that a write begins at, None for the file's end, and the length for a ``trim``. `began` is the
-    number of steps that had ended when a sync began: only those are safe after it.
-    """
+    `at` is the first byte of a write, None for the end of the file, and the length for a ``trim``. `began` is the
+    number of steps that had ended when a sync began: only those steps are safe after the sync."""
 
     kind: Literal["make", "create", "write", "trim", "rename", "remove", "sync"]
     path: str
@@ -41,10 +40,9 @@ class Op:
 
 @dataclass(eq=False)
 class Node:
-    """A file or a folder: what it holds now, and what is safe, which is there if nothing reaches the disk any more.
+    """A file or a folder: its content now, and its safe content, which remains if nothing else reaches the disk.
 
-    `writes` are the steps since then: number, first byte, and bytes; None trims.
-    """
+    `writes` are the steps since the last sync: number, first byte, and bytes; None trims."""
 
     is_folder: bool
     names: dict[str, "Node"] = field(default_factory=dict)
@@ -54,7 +52,7 @@ class Node:
     now: bytes = b""
 
     def after(self, mode: Mode) -> bytes:
-        """The bytes of a file whose unsynced writes met the loss of power in some way."""
+        """Return the bytes of a file whose unsynced writes met the loss of power as `mode` describes."""
         if mode == "whole" or not self.writes:
             return self.now
         is_trimmed = any(data is None for _, _, data in self.writes)
@@ -72,7 +70,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A step that changed names and is not synced: for each, its folder, and what it stands for, None for nothing."""
+    """A step that changed names and is not synced: for each name its folder and its node, None for a removed name."""
 
     number: int
     names: tuple[tuple[Node, str, Node | None], ...]
@@ -82,10 +80,10 @@ State = dict[str, bytes | None]  # by path: the bytes of a file, None for a fold
 
 
 class Disk:
-    """A folder whose writer may lose power after any step."""
+    """A folder whose writer can lose power after any step."""
 
     def __init__(self, start: State | None = None) -> None:
-        """What the folder holds at first is safe."""
+        """Start with a folder whose content is safe."""
         self._root, self._steps = Node(is_folder=True), 0
         self._changes: list[Change] = []
         self._dirty: list[Node] = []
@@ -95,7 +93,7 @@ class Disk:
             folder.names[name] = folder.safe_names[name] = node
 
     def apply(self, op: Op) -> None:
-        """Take a step. Raises KeyError where its file or folder is not there."""
+        """Take a step. Raises KeyError if its file or folder does not exist."""
         folder, name = self._place(op.path)
         if op.kind in ("make", "create"):
             self._change((folder, name, Node(op.kind == "make")))
@@ -111,32 +109,31 @@ class Disk:
         self._steps += 1
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file now; None where there is none."""
+        """Return the bytes of a file now; None if there is no such file."""
         node: Node | None = self._root
         for part in path.split("/"):
             node = node.names.get(part) if node else None
         return None if node is None or node.is_folder else len(node.now)
 
     def now(self) -> State:
-        """What every process sees."""
+        """Return the state that every process sees."""
         return self._state(self._numbers)
 
     def synced(self) -> State:
-        """What is there if nothing reaches the disk any more."""
+        """Return the state that remains if nothing else reaches the disk."""
         return self._state((), "lost")
 
     @property
     def _numbers(self) -> list[int]:
-        """The steps that changed names and are not synced."""
+        """Return the numbers of the steps that changed names and are not synced."""
         return [change.number for change in self._changes]
 
     def states(self, rng: np.random.Generator) -> Iterator[State]:
-        """What may be there if the power is lost now, some of it more than once.
+        """Yield states that are possible if the power is lost now, some of them more than once.
 
-        That is: all names, with all or none of the unsynced bytes, or all bytes torn in one way; the synced names; each
-        change of names alone, missing alone, and as the last of those that came; each file torn alone, in each way,
-        and whole alone; and mixtures.
-        """
+        These are: all names, with all or none of the unsynced bytes, or with all unsynced bytes torn in one way; the
+        synced names; each change of names as the only one that came, as the only one missing, and as the last one that
+        came; each file as the only torn one, in each way, and as the only complete one; and random mixtures."""
         numbers = self._numbers
         for mode in ("whole", *TORN):
             yield self._state(numbers, mode)
@@ -181,7 +178,7 @@ class Disk:
 
     def _sync(self, node: Node, began: int) -> None:
         if not node.is_folder:
-            if all(number < began for number, _, _ in node.writes):  # a write meanwhile may have come too late
+            if all(number < began for number, _, _ in node.writes):  # a write during the sync may have come too late
                 node.safe, node.writes = node.now, []
                 self._dirty = [other for other in self._dirty if other is not node]
             return
@@ -191,7 +188,7 @@ class Disk:
                 self._changes.remove(change)
 
     def _state(self, kept: Collection[int], mode: Mode = "whole", but: Mapping[Node, Mode] = {}) -> State:
-        """What is there if these changes of names came, and the bytes of all files but some met their end in `mode`."""
+        """Return the state if these changes of names came, and bytes of files met `mode`, or their mode in `but`."""
         names: dict[Node, dict[str, Node]] = {}
 
         def names_in(folder: Node) -> dict[str, Node]:
@@ -220,7 +217,7 @@ def _take(change: Change, names_of: Callable[[Node], dict[str, Node]]) -> None:
 
 
 def digest(state: State) -> str:
-    """A digest of a state, in which the bytes of `UNREAD` files count for nothing."""
+    """Return a digest of a state that ignores the bytes of `UNREAD` files."""
     whole = sha256()
     for path, data in state.items():
         held = b"folder" if data is None else b"unread" if UNREAD.fullmatch(path) else sha256(data).digest()
@@ -229,7 +226,7 @@ def digest(state: State) -> str:
 
 
 def lay_out(state: State, folder: Path) -> None:
-    """Make a folder that holds a state."""
+    """Make a folder with the files of a state."""
     folder.mkdir()
     for path, data in state.items():
         if data is None:
@@ -239,6 +236,6 @@ def lay_out(state: State, folder: Path) -> None:
 
 
 def read_in(folder: Path) -> State:
-    """The state that a folder is in."""
+    """Return the state of a folder."""
     paths = sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix())
     return {path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None for path in paths}

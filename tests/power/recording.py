@@ -1,8 +1,7 @@
-"""The changes of a command and all of its processes to a folder, step by step, from the log of `strace`.
+"""The changes of a folder by a command and all of its processes, step by step, from the log of `strace`.
 
-Anything that changes a file and that this module does not understand is an error. The steps, taken again, must give the
-final folder, byte for byte.
-"""
+Anything that changes a file and that this module does not understand is an error. The recorded steps must give the
+final folder, byte for byte."""
 
 import os
 import re
@@ -18,7 +17,7 @@ NAMES = ("mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlin
 BYTES = ("write", "pwrite64", "writev", "ftruncate", "fallocate")
 LINKS = ("link", "linkat", "symlink", "symlinkat", "mknod", "mknodat")
 COPIES = ("truncate", "pwritev", "pwritev2", "copy_file_range", "sendfile", "splice", "io_uring_setup", "io_submit")
-UNKNOWN = (*LINKS, *COPIES)  # how else a folder could be changed
+UNKNOWN = (*LINKS, *COPIES)  # other calls that can change a folder
 OTHER = ("openat", "creat", "lseek", "mmap", "dup", "dup2", "dup3", "fcntl", "fsync", "fdatasync")
 CALL = re.compile(r"(\w+)\((.*)\) += (-?\d+|0x[0-9a-f]+|\?)(.*)", re.DOTALL)
 FILE = re.compile(r"(\w+|-\d+)<((?:\\x[0-9a-f]{2})*)>(\(deleted\))?")
@@ -26,10 +25,9 @@ TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"(\.\.\.)?')
 
 
 def record(command: Sequence[str], folder: Path, env: dict[str, str] | None = None) -> list[Op]:
-    """Run a command, which is to succeed and to name files by absolute paths, and return what it did to a folder.
+    """Run a command, which must succeed and name files by absolute paths, and return its changes of a folder.
 
-    Skips the test where `strace` is missing or is not allowed to trace.
-    """
+    Skips the test if `strace` is missing or is not allowed to trace."""
     strace = shutil.which("strace")
     if strace is None or subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True).returncode:
         pytest.skip("needs strace, and leave to trace (`make tools` installs it)")
@@ -45,7 +43,7 @@ def record(command: Sequence[str], folder: Path, env: dict[str, str] | None = No
 
 
 class Reader:
-    """Turns the lines of a log into steps."""
+    """A converter of the lines of a log into steps."""
 
     def __init__(self, folder: Path, start: State) -> None:
         self._folder, self._disk = folder.resolve(), Disk(start)
@@ -53,7 +51,7 @@ class Reader:
         self._places: dict[tuple[str, str], list[int | None]] = {}  # by descriptor and path; None: appends
 
     def read(self, log: Path) -> list[Op]:
-        """All steps. Raises AssertionError where they do not lead to what is there."""
+        """Return all steps. Raises AssertionError if they do not lead to the content of the folder."""
         mark = "".join(f"\\x{byte:02x}" for byte in bytes(self._folder))
         with log.open() as file:
             for text, began in _calls(file, lambda: len(self._ops)):
@@ -130,13 +128,13 @@ class Reader:
         self._ops.append(op)
 
     def _paths(self, arguments: str) -> list[str | None]:
-        """The paths that a call names, relative to the folder, None for those outside."""
+        """Return the paths that a call names, relative to the folder; None for paths outside."""
         texts = [os.fsdecode(_bytes(text)) for text in TEXT.finditer(arguments)]
         bases = [os.fsdecode(_bytes(file)) for file in FILE.finditer(arguments)] or [""] * len(texts)
         return [self._inside(os.path.join(base, text)) for base, text in zip(bases, texts, strict=True)]  # noqa: PTH118
 
     def _file(self, arguments: str) -> str | None:
-        """The path of the file whose descriptor comes first, None outside the folder, and where it is removed."""
+        """Return the path of the file of the first descriptor; None if it is outside the folder or removed."""
         file = FILE.match(arguments) if not arguments.startswith("NULL") else FILE.search(arguments)
         if file is None or file[3] or (path := os.fsdecode(_bytes(file, 2))).endswith(" (deleted)"):
             return None
@@ -150,7 +148,7 @@ class Reader:
 
 
 def _calls(lines: Iterator[str], steps: Callable[[], int]) -> Iterator[tuple[str, int]]:
-    """Each call as one text, when it ended; and how many steps there had been when it began."""
+    """Yield each call as one text, when it ended, with the number of steps that had been taken when the call began."""
     begun: dict[str, tuple[str, int]] = {}
     for line in lines:
         process, _, text = line.rstrip("\n").partition(" ")

@@ -1,4 +1,4 @@
-"""Replay of each state that a loss of power can leave: laid out in a folder, continued, and counted."""
+"""Replay of each state that a loss of power can cause: laid out in a folder, continued, and counted."""
 
 import os
 import re
@@ -20,11 +20,10 @@ GoOn = Callable[[Path], str]  # continues in a folder; returns the result in a w
 
 @dataclass
 class Replay:
-    """What came of the states of one recording.
+    """The results of the states of one recording.
 
-    `ends` counts states by what came of them, in a word; `last` counts those that can be there once the command has
-    ended. `wrong` has what was wrong, with the state's place.
-    """
+    `ends` counts states by their result, in a word; `last` counts only the states that are possible once the command
+    has ended. `wrong` has the errors, with the state's place."""
 
     name: str
     steps: int
@@ -35,7 +34,7 @@ class Replay:
     wrong: list[str] = field(default_factory=list)
 
     def row(self) -> str:
-        """A row of the table in docs/reliability.md."""
+        """Return a row of the table in docs/reliability.md."""
         ends = ", ".join(f"{count:,} {end}" for end, count in self.ends.most_common())
         numbers = (self.steps, self.states, self.distinct, self.ends.total())
         return f"| {self.name} | {' | '.join(f'{number:,}' for number in numbers)} | {ends} |"
@@ -53,11 +52,11 @@ def replay(
     start: State | None = None,
     leave_out: str = "$.",
 ) -> Replay:
-    """Lose power after each step, in every way that the disk knows, and go on from each different state once.
+    """Lose power after each step, in every way that the disk simulates, and continue from each different state once.
 
-    States are laid out in `scratch`, one at a time; `sample` of them are tried, spread over the steps, or all. At first
-    the folder holds `start`, all of it safe. Power is not lost after steps with paths of the pattern `leave_out`.
-    """
+    States are laid out in `scratch`, one at a time; `sample` of them are tried, spread over the steps, or all. The
+    folder starts with `start`, all of which is safe. Power is not lost after steps with paths of the pattern
+    `leave_out`."""
     disk, rng = Disk(start), stream(SEED, "power", name)
     by_digest: dict[str, tuple[int, State]] = {}
     equal, steps = Counter[str](), sum(not re.match(leave_out, op.path) for op in ops)
@@ -65,7 +64,7 @@ def replay(
         disk.apply(op)
         for state in () if re.match(leave_out, op.path) else disk.states(rng):
             equal[name_of := digest(state)] += 1
-            if rng.random() < 1 / equal[name_of]:  # any of the equal ones: they may differ in what nobody reads
+            if rng.random() < 1 / equal[name_of]:  # any of the equal states: they may differ in unread files
                 by_digest[name_of] = step, state
     last = {digest(state) for state in disk.states(rng)}
     distinct = sorted(by_digest.values(), key=lambda tried: tried[0])

@@ -1,9 +1,8 @@
-"""The command, repeated after a loss of power, all of it in this process, without Ray.
+"""The command, repeated after a loss of power, in this process and without Ray.
 
-Only what Ray does is replaced: requests, evaluations and a sweep's runs are worked off where they are submitted.
-`python tests/power/resuming.py run ...` runs the command in this way; with NO_SYNC in the environment nothing is ever
-synced.
-"""
+Only the work of Ray is replaced: requests, evaluations and a sweep's runs are executed where they are submitted.
+`python tests/power/resuming.py run ...` runs the command in this way; with NO_SYNC in the environment, nothing is ever
+synced."""
 
 import importlib
 import json
@@ -29,17 +28,17 @@ from server.sweep import JobEnd, SweepJob
 
 
 class NodesHere:
-    """Stands in for `server.cluster.start.Nodes`."""
+    """A replacement of `server.cluster.start.Nodes` that checks nothing."""
 
     def __init__(self, run: Path, corpus: Path | str, is_local: bool) -> None:
-        """Nobody is asked."""
+        """Ask no node."""
 
     def check(self) -> None:
-        """This process is equal to itself."""
+        """Check nothing: this process is the only node."""
 
 
 def jobs_here(jobs: Sequence[SweepJob], *_: object) -> Iterator[JobEnd]:
-    """Stands in for the part of `server.sweep.train_all` that hands jobs to Ray: runs each job's command."""
+    """Run the command of each job; replaces the part of `server.sweep.train_all` that hands jobs to Ray."""
     for job in jobs:
         code, said = command(*sweep._command(job)[3:])
         job.log.write_text(said)
@@ -48,7 +47,7 @@ def jobs_here(jobs: Sequence[SweepJob], *_: object) -> Iterator[JobEnd]:
 
 @contextmanager
 def without_ray() -> Iterator[None]:
-    """In the block, runs train and evaluate in this process."""
+    """Let runs in the block train and evaluate in this process."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("server.central", "server.federated.rounds"):
             module: Any = importlib.import_module(name)
@@ -68,7 +67,7 @@ def without_ray() -> Iterator[None]:
 
 
 def command(*arguments: str | Path) -> tuple[int, str]:
-    """Exit code of a command in this process, and what it said on standard error."""
+    """Run a command in this process, and return its exit code and its standard error."""
     threads, err = torch.get_num_threads(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()), redirect_stderr(err):
         patch.setattr(sys, "argv", ["flsim", *map(str, arguments)])
@@ -79,13 +78,13 @@ def command(*arguments: str | Path) -> tuple[int, str]:
 
 
 def status(run: Path) -> str | None:
-    """What run.json says; None where there is none."""
+    """Return the status in run.json; None if there is no such file."""
     about = run / "run.json"
     return str(json.loads(about.read_text())["status"]) if about.exists() else None
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """What is equal in equal runs: the last state, all rows, the digest of every round, the status."""
+    """Return what is equal in equal runs: the last state, all rows, the digest of every round, the status."""
     newest = latest(run / "checkpoints")
     assert newest is not None
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""An import whose machine loses power after any step: the same command gives the same corpus, or it is there, whole."""
+"""If an import's machine loses power after any step, repeating the command gives the same, complete corpus."""
 
 import json
 import random
@@ -17,7 +17,7 @@ SAMPLE = 24
 
 
 def write_posts(path: Path) -> None:
-    """Posts by 12 authors, of whom each wrote enough for two users."""
+    """Write posts by 12 authors, each of whom wrote enough for two users."""
     rng = random.Random(0)
     words = [f"w{number}" for number in range(30)]
     posts = [{"user": f"u{author}", "text": " ".join(rng.choices(words, k=12))} for author in range(12) for _ in "1234"]

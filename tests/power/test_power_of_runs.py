@@ -1,4 +1,4 @@
-"""A run whose machine loses power after any step of its writing: it is resumed to the same bits."""
+"""If a run's machine loses power after any step of its writing, the run resumes to the same bits."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ SAMPLE = 12
 def replayed(
     experiment: Experiment, name: str, settings: tuple[str, ...], with_ray: bool, sample: int | None, **env: str
 ) -> Replay:
-    """Record a run, by the real command or in one process, and lose its power."""
+    """Record a run, with the command or in one process, and replay it with losses of power."""
     (folder := experiment.folder / "recorded").mkdir()
     command = [sys.executable, *(["-m", "flsim"] if with_ray else [HERE]), *arguments(experiment, settings)]
     ops = record([*command, str(folder / "run")], folder, env)
@@ -36,12 +36,12 @@ def replayed(
 
 
 def arguments(experiment: Experiment, settings: tuple[str, ...]) -> list[str]:
-    """The command but for the folder."""
+    """Return the arguments of the command without the folder."""
     return ["run", str(experiment.config), *(part for text in settings for part in ("--set", text)), "--out"]
 
 
 def going_on(experiment: Experiment, settings: tuple[str, ...], whole: dict[str, Any]) -> GoOn:
-    """Go on with a run, or begin it again where its folder is not there, to an end that is equal to the whole run's."""
+    """Return a function that resumes a run, or starts it if its folder is missing, and requires the outcome `whole`."""
 
     def go_on(state: Path) -> str:
         run = state / "run"
@@ -59,7 +59,7 @@ def going_on(experiment: Experiment, settings: tuple[str, ...], whole: dict[str,
 @pytest.mark.parametrize(
     ("name", "settings"), [("central run", STEPS), ("federated run", FEDERATED)], ids=["central", "federated"]
 )
-def test_a_run_that_lost_power_ends_alike(experiment: Experiment, name: str, settings: tuple[str, ...]) -> None:
+def test_a_run_that_lost_power_has_equal_results(experiment: Experiment, name: str, settings: tuple[str, ...]) -> None:
     if settings is STEPS:
         experiment.config.write_text(CENTRAL)
     made = replayed(experiment, name, settings, with_ray=IS_WHOLE, sample=None if IS_WHOLE else SAMPLE)
@@ -71,15 +71,15 @@ def test_a_run_that_lost_power_ends_alike(experiment: Experiment, name: str, set
 
 @pytest.mark.slow
 def test_without_syncs_runs_are_lost(experiment: Experiment) -> None:
-    """What is replayed can fail: the same run, where nothing is ever synced."""
+    """The replay can fail: it finds errors in the same run if nothing is ever synced."""
     experiment.config.write_text(CENTRAL)
     made = replayed(experiment, "unsynced", STEPS, with_ray=False, sample=SAMPLE, NO_SYNC="1")
     assert made.wrong
 
 
 @pytest.mark.nightly
-def test_a_repair_that_lost_power_is_done_by_the_next_one(experiment: Experiment) -> None:
-    """Two damaged checkpoints, the first to be evaluated and without rows; a log that ends within a line."""
+def test_a_repair_that_lost_power_is_completed_by_the_next_resume(experiment: Experiment) -> None:
+    """Two checkpoints are damaged, of which the first must be evaluated and has no rows; the log ends within a line."""
     experiment.config.write_text(CENTRAL)
     (folder := experiment.folder / "recorded").mkdir()
     command = [sys.executable, HERE, *arguments(experiment, STEPS), str(run := folder / "run")]
@@ -102,7 +102,7 @@ def test_a_repair_that_lost_power_is_done_by_the_next_one(experiment: Experiment
 
 
 def damage(path: Path) -> None:
-    """Change a bit in the middle."""
+    """Change a bit in the middle of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

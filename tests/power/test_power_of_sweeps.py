@@ -1,4 +1,4 @@
-"""A sweep whose machine loses power after any step: the same command goes on with it, and its runs end equal."""
+"""If a sweep's machine loses power after any step, the same command continues it, and its runs end equal."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from flsim.results.sweeps import read_sweep
 from flsim.runs.sweeps.folder import SweepFolder
 
 SAMPLE = 12
-RUNS = r"out/(runs/[^/]+|\.?corpus[^/]*)/"  # what is written in them is replayed in test_power_of_runs.py
+RUNS = r"out/(runs/[^/]+|\.?corpus[^/]*)/"  # test_power_of_runs.py replays the writes in these folders
 SWEEP = """
 title = "Two kinds"
 question = "?"
@@ -44,7 +44,7 @@ synthetic = { users = 12, test_users = 2, heldout_users = 0, words_per_user = 60
 
 
 def outcome(sweep: Path) -> dict[str, object]:
-    """What is equal in equal sweeps: each run, the definition, and what sweep.json says of them."""
+    """Return what is equal in equal sweeps: each run, the definition, and the entries of sweep.json about the runs."""
     folder, about = SweepFolder(sweep), json.loads((sweep / "sweep.json").read_text())
     runs = {run.name: resuming.outcome(folder.run(run.name)) for run in read_sweep(sweep).runs}
     kept = {name: value for name, value in about.items() if name not in ("sessions", "command", "commands", "versions")}
@@ -52,7 +52,7 @@ def outcome(sweep: Path) -> dict[str, object]:
 
 
 @pytest.mark.nightly
-def test_a_sweep_that_lost_power_goes_on(tmp_path: Path) -> None:
+def test_a_sweep_that_lost_power_continues_to_the_same_outcome(tmp_path: Path) -> None:
     definition, folder = tmp_path / "sweep.toml", tmp_path / "recorded"
     definition.write_text(SWEEP)
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Epsilon: the paper's own numbers, those of other projects, laws, two libraries side by side, and refusals."""
+"""Epsilon against the paper, other projects and two libraries; properties of epsilon and the ledger; errors."""
 
 import math
 import warnings
@@ -46,8 +46,8 @@ def spent(convention: Convention, rounds: int, noise: float = 1.0, delta: float 
     ],
 )
 def test_the_papers_run(name: str, epochs_100: float, epochs_10: float, within: float) -> None:
-    """Thakkar et al. (2020), section 4.4: 5,000 of 392,000 users, z = 1; (18.8, 1e-7) after 100 epochs, (5.6, 1e-7)
-    after 10, which is what "paper" gives. The other rows are what dp_accounting 0.6 was found to give."""
+    """The convention "paper" gives (18.8, 1e-7) after 100 epochs and (5.6, 1e-7) after 10, as Thakkar et al. (2020),
+    section 4.4: 5,000 of 392,000 users, z = 1. dp_accounting 0.6 gave the other rows."""
     convention = BY_NAME[name]
     for rounds, expected in ((7_840, epochs_100), (784, epochs_10)):
         ledger = Ledger((Entry(convention.sampler, N, COHORT, 1.0, rounds),))
@@ -62,14 +62,14 @@ def test_the_papers_run(name: str, epochs_100: float, epochs_10: float, within: 
     ],
 )
 def test_epsilons_of_other_projects(convention: str, entry: Entry, delta: float, expected: float) -> None:
-    """opacus at 3993387, tests/accountants_test.py, and jax_privacy at 12d6c56, jax_privacy/accounting.py."""
+    """Sources: opacus at 3993387, tests/accountants_test.py; jax_privacy at 12d6c56, jax_privacy/accounting.py."""
     assert epsilon(Ledger((entry,)), delta, BY_NAME[convention]) == expected
 
 
 @settings(max_examples=2)
 @given(noise=st.floats(0.8, 5), rounds=st.integers(1, 1_000), share=st.sampled_from([0.001, 0.01, 0.05]))
-def test_losses_themselves_give_less_than_renyi_and_opacus_agrees(noise: float, rounds: int, share: float) -> None:
-    """The PLD of dp_accounting is an upper bound that rounds losses to 1e-4, Opacus's PRV one within twice 0.01."""
+def test_pld_epsilon_is_at_most_rdp_epsilon_and_agrees_with_opacus(noise: float, rounds: int, share: float) -> None:
+    """The PLD of dp_accounting is an upper bound that rounds losses to 1e-4. Opacus's PRV is within twice 0.01."""
     rdp, pld = (spent(BY_NAME[name], rounds, noise, share=share) for name in ("poisson-rdp", "poisson-pld"))
     accountant = PRVAccountant()
     accountant.history = [(noise, int(share * 100_000) / 100_000, rounds)]
@@ -83,7 +83,7 @@ def test_losses_themselves_give_less_than_renyi_and_opacus_agrees(noise: float, 
 @settings(max_examples=10)
 @given(noise=noises, rounds=counts, share=shares)
 def test_opacus_has_the_same_renyi_divergences(noise: float, rounds: int, share: float) -> None:
-    """Opacus ends its series at terms below e^-30 (`_compute_log_a_for_frac_alpha`); both are exact otherwise."""
+    """flsim and Opacus are exact, but Opacus ends its series at terms below e^-30 (`_compute_log_a_for_frac_alpha`)."""
     event = SelfComposedDpEvent(PoissonSampledDpEvent(share, GaussianDpEvent(noise)), rounds)
     few = ORDERS <= 63  # Opacus overflows beyond
     ours, orders = rdp_of(event, POISSON)[few], ORDERS[few]
@@ -93,7 +93,7 @@ def test_opacus_has_the_same_renyi_divergences(noise: float, rounds: int, share:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_released_spends_nothing_and_no_noise_spends_everything(name: str) -> None:
+def test_an_empty_ledger_has_epsilon_0_and_a_round_without_noise_an_infinite_one(name: str) -> None:
     convention = BY_NAME[name]
     sampler = with_valid_options(convention.sampler, 10)
     noisy, bare = Entry(sampler, 100, 10, 1.0, 1), Entry(sampler, 100, 10, 0.0, 1)
@@ -112,13 +112,13 @@ def test_nothing_released_spends_nothing_and_no_noise_spends_everything(name: st
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(map(str, (value.sampler, value.relation))),
 )
-def test_what_cannot_be_accounted_is_refused(convention: Convention, message: str) -> None:
+def test_conventions_that_dp_accounting_does_not_support_are_refused(convention: Convention, message: str) -> None:
     with pytest.raises(InputError, match=message):
         epsilon(Ledger((Entry(convention.sampler, 100, 10, 1.0, 1),)), DELTA, convention)
 
 
 @pytest.mark.parametrize("name", ["paper", "poisson-rdp"])
-def test_other_noise_is_refused(name: str) -> None:
+def test_laplace_noise_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"(PoissonSampled|Laplace)DpEvent"):
         epsilon_of(PoissonSampledDpEvent(0.1, LaplaceDpEvent(1.0)), DELTA, BY_NAME[name])
 
@@ -128,7 +128,7 @@ def test_a_convention_for_another_sampler_is_refused() -> None:
         epsilon(Ledger((Entry("poisson", 100, 10, 1.0, 1),)), DELTA, PAPER)
 
 
-def test_a_table_that_would_not_fit_is_refused() -> None:
+def test_an_epsilon_that_is_too_large_for_tabulated_losses_is_refused() -> None:
     with pytest.raises(InputError, match=r"losses are tabulated up to epsilon 100, and RDP computes"):
         spent(BY_NAME["poisson-pld"], 1_000, 0.1)
 
@@ -156,8 +156,8 @@ def test_json_reads_back_bit_for_bit(recorded: list[Entry]) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0]), st.integers(1, 5)), max_size=12))
-def test_neighbours_merge_and_order_stays(parts: list[tuple[float, int]]) -> None:
-    """Recorded in pieces or round by round, the ledger is the same, and tells the noise of every round."""
+def test_equal_consecutive_rounds_merge_and_keep_their_order(parts: list[tuple[float, int]]) -> None:
+    """The ledger is the same whether rounds are recorded together or singly, and it has the noise of every round."""
     pieces, singles = Ledger(), Ledger()
     for noise, rounds in parts:
         pieces = pieces.record(replace(ENTRY, noise_multiplier=noise, rounds=rounds))
@@ -185,8 +185,8 @@ def test_other_rounds_do_not_merge(changed: dict[str, object]) -> None:
     [of for of in CONVENTIONS if of.sampler in ("fixed-size", "poisson") and of.name != "replace-one-pld"],
     ids=lambda convention: convention.name,
 )
-def test_pieces_compose_to_the_whole(convention: Convention, cuts: list[int], noise: float) -> None:
-    """Renyi divergences add up; tables of losses are made coarser by every composition, by 1e-4."""
+def test_parts_compose_to_the_complete_training(convention: Convention, cuts: list[int], noise: float) -> None:
+    """Renyi divergences of the parts add up. Every composition makes tables of losses coarser, by 1e-4."""
     sampler = with_valid_options(convention.sampler, 100)
     pieces = Ledger(tuple(Entry(sampler, 10_000, 100, noise, rounds) for rounds in cuts))
     whole = Ledger((Entry(sampler, 10_000, 100, noise, sum(cuts)),))
@@ -203,7 +203,7 @@ def test_different_rounds_add_their_renyi_divergences(convention: Convention) ->
     assert both == pytest.approx(alone[0] + alone[1])
 
 
-def test_an_event_says_what_the_sampler_did_and_how_much_noise_a_user_meets() -> None:
+def test_an_event_has_the_sampling_of_its_entry_and_the_noise_relative_to_the_sensitivity() -> None:
     assert ENTRY.event("S") != ENTRY.event("2S")
     for sampler, sensitivity, noise in (("fixed-size", "2S", 0.5), ("poisson", "S", 1.0)):
         (repeated,) = Ledger((replace(ENTRY, sampler=sampler, rounds=7),)).event(sensitivity).events  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A run ends before the round that would exceed privacy.max_epsilon, and a resume does not pass it either."""
+"""A run ends before the round that would exceed privacy.max_epsilon, and a resumed run does not exceed it either."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,8 @@ def spent(rounds: int, delta: float = 1 / 240) -> float:
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7, 40])
-def test_the_most_rounds_within_a_budget(rounds: int) -> None:
-    """On the budget itself, just above it, and just below it; the oracle tries every number of rounds."""
+def test_affordable_rounds_are_the_most_within_a_budget(rounds: int) -> None:
+    """The budget is equal to, just above or just below an epsilon. Expected: trying every number of rounds below 60."""
 
     def planned(number: int) -> Entry:
         return Entry("poisson", 24, 6, 2.0, number)
@@ -35,7 +35,7 @@ def test_the_most_rounds_within_a_budget(rounds: int) -> None:
         affordable_rounds(planned, rounds, 0.1, 1 / 240)
 
 
-def test_a_run_ends_within_its_budget_says_so_and_a_resume_trains_no_further(experiment: Experiment) -> None:
+def test_a_run_ends_within_its_budget_and_a_resume_follows_a_changed_budget(experiment: Experiment) -> None:
     budget = (spent(2) + spent(3)) / 2
     overrides = (*NOISY, f"privacy.max_epsilon={budget}", "training.rounds=9")
     run = Run.create(load_config(experiment.config, overrides), experiment.folder / "run")
@@ -44,7 +44,7 @@ def test_a_run_ends_within_its_budget_says_so_and_a_resume_trains_no_further(exp
     *_, last = run.training().states(run.training().first_state(), run.rounds)
     run.save(last)
     assert run.epsilons(last)["poisson-rdp"] == spent(2) <= budget
-    assert run.config.digest == load_config(experiment.config, NOISY).digest  # a length, like training.rounds
+    assert run.config.digest == load_config(experiment.config, NOISY).digest  # a setting of length, as training.rounds
     longer = load_config(experiment.config, (*NOISY, f"privacy.max_epsilon={spent(4)}", "training.rounds=9"))
     assert Run.reopen(longer, run.path).rounds == 4
     shorter = load_config(experiment.config, (*NOISY, f"privacy.max_epsilon={spent(1)}", "training.rounds=9"))
@@ -52,7 +52,7 @@ def test_a_run_ends_within_its_budget_says_so_and_a_resume_trains_no_further(exp
         Run.reopen(shorter, run.path)
 
 
-def test_a_simulation_ends_there_too(experiment: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_ends_within_its_budget(experiment: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
     planted = flsim.plant(experiment.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
     privacy = flsim.Privacy("dp", clip=0.5, noise_multiplier=2.0, max_epsilon=spent(2))
     method = flsim.FedAvg(6, sampler="poisson", privacy=privacy, shards=1)
@@ -63,7 +63,7 @@ def test_a_simulation_ends_there_too(experiment: Experiment, capsys: pytest.Capt
     assert "training ends after round 2 of 5" in capsys.readouterr().err
 
 
-def test_a_budget_needs_an_epsilon_that_can_be_foreseen(experiment: Experiment, tmp_path: Path) -> None:
+def test_a_budget_needs_the_dp_mechanism_and_a_built_in_sampler(experiment: Experiment, tmp_path: Path) -> None:
     with pytest.raises(InputError, match='mechanism "clip" has no epsilon; remove max_epsilon, or use "dp"'):
         PrivacyHParams("clip", clip=0.5, max_epsilon=3.0)
     own = tmp_path / "own.py"
@@ -74,7 +74,7 @@ def test_a_budget_needs_an_epsilon_that_can_be_foreseen(experiment: Experiment, 
 
 
 def test_central_training_ends_within_its_budget(experiment: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
-    """DP-SGD protects records: the oracle is the ledger of steps over the planted corpus's records."""
+    """DP-SGD protects records: the expected epsilon is that of steps over the records of the planted corpus."""
     experiment.config.write_text(CENTRAL)
     noisy = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=2.0", "privacy.delta=1e-4")
     records = Run.create(load_config(experiment.config, noisy), experiment.folder / "unlimited").train.records

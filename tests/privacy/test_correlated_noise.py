@@ -1,4 +1,4 @@
-"""Correlated noise: sensitivities against enumeration, costs against peers, streams against dense solves."""
+"""Correlated noise: sensitivity against enumeration, epsilon against other projects, streams against dense solves."""
 
 import itertools
 import json
@@ -57,7 +57,7 @@ def process(name: str, seed: int = 0, shapes: dict[str, torch.Size] | None = Non
 
 
 def by_enumeration(matrix: Floats, participation: Participation) -> float:
-    """The largest norm of a sum of columns, over all rounds in which a user may take part: entries are at least 0."""
+    """Return the largest norm of a sum of columns (entries >= 0) over all rounds in which a user may take part."""
     rounds, largest = len(matrix), 0.0
     for size in range(1, participation.times + 1):
         for taken in itertools.combinations(range(rounds), size):
@@ -67,7 +67,7 @@ def by_enumeration(matrix: Floats, participation: Participation) -> float:
 
 
 def drawn(name: str, rounds: int, seed: int = 0, shapes: dict[str, torch.Size] | None = None) -> Floats:
-    """The noise of all rounds as a stream draws it, float64 [rounds, values]."""
+    """Return the noise of all rounds as a stream draws it, float64 [rounds, values]."""
     like = {key: torch.zeros(shape, dtype=torch.float64) for key, shape in (shapes or SHAPES).items()}
     slots, flat = noise.init(name, seed, like), []
     for round_ in range(rounds):
@@ -80,8 +80,8 @@ def drawn(name: str, rounds: int, seed: int = 0, shapes: dict[str, torch.Size] |
     ("rounds", "times", "separation", "squared"), [(8, 9, 3, 7.429065), (8, 2, 2, 4.989845), (9, 9, 4, 6.460104)]
 )
 def test_sensitivity_of_the_square_root(rounds: int, times: int, separation: int, squared: float) -> None:
-    """jax_privacy 2.0.0, matrix_factorization.sensitivity.get_min_sep_sensitivity_upper_bound of the materialized
-    toeplitz.optimal_max_error_strategy_coefs(rounds), squared; and the enumeration of all participations."""
+    """Sensitivity equals the enumeration, and jax_privacy 2.0.0: get_min_sep_sensitivity_upper_bound (of
+    matrix_factorization.sensitivity) of toeplitz.optimal_max_error_strategy_coefs(rounds), materialized."""
     coefficients, participation = square_root_coefficients(rounds), Participation(times, separation)
     found = sensitivity_of_toeplitz(coefficients, participation)
     assert found**2 == pytest.approx(squared, abs=1e-6)
@@ -91,7 +91,7 @@ def test_sensitivity_of_the_square_root(rounds: int, times: int, separation: int
 
 @pytest.mark.parametrize(("rounds", "loss"), [(100, 2.5314), (7_840, 3.9205)])
 def test_losses_of_the_square_root(rounds: int, loss: float) -> None:
-    """Fichtenberger, Henzinger and Upadhyay (2023): the error and the squared sensitivity are both sum c_i^2."""
+    """Error and squared sensitivity are both sum c_i^2 (Fichtenberger, Henzinger and Upadhyay, 2023)."""
     coefficients, inverse = square_root_coefficients(rounds), inverse_square_root_coefficients(rounds)
     assert math.sqrt(error_of(inverse)) * np.linalg.norm(coefficients) == pytest.approx(loss, abs=1e-3)
     assert np.square(coefficients).sum() == pytest.approx(loss, abs=1e-3)
@@ -100,8 +100,8 @@ def test_losses_of_the_square_root(rounds: int, loss: float) -> None:
 
 @pytest.mark.parametrize(("rounds", "bands", "loss"), [(100, 4, 5.32476445103614), (200, 16, 4.302031853793786)])
 def test_optimal_bands_are_those_of_google(rounds: int, bands: int, loss: float) -> None:
-    """jax_privacy 2.0.0: c = toeplitz.optimize_banded_toeplitz(rounds, bands, max_optimizer_steps=1000,
-    reduction_fn=jnp.max); the root of (jnp.cumsum(toeplitz.inverse_coef(c, rounds))**2).sum() * (c**2).sum()."""
+    """In jax_privacy 2.0.0, the root of (jnp.cumsum(toeplitz.inverse_coef(c, rounds))**2).sum() * (c**2).sum() is the
+    loss; c = toeplitz.optimize_banded_toeplitz(rounds, bands, max_optimizer_steps=1000, reduction_fn=jnp.max)."""
     coefficients = np.array(optimal_bands(rounds, bands))
     error = error_of(series(np.ones(1), coefficients, rounds))
     assert math.sqrt(error) * np.linalg.norm(coefficients) == pytest.approx(loss, rel=1e-6)
@@ -124,10 +124,10 @@ def test_more_buffers_than_can_be_optimized_are_refused() -> None:
 def test_optimal_buffers_are_those_of_google(
     rounds: int, buffers: int, times: int, separation: int, loss: float
 ) -> None:
-    """jax_privacy 2.0.0: blt = buffered_toeplitz.optimize(n=rounds, min_sep=separation, max_participations=times,
-    min_buffers=buffers, max_buffers=buffers), c = blt.toeplitz_coefs(rounds); the root of
-    (jnp.cumsum(toeplitz.inverse_coef(c, rounds))**2).sum() * toeplitz.minsep_sensitivity_squared(c, separation, times,
-    rounds)."""
+    """The loss equals that of jax_privacy 2.0.0: the root of (jnp.cumsum(toeplitz.inverse_coef(c, rounds))**2).sum() *
+    toeplitz.minsep_sensitivity_squared(c, separation, times, rounds). There c is blt.toeplitz_coefs(rounds), and blt is
+    buffered_toeplitz.optimize(n=rounds, min_sep=separation, max_participations=times, min_buffers=buffers,
+    max_buffers=buffers)."""
     scales, decays = (np.array(values) for values in optimal_blt(rounds, buffers, times, separation))
     coefficients, inverse = blt_coefficients(scales, decays, rounds)
     sensitivity = sensitivity_of_toeplitz(coefficients, Participation(times, separation))
@@ -138,7 +138,7 @@ def test_optimal_buffers_are_those_of_google(
 @pytest.mark.parametrize("participation", [ONCE, Participation(2, 3), Participation(3, 3), Participation(2, 4)])
 @pytest.mark.parametrize("rounds", [1, 5, 9])
 def test_sensitivity_is_that_of_enumeration(name: str, participation: Participation, rounds: int) -> None:
-    """Of the first rounds too, which are what a run has spent so far. That of trees is an upper bound."""
+    """Sensitivity of the first rounds equals enumeration; with repeats, that of trees and bands is an upper bound."""
     noisy = process(name)
     if getattr(noisy, "bands", 0) > participation.separation and name.startswith("banded{"):
         with pytest.raises(InputError, match="bands must be at most 1, because a user can take part again"):
@@ -153,7 +153,7 @@ def test_sensitivity_is_that_of_enumeration(name: str, participation: Participat
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_a_stream_is_a_dense_solve(name: str) -> None:
+def test_streamed_noise_equals_a_dense_solve(name: str) -> None:
     noisy, rounds = process(name), 20
     fresh = [noisy.fresh(round_) for round_ in range(rounds)]
     independent = np.stack([np.concatenate([one[key].numpy().ravel() for key in sorted(one)]) for one in fresh])
@@ -164,7 +164,7 @@ def test_a_stream_is_a_dense_solve(name: str) -> None:
 
 @pytest.mark.parametrize(("multiplier", "expected"), [(1.0, 5.3493), (5.0, 0.9318), (7 / 3, 2.1073)])
 def test_epsilon_without_amplification_is_that_of_one_gaussian_mechanism(multiplier: float, expected: float) -> None:
-    """delta 1e-7; the ratio of noise and sensitivity is the multiplier (dp_accounting's exact Gaussian mechanism)."""
+    """Noise / sensitivity is the multiplier. Expected: dp_accounting's exact Gaussian mechanism at delta 1e-7."""
     sampler, name = 'min-separation{"separation": 3}', 'blt{"buffers": 2, "rounds": 9, "separation": 3, "times": 3}'
     sensitivity = process(name).sensitivity(9, Participation(3, 3))
     entry = Entry(sampler, 30, 5, multiplier * sensitivity, 9, name)
@@ -175,8 +175,8 @@ def test_epsilon_without_amplification_is_that_of_one_gaussian_mechanism(multipl
 
 @pytest.mark.parametrize(("multiplier", "published"), [(1.13, 19.74), (8.83, 2.04)])
 def test_epsilon_of_a_tree_of_tensorflow_privacy(multiplier: float, published: float) -> None:
-    """tensorflow/privacy, analysis/tree_aggregation_accountant_test.py, test_compute_eps_tree: 1,600 rounds, each user
-    once, delta 1e-6; they convert Renyi DP by Mironov's Proposition 3."""
+    """Epsilon equals that of test_compute_eps_tree in tensorflow/privacy, analysis/tree_aggregation_accountant_test.py:
+    1,600 rounds, each user once, delta 1e-6. This source converts Renyi DP with Mironov's Proposition 3."""
     entry = Entry("round-robin", 1_600, 1, multiplier, 1_600, "tree")
     assert process("tree").sensitivity(1_600, ONCE) ** 2 == pytest.approx(11)
     spent = epsilon_of_mironov(rdp_of(entry.event("S"), BY_NAME["round-robin-zero-out-rdp"]), 1e-6)
@@ -184,7 +184,7 @@ def test_epsilon_of_a_tree_of_tensorflow_privacy(multiplier: float, published: f
 
 
 def test_bands_are_amplified_by_sampling_within_groups() -> None:
-    """jax_privacy's accounting.amplified_bandmf_event: ceil(n / b) rounds of Poisson sampling at rate b q."""
+    """The event is that of jax_privacy's accounting.amplified_bandmf_event: ceil(n / b) Poisson rounds at rate b q."""
     name, sampler = 'banded{"bands": 3, "rounds": 10}', 'cyclic-poisson{"separation": 4}'
     column = float(np.linalg.norm(optimal_bands(10, 3)))
     entry = Entry(sampler, 400, 20, 1.5, 10, name)
@@ -198,8 +198,8 @@ def test_bands_are_amplified_by_sampling_within_groups() -> None:
     assert spent[0] < spent[1] / 2
 
 
-def test_independent_noise_costs_a_mechanism_for_each_round_of_a_user() -> None:
-    """12 rounds of 5 of 30 users in turn are 2 rounds of each; 13 rounds are 3 of some."""
+def test_independent_noise_costs_one_mechanism_for_each_round_of_a_user() -> None:
+    """With 5 of 30 users in turn, each user takes part in 2 of 12 rounds, and some users in 3 of 13 rounds."""
     for rounds, times in ((1, 1), (12, 2), (13, 3)):
         entry = Entry("round-robin", 30, 5, 2.0, rounds)
         assert entry.event("S") == SelfComposedDpEvent(GaussianDpEvent(2.0), times)
@@ -221,7 +221,7 @@ def test_settings_that_change_between_rounds_are_refused() -> None:
     assert Ledger((one,)).record(replace(one, rounds=3)).entries == (replace(one, rounds=7),)
 
 
-def test_a_name_holds_all_that_the_noise_depends_on() -> None:
+def test_the_name_of_noise_has_all_settings_that_the_noise_depends_on() -> None:
     sampling = Sampling('min-separation{"separation": 10}', 200, 5)
     assert noise.settled('banded{"bands": 4}', sampling, 30) == 'banded{"bands": 4, "rounds": 30}'
     blt = noise.settled('blt{"buffers": 2}', sampling, 35)
@@ -293,7 +293,7 @@ def test_a_run_resumes_to_the_same_bits(experiment: Experiment, name: str, optio
     assert 0 < spent < math.inf
 
 
-def test_a_pair_that_does_not_fit_is_refused_before_training(experiment: Experiment) -> None:
+def test_noise_and_sampling_that_do_not_fit_are_refused_before_training(experiment: Experiment) -> None:
     users = planted(experiment)
     for method, message in (
         (fedavg("blt", "poisson", buffers=2), "does not limit how often a user takes part"),

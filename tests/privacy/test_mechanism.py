@@ -1,4 +1,4 @@
-"""The mechanism against its laws: sensitivity, the noise's distribution, and refused settings."""
+"""The mechanism: sensitivity, distribution and epsilon of the noise, and settings that are refused."""
 
 import json
 import math
@@ -57,10 +57,9 @@ def fresh(like: Params, seed: int = 0, round_: int = 0) -> Params:
 def test_the_noise_on_the_mean_is_gaussian_of_deviation_z_s_over_qn(
     hparams: PrivacyHParams, clip: float, cohort: int, deviation: float
 ) -> None:
-    """Over n = 1.2 million coordinates: their sum of squares is chi-square of n degrees, their mean normal.
+    """Over n = 1.2 million coordinates, the sum of squares is chi-square of n degrees, and the mean is normal.
 
-    Each of the three statements would fail once in a million seeds. A deviation off by 0.4% fails.
-    """
+    Each of the three checks would fail once in a million seeds. A standard deviation that is wrong by 0.4% fails."""
     drawn = flat(noise(hparams, clip, cohort)).numpy() / deviation
     assert drawn.size == SIZE
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], SIZE)
@@ -71,7 +70,7 @@ def test_the_noise_on_the_mean_is_gaussian_of_deviation_z_s_over_qn(
 
 
 def test_the_noise_is_a_function_of_seed_and_round() -> None:
-    """Of two independent draws no coordinate is equal, and the correlation of 1.2 million is below 6 / sqrt(n)."""
+    """Two independent draws have no equal coordinate, and the correlation of 1.2 million is below 6 / sqrt(n)."""
     first = flat(noise())
     assert torch.equal(first, flat(noise()))
     reversed_order = noisy_mean(ZERO, 0.2, DP, 50, fresh(dict(reversed(ZERO.items()))))
@@ -81,7 +80,7 @@ def test_the_noise_is_a_function_of_seed_and_round() -> None:
         assert abs(np.corrcoef(first, flat(other))[0, 1]) < 6 / math.sqrt(SIZE)
 
 
-def test_tensors_of_one_shape_have_noise_of_their_own() -> None:
+def test_tensors_of_the_same_shape_have_different_noise() -> None:
     twins = {name: torch.zeros(1_000, dtype=torch.float64) for name in ("a", "b")}
     drawn = noisy_mean(twins, 0.2, DP, 50, fresh(twins))
     assert not (drawn["a"] == drawn["b"]).any()
@@ -96,7 +95,7 @@ User = tuple[NDArray[np.float64], NDArray[np.float64], int]
 def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
     users: list[User], one: User, other: User, clip: float, cohort: int
 ) -> None:
-    """Added or removed; replaced, by twice that. However many examples a user has."""
+    """A replaced user moves the mean by at most twice the bound of an added user, with any number of examples."""
     hparams = PrivacyHParams("clip", clip=clip)
     like = {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)}
 
@@ -113,14 +112,14 @@ def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
     added, replaced = base.merge(update(*one)), base.merge(update(*other))
     assert float((mean(added) - mean(base)).norm()) <= bound
     assert float((mean(added) - mean(replaced)).norm()) <= 2 * bound
-    # and the count that the clip adapts to, by 1/2 and by 1
+    # a user also moves the count that the clip adapts to: by 1/2 if added, and by 1 at most if replaced
     counts = [total.counts.within - total.counts.users / 2 for total in (base, added, replaced)]
     assert abs(counts[1] - counts[0]) == 0.5
     assert abs(counts[1] - counts[2]) in (0.0, 1.0)
 
 
-def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
-    """b = 1/2 without noise; with gamma = 1/2 the clip stays, and a fixed one stays always."""
+def test_a_round_without_users_counts_as_half_of_them_within_the_clip() -> None:
+    """The share b is 1/2 without noise, so a clip with gamma = 1/2 stays the same. A fixed clip never changes."""
     assert next_clip(0.3, 0, 0, PrivacyHParams("clip", clip=0.3, target_quantile=0.5), 10, 0, 0) == 0.3
     moved = next_clip(0.3, 0, 0, PrivacyHParams("clip", clip=0.3, target_quantile=0.75), 10, 0, 0)
     assert moved == pytest.approx(0.3 * math.exp(0.2 * 0.25), rel=1e-12)
@@ -158,7 +157,7 @@ MODEL = api.Model(embedding=8, units=12)
 
 
 def pmf(values: np.ndarray, variance: float) -> np.ndarray:
-    """Skellam (1946): e^-variance I_|k|(variance), with the modified Bessel function."""
+    """Return e^-variance I_|k|(variance), with the modified Bessel function (Skellam, 1946)."""
     return np.asarray(ive(np.abs(values), variance))
 
 
@@ -173,7 +172,7 @@ def test_noise_has_the_probabilities_of_skellam() -> None:
 
 
 def test_rounding_has_the_probabilities_of_independent_coins_within_the_norm() -> None:
-    """(1.2, 0.3) becomes (2, 1) with probability 0.2 x 0.3, but its norm exceeds 2, so the other three share it."""
+    """The norm of (2, 1) exceeds 2, so its probability 0.2 x 0.3 is shared by the other three results of (1.2, 0.3)."""
     update = {"a": torch.tensor([0.6], dtype=torch.float64), "b": torch.tensor([[0.15]], dtype=torch.float64)}
     drawn = [rounded(update, 1.0, 2, 0, 0, user) for user in range(4_000)]
     pairs = [(int(one["a"]), int(one["b"])) for one in drawn]
@@ -208,7 +207,7 @@ def renyi(order: int, variance: float, distance: int) -> float:
 def test_the_cost_is_at_least_the_divergence_and_tends_to_that_of_gaussian_noise(
     noise_multiplier: float, steps: int
 ) -> None:
-    """One value that moves by `steps`; the published bound exceeds the sum over the integers by less than a quarter."""
+    """One value moves by `steps`. The published bound exceeds the sum over the integers by less than a quarter."""
     orders = np.array([2.0, 3.0, 5.0, 8.0])
     exact = [renyi(int(order), (noise_multiplier * steps) ** 2, steps) for order in orders]
     bound = skellam(orders, noise_multiplier, steps)
@@ -218,8 +217,8 @@ def test_the_cost_is_at_least_the_divergence_and_tends_to_that_of_gaussian_noise
     np.testing.assert_allclose(skellam(whole, 1.0, 10**6), gaussian(whole, 1.0), rtol=1e-9)
 
 
-def test_vectors_of_the_bound() -> None:
-    """By hand, z = 2 and 10 steps at order 3: 3 / 8 + min(11 / 6400, 3 / 8); 1 step at z = 0.5: 6 + min(11, 6)."""
+def test_the_bound_equals_values_computed_by_hand() -> None:
+    """At order 3: z = 2 and 10 steps give 3 / 8 + min(11 / 6400, 3 / 8); z = 0.5 and 1 step give 6 + min(11, 6)."""
     assert skellam(np.array([3.0]), 2.0, 10)[0] == pytest.approx(3 / 8 + 11 / 6_400)
     assert skellam(np.array([3.0, 3.5]), 0.5, 1).tolist() == [12.0, math.inf]
 
@@ -234,7 +233,7 @@ def test_noise_tends_to_gaussian_noise_and_sums_to_the_update() -> None:
 
 
 def test_values_beyond_the_range_wrap_and_are_counted() -> None:
-    """8 bits hold -128 to 127: 130 becomes -126, and -129 becomes 127."""
+    """Numbers of 8 bits are -128 to 127, so 130 becomes -126, and -129 becomes 127."""
     total = {"a": torch.tensor([127.0, 130.0, -128.0]), "b": torch.tensor([-129.0])}
     noise = {name: torch.zeros_like(value) for name, value in total.items()}
     decoded, wraps = released(total, noise, 1.0, 1, 8)
@@ -257,7 +256,7 @@ def fedavg(sampler: str, shards: int = 1, **options: object) -> api.FedAvg:
 
 
 def test_shards_change_no_bit_and_the_ledger_composes_the_rounds_of_a_user(experiment: Experiment) -> None:
-    """With 4 groups, a user takes part in at most 2 of 6 rounds."""
+    """With 4 groups, a user takes part in at most 2 of 6 rounds, so epsilon is that of 2 Skellam mechanisms."""
     users = api.plant(experiment.folder / "corpus", api.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
     states = [
         list(api.simulate(users, MODEL, fedavg("min-separation", shards, separation=4), 6))[-1] for shards in (1, 3)

@@ -1,4 +1,4 @@
-"""docs/privacy.md as it stands: a sampler and correlated noise of one's own, by hand, resumed, accounted, refused."""
+"""The custom sampler and custom noise of docs/privacy.md: values computed by hand, resumption, accounting, errors."""
 
 import json
 import math
@@ -43,7 +43,7 @@ MODEL = flsim.Model(3, 5)
 def own(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = experiment.folder / "my_privacy.py"
     path.write_text(OWN)
-    monkeypatch.chdir(experiment.folder)  # where the document's settings name it
+    monkeypatch.chdir(experiment.folder)  # the settings of the document expect the file here
     return path
 
 
@@ -57,7 +57,7 @@ def planted(experiment: Experiment) -> flsim.Planted:
 
 
 def by_hand(training: FederatedTraining, state: State, seed: int) -> dict[str, torch.Tensor]:
-    """(sum + z S (fresh_t - fresh_(t-1) / 2)) / qN, added to the parameters; z S = 2 x 0.5 = 1."""
+    """Return parameters + (sum + z S (fresh_t - fresh_(t-1) / 2)) / qN; z S = 2 x 0.5 = 1."""
     cohort = training.cohort(state.round)
     order = stream(seed, "turns").permutation(24)
     assert cohort.tolist() == sorted(order[(5 * state.round + place) % 24] for place in range(5))
@@ -76,7 +76,7 @@ def by_hand(training: FederatedTraining, state: State, seed: int) -> dict[str, t
     }
 
 
-def test_simulated_rounds_are_those_by_hand(experiment: Experiment, own: Path) -> None:
+def test_simulated_rounds_equal_those_computed_by_hand(experiment: Experiment, own: Path) -> None:
     users, method = planted(experiment), algorithm(own)
     training = method.config(users, MODEL, 6, 3).training_of(users.users, 6)
     assert isinstance(training, FederatedTraining)
@@ -90,8 +90,8 @@ def test_simulated_rounds_are_those_by_hand(experiment: Experiment, own: Path) -
     assert state.round == 6
 
 
-def test_noise_is_beside_an_optimizer_s_and_an_algorithm_s_tensors(experiment: Experiment, own: Path) -> None:
-    """The optimizer sees none of the noise's state, and the noise none of its."""
+def test_the_state_of_noise_is_separate_from_the_state_of_the_optimizer(experiment: Experiment, own: Path) -> None:
+    """With Adam, the state of the noise does not depend on the cohorts, so it is also that of another sampler."""
     users, adam = planted(experiment), flsim.ServerOptimizer("adam", 0.1)
     method = replace(algorithm(own), server=adam)
     *_, last = flsim.simulate(users, MODEL, method, 3, seed=3)
@@ -101,7 +101,7 @@ def test_noise_is_beside_an_optimizer_s_and_an_algorithm_s_tensors(experiment: E
     assert all(torch.equal(value, before[name]) for name, value in last.moments["noise/before"].items())
 
 
-def test_independent_noise_has_the_bits_of_one_draw_of_its_deviation() -> None:
+def test_independent_noise_equals_one_draw_with_its_standard_deviation() -> None:
     like, deviation = {"a": torch.zeros(300, 70, dtype=torch.float64)}, 1.7 * 0.3
     drawn, kept = noise.step("independent", 5, like, {"m": like}, 8)
     expected = torch.from_numpy(stream(5, "noise", 8, "a").normal(0.0, deviation, (300, 70)))
@@ -110,7 +110,7 @@ def test_independent_noise_has_the_bits_of_one_draw_of_its_deviation() -> None:
     assert noise.init("independent", 5, like) == {}
 
 
-def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits_wherever_it_lies(experiment: Experiment, own: Path) -> None:
+def test_a_run_resumes_to_the_same_bits_also_from_a_moved_folder(experiment: Experiment, own: Path) -> None:
     run = Run.create(load_config(experiment.config, OVERRIDES), experiment.folder / "run")
     training = run.training()
     whole = list(training.states(training.first_state(), 4))
@@ -120,7 +120,7 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits_wherever_it_lies(exper
     assert [digest_of(state) for state in again] == [digest_of(state) for state in whole[2:]]
     forgetful = replace(resumed, moments=noise.init(f"{own}:TakenBack", 0, resumed.params))
     (_, other) = run.training().states(forgetful, 4)
-    assert digest_of(other) != digest_of(whole[3])  # its noise has no past
+    assert digest_of(other) != digest_of(whole[3])  # the noise of earlier rounds is missing
     moved = experiment.folder / "moved"
     run.path.rename(moved)
     elsewhere = Run.open(moved)
@@ -128,8 +128,8 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits_wherever_it_lies(exper
     assert [digest_of(after) for after in elsewhere.training().states(state, 4)] == [digest_of(x) for x in again]
 
 
-def test_what_is_stated_is_accounted_and_shown(experiment: Experiment, own: Path) -> None:
-    """Without noise of others: T rounds of Gaussian noise of multiplier z / 2, halved again for 2S."""
+def test_the_event_of_custom_noise_is_accounted_and_shown(experiment: Experiment, own: Path) -> None:
+    """The event is T rounds of Gaussian noise of multiplier z / 2, which is halved again for sensitivity 2S."""
     run = Run.create(load_config(experiment.config, OVERRIDES), experiment.folder / "run")
     training = run.training()
     *_, state = training.states(training.first_state(), 3)
@@ -151,8 +151,8 @@ def test_what_is_stated_is_accounted_and_shown(experiment: Experiment, own: Path
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
 
 
-def test_noise_without_a_known_cost_may_say_so(experiment: Experiment, own: Path) -> None:
-    """With a built-in sampler the paper's conventions stay; none of them has a finite epsilon."""
+def test_custom_noise_without_a_known_cost_has_an_infinite_epsilon(experiment: Experiment, own: Path) -> None:
+    """With a built-in sampler, the conventions of the paper remain; none of them has a finite epsilon."""
     stated = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), rounds)"
     own.write_text(
         OWN.replace(stated, "return NonPrivateDpEvent()").replace("import Gauss", "import NonPrivateDpEvent, Gauss")
@@ -164,7 +164,7 @@ def test_noise_without_a_known_cost_may_say_so(experiment: Experiment, own: Path
     assert ledger.spent(state.ledger, "poisson", 1e-3) == {"poisson-rdp": math.inf}
 
 
-def test_names_digests_and_plans(experiment: Experiment, own: Path) -> None:
+def test_custom_code_changes_the_name_the_digest_and_the_plan_of_a_run(experiment: Experiment, own: Path) -> None:
     plain = load_config(experiment.config)
     explicit = load_config(experiment.config, ("privacy.noise=independent", "training.sampler=fixed-size"))
     assert explicit.digest == plain.digest
@@ -172,14 +172,14 @@ def test_names_digests_and_plans(experiment: Experiment, own: Path) -> None:
     usual, mine = load_config(experiment.config, private), load_config(experiment.config, OVERRIDES)
     assert mine.setting == "Non-IID, DP-FedAvg, S=0.5, z=2, TakenBack, b_u=6, Turns"
     assert mine.digest != usual.digest
-    assert checkpoint_bytes(mine, 40) == 3 * checkpoint_bytes(usual, 40)  # its state is in float64
+    assert checkpoint_bytes(mine, 40) == 3 * checkpoint_bytes(usual, 40)  # the state of the noise is float64
     before = mine.digest
     own.write_text(OWN + "# another version\n")
     assert mine.digest != before
 
 
 EVENT = "    def event(self, population, mechanism):\n        return mechanism"
-FOLDER = "[^:]*"  # the folder that the user named, and not a digest
+FOLDER = "[^:]*"  # the folder in the user's setting, not a digest
 UNSEEDED = "np.random.default_rng()"
 RANDOM = "fresh = {name: torch.randn_like(value) for name, value in self.fresh(round_).items()}"
 STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), rounds)"
@@ -203,7 +203,7 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         ('{"before": fresh}', '{"before": {}}', "'before' must hold tensors with the names and shapes"),
     ],
 )
-def test_what_is_wrong_is_known_before_training(
+def test_errors_in_custom_code_are_reported_before_training(
     experiment: Experiment, own: Path, old: str, new: str, message: str
 ) -> None:
     assert OWN.count(old) == 1
@@ -223,7 +223,7 @@ def test_what_is_wrong_is_known_before_training(
         ("fresh[name] -", "fresh[name] / (2 - round_) -", "'noise' has values that are not finite"),
     ],
 )
-def test_what_goes_wrong_later_fails_the_run_and_names_the_line(
+def test_errors_of_custom_code_in_a_later_round_fail_the_run_and_name_their_place(
     experiment: Experiment, own: Path, old: str, new: str, message: str
 ) -> None:
     own.write_text(OWN.replace(old, new))
@@ -235,7 +235,7 @@ def test_what_goes_wrong_later_fails_the_run_and_names_the_line(
     assert not isinstance(caught.value, flsim.Diverged)
 
 
-def test_what_does_not_go_together_is_refused(experiment: Experiment, own: Path) -> None:
+def test_custom_noise_needs_the_dp_mechanism_and_federated_training(experiment: Experiment, own: Path) -> None:
     process, users = f"{own}:TakenBack", planted(experiment)
     with pytest.raises(InputError, match=r'"clip" adds no noise; remove privacy\.noise'):
         PrivacyHParams("clip", clip=0.5, noise=process)
@@ -244,12 +244,12 @@ def test_what_does_not_go_together_is_refused(experiment: Experiment, own: Path)
         CentralTraining(users.users, CentralHParams(), 0, privacy=algorithm(own).privacy, model=MODEL)
     own.write_text(OWN.replace(EVENT, ""))
     clipped = replace(algorithm(own), privacy=PrivacyHParams("clip", clip=0.5))
-    *_, last = flsim.simulate(users, MODEL, clipped, 2)  # which no accountant is asked about
+    *_, last = flsim.simulate(users, MODEL, clipped, 2)  # needs no event, because a clip without noise has no epsilon
     assert last.round == 2
     assert last.moments == {}
 
 
-def test_sizes_may_differ_where_the_sampler_says_so(experiment: Experiment, own: Path) -> None:
+def test_cohort_sizes_may_differ_if_the_sampler_states_a_range(experiment: Experiment, own: Path) -> None:
     sizes = "\n    def sizes(self, population):\n        return 0, population\n"
     own.write_text(
         OWN.replace("np.sort(order[places])", "np.sort(order[places])[round_ :]").replace(EVENT, EVENT + sizes)

@@ -1,4 +1,4 @@
-"""RDP of sampled Gaussian noise against integrals in 20 digits and more, and epsilon against laws and PLD."""
+"""RDP of sampled Gaussian noise against integrals in 20 or more digits; epsilon against its properties and PLD."""
 
 import math
 
@@ -30,8 +30,8 @@ DELTA = 1e-5
 
 
 def poisson_by_integral(order: float, sigma: float, rate: float) -> float:
-    """Mironov, Talwar and Zhang (2019), section 3: log E[((1 - q) + q L)^a] / (a - 1), in 20 or 40 digits."""
-    with mpmath.workdps(40 if sigma >= 1 else 20):  # where noise is large, the moment is nearly 1
+    """Return log E[((1 - q) + q L)^a] / (a - 1) (Mironov, Talwar and Zhang, 2019, section 3) in 20 or 40 digits."""
+    with mpmath.workdps(40 if sigma >= 1 else 20):  # if noise is large, the moment is nearly 1
         a, s, q = mpmath.mpf(order), mpmath.mpf(sigma), mpmath.mpf(rate)
         kink = s**2 * mpmath.log(1 / q - 1) + mpmath.mpf(1) / 2
         bumps = (0, a, kink - s**2, kink, kink + s**2, 1 - s, 1, 1 + s, a / 2)
@@ -44,7 +44,7 @@ def poisson_by_integral(order: float, sigma: float, rate: float) -> float:
 
 
 def theorem_27(order: int, sigma: float, rate: float) -> float:
-    """Wang et al. (2019), Theorem 27, with forward differences as alternating sums in 400 digits."""
+    """Return Theorem 27 of Wang et al. (2019), with forward differences as alternating sums in 400 digits."""
     with mpmath.workdps(400):
         s, q = mpmath.mpf(sigma), mpmath.mpf(rate)
 
@@ -66,7 +66,7 @@ def theorem_27(order: int, sigma: float, rate: float) -> float:
     [(0.3, (0.1,), FEW[[1, 4]]), *(pytest.param(sigma, RATES, FEW, marks=pytest.mark.nightly) for sigma in SIGMAS)],
 )
 def test_poisson_sampling_equals_its_integral(sigma: float, rates: tuple[float, ...], orders: Floats) -> None:
-    """Each value takes seconds, so that two of them are computed every day."""
+    """RDP equals its integral. Each value takes seconds, so tests that are not nightly compute only two values."""
     for rate in rates:
         expected = [poisson_by_integral(order, sigma, rate) for order in orders.tolist()]
         np.testing.assert_allclose(accounting.poisson(orders, sigma, rate), expected, rtol=1e-9)
@@ -85,15 +85,16 @@ def test_sampling_without_replacement_equals_the_theorem(sigma: float) -> None:
 
 
 @pytest.mark.parametrize("of", [accounting.poisson, accounting.without_replacement])
-def test_sampling_everybody_is_no_sampling_and_nobody_is_nothing(of) -> None:  # type: ignore[no-untyped-def]
+def test_rate_1_equals_no_sampling_and_rate_0_has_no_divergence(of) -> None:  # type: ignore[no-untyped-def]
     np.testing.assert_allclose(of(accounting.ORDERS, 1.5, 1.0), accounting.ORDERS / (2 * 1.5**2), rtol=1e-12)
     assert not of(accounting.ORDERS, 1.5, 0.0).any()
     assert (of(accounting.ORDERS, 1.5, 1 - 1e-9) <= (1 + 1e-12) * accounting.ORDERS / (2 * 1.5**2)).all()
 
 
 @pytest.mark.parametrize("of", [accounting.poisson, accounting.without_replacement])
-def test_extreme_noise_is_no_error(of) -> None:  # type: ignore[no-untyped-def]
-    """By the first terms of the series in 1 / sigma, or the largest: q^2 a / (2 sigma^2) and a / (2 sigma^2)."""
+def test_extreme_noise_has_the_divergence_of_the_leading_term(of) -> None:  # type: ignore[no-untyped-def]
+    """For large sigma, the first term of the series in 1 / sigma is q^2 a / (2 sigma^2). For small sigma, the largest
+    term is a / (2 sigma^2)."""
     assert (of(accounting.ORDERS, 1e-300, 0.1) == math.inf).all()
     assert not of(accounting.ORDERS, 1e300, 0.1).any()
     tiny, order = of(np.array([3.0]), 1e-9, 0.1)[0], 3.0
@@ -119,7 +120,7 @@ def test_epsilon_is_monotone_in_noise_rate_and_rounds(of) -> None:  # type: igno
 
 
 def _epsilons(rdp: Floats, rounds: tuple[int, ...]) -> list[list[float]]:
-    """Epsilon of so many rounds, by both conversions."""
+    """Return epsilon after each number of rounds, with both conversions of RDP to epsilon."""
     all_rounds = [rdp * number for number in rounds]
     return [
         [compute_epsilon(accounting.ORDERS, one, DELTA)[0], accounting.epsilon_of_mironov(one, DELTA)]
@@ -134,13 +135,12 @@ def _epsilons(rdp: Floats, rounds: tuple[int, ...]) -> list[list[float]]:
         *(pytest.param(rate, noise, marks=pytest.mark.nightly) for rate in (0.01, 0.3, 0.9) for noise in (1.0, 6.0)),
     ],
 )
-def test_epsilon_is_between_the_loss_itself_and_a_gaussian_of_its_rdp(rate: float, noise: float) -> None:
-    """PLD is a lower anchor. The upper one is the least bound of Canonne et al. over all orders, by integration.
+def test_epsilon_of_rdp_is_between_pld_and_the_best_order(rate: float, noise: float) -> None:
+    """PLD is the lower bound. The upper bound is the least bound of Canonne et al. over all orders, from integrals.
 
-    `ORDERS` are a grid: `order - 1` grows by a factor g of at most 1.2 where the best order is, so that the best one is
-    missed by sqrt(g). A sum a x + b / x is then at most (sqrt(g) + 1 / sqrt(g)) / 2 = 1.0042 times its least value. 1%
-    leaves as much for the curvature of the divergence.
-    """
+    `ORDERS` is a grid, and near the best order, `order - 1` grows by a factor g of at most 1.2, so the grid misses the
+    best order by at most sqrt(g). A sum a x + b / x is then at most (sqrt(g) + 1 / sqrt(g)) / 2 = 1.0042 times its
+    least value. The limit of 1% allows as much for the curvature of the divergence."""
     rounds = 100
     rdp, pld = (spent(BY_NAME[name], rate, noise, rounds) for name in ("poisson-rdp", "poisson-pld"))
     orders = np.geomspace(0.1, 200, 120) + 1
@@ -154,7 +154,7 @@ def test_epsilon_is_between_the_loss_itself_and_a_gaussian_of_its_rdp(rate: floa
 
 
 def poisson_by_quadrature(order: float, sigma: float, rate: float) -> float:
-    """The same integral by Simpson's rule of 20,001 places, in double precision and by logarithms."""
+    """Return the same integral with Simpson's rule at 20,001 points, in double precision and with logarithms."""
     low, high = -12 * sigma, order + 12 * sigma
     x, step = np.linspace(low, high, 20_001, retstep=True)
     weights = np.full(len(x), step / 3)
@@ -167,7 +167,7 @@ def poisson_by_quadrature(order: float, sigma: float, rate: float) -> float:
 
 @pytest.mark.parametrize(("order", "sigma", "rate"), [(200.5, 30.0, 0.3), (900.5, 200.0, 0.5), (10.5, 30.0, 0.3)])
 def test_large_orders_between_integers_equal_their_integral(order: float, sigma: float, rate: float) -> None:
-    """Where log(1 + u) is small, its product with the order need not be."""
+    """RDP equals its integral at large orders, where log(1 + u) is small but its product with the order need not be."""
     expected = poisson_by_quadrature(order, sigma, rate)
     assert accounting.poisson(np.array([order]), sigma, rate)[0] == pytest.approx(expected, rel=1e-9)
 
@@ -175,7 +175,7 @@ def test_large_orders_between_integers_equal_their_integral(order: float, sigma:
 @pytest.mark.parametrize("sigma", [0.03, 0.049, 0.0999])
 @pytest.mark.parametrize("rate", [1e-6, 1e-3, 0.3])
 def test_little_noise_equals_its_integral_at_low_orders(sigma: float, rate: float) -> None:
-    """Where the two normal laws hardly overlap, and the moment of the one with the user need not be large."""
+    """At little noise, the two normal laws hardly overlap; the moment of the law with the user need not be large."""
     expected = [poisson_by_quadrature(order, sigma, rate) for order in (1.01, 1.02, 1.2)]
     assert accounting.poisson(np.array([1.01, 1.02, 1.2]), sigma, rate).tolist() == pytest.approx(expected, rel=1e-7)
 
@@ -188,8 +188,8 @@ def test_deltas_are_those_of_dp_accounting() -> None:
         assert accounting.delta_of_rdp(rdp, epsilons).tolist() == pytest.approx(expected, rel=1e-4)
 
 
-def test_composed_noise_on_one_cohort_is_less_noise() -> None:
-    """Two Gaussian releases of multipliers 3 and 4 on one cohort are one of multiplier (1/9 + 1/16)^(-1/2) = 2.4."""
+def test_gaussian_releases_on_one_cohort_equal_one_release_with_less_noise() -> None:
+    """Two releases of multipliers 3 and 4 on one cohort are one of multiplier (1/9 + 1/16)^(-1/2) = 2.4."""
     two = PoissonSampledDpEvent(0.2, ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)]))
     four = PoissonSampledDpEvent(0.2, SelfComposedDpEvent(GaussianDpEvent(4.8), 4))
     one = rdp_of(PoissonSampledDpEvent(0.2, GaussianDpEvent(2.4)), POISSON)
@@ -198,7 +198,7 @@ def test_composed_noise_on_one_cohort_is_less_noise() -> None:
 
 
 def test_only_gaussian_noise_has_a_noise_multiplier() -> None:
-    """Composed with anything else, or with no noise at all, Gaussian noise is not the whole release."""
+    """An event that also has another mechanism, or a release without noise, has no noise multiplier."""
     noise, other, none = GaussianDpEvent(3.0), LaplaceDpEvent(3.0), GaussianDpEvent(0.0)
     two = ComposedDpEvent([noise, GaussianDpEvent(4.0)])
     found = [accounting._noise_multiplier(event) for event in (two, SelfComposedDpEvent(two, 4), noise)]

@@ -1,4 +1,4 @@
-"""Cohorts are a pure function of (seed, round, population): users without or with replacement, or each by chance."""
+"""Cohorts are a pure function of (seed, round, population), and each sampler has the distribution that it states."""
 
 import math
 from collections import Counter
@@ -36,12 +36,12 @@ from flsim.privacy.sampling import (
 )
 from flsim.privacy.table import report
 
-REPLAYED = ("available", "fedbuff")  # samplers that draw all rounds before a round as well
+REPLAYED = ("available", "fedbuff")  # samplers that also draw all earlier rounds
 
 
-def test_every_user_is_as_likely() -> None:
-    """4,000 draws of 5 of 20 users; the chi-squared test rejects falsely once in 10,000 (fixed seed). Counts within a
-    round are negatively correlated, which makes the statistic smaller: its mean is 20 (1 - 1/4) = 15, not 19."""
+def test_every_user_is_equally_likely() -> None:
+    """In 4,000 draws of 5 of 20 users, a chi-squared test rejects falsely once in 10,000 (fixed seed). Counts within a
+    round are negatively correlated, so the statistic is smaller: its mean is 20 (1 - 1/4) = 15, not 19."""
     counts = np.zeros(20)
     for round_ in range(4_000):
         counts[draw_cohort(0, round_, 20, 5, "fixed-size")] += 1
@@ -51,7 +51,7 @@ def test_every_user_is_as_likely() -> None:
 
 @pytest.mark.parametrize(("population", "size"), [(12, 4), (12, 12), (10, 4), (7, 1)])
 def test_round_robin_takes_all_users_in_one_order(population: int, size: int) -> None:
-    """Over rounds that together hold the population a whole number of times, each takes part equally often."""
+    """Users take part equally often in rounds whose cohorts together are a multiple of the population."""
     period = population // math.gcd(population, size)
     drawn = [draw_cohort(3, round_, population, size, "round-robin") for round_ in range(2 * period)]
     counts = np.bincount(np.concatenate(drawn[:period]), minlength=population)
@@ -75,7 +75,7 @@ def test_round_robin_takes_all_users_in_one_order(population: int, size: int) ->
     ],
 )
 def test_no_user_takes_part_more_often_than_is_stated(name: str, population: int, cohort: int) -> None:
-    """In any number of rounds up to 1,000."""
+    """The limits of `participation` hold after every round up to 1,000, and the smallest separation is reached."""
     rounds, sampling = 1_000, Sampling(name, population, cohort)
     times, last, least = np.zeros(population, int), np.full(population, -rounds), rounds
     reached = 0
@@ -102,8 +102,8 @@ def test_groups_are_disjoint_hold_everybody_and_differ_by_one_user_at_most() -> 
     assert groups[1] != set(sampler.group(9, 1, 23).tolist())
 
 
-def test_balls_in_bins_throws_each_user_into_one_uniform_bin() -> None:
-    """23 users and cohorts of 6: 4 bins (3.83, rounded), which repeat. 1,000 seeds, chi-squared (p > 1e-4)."""
+def test_balls_in_bins_assigns_each_user_to_one_uniform_bin() -> None:
+    """23 users and cohorts of 6 give 4 bins (3.83, rounded), which repeat. Chi-squared over 1,000 seeds (p > 1e-4)."""
     counts = np.zeros((23, 4))
     for seed in range(1_000):
         bins = [draw_cohort(seed, round_, 23, 6, "balls-in-bins") for round_ in range(4)]
@@ -114,8 +114,8 @@ def test_balls_in_bins_throws_each_user_into_one_uniform_bin() -> None:
     assert stats.chi2(23 * 3).sf(((counts - 250) ** 2 / 250).sum()) > 1e-4
 
 
-def test_cyclic_poisson_takes_every_user_of_a_group_as_often() -> None:
-    """4,000 rounds, 5 of 20 users in 2 groups: each user in half of the rounds of its group (p > 1e-4 each)."""
+def test_cyclic_poisson_takes_every_user_equally_often() -> None:
+    """In 4,000 rounds with 5 of 20 users in 2 groups, each user is in half of the rounds of its group (p > 1e-4)."""
     counts = np.zeros(20)
     for round_ in range(4_000):
         counts[draw_cohort(2, round_, 20, 5, 'cyclic-poisson{"separation": 2}')] += 1
@@ -134,12 +134,12 @@ def test_cyclic_poisson_takes_every_user_of_a_group_as_often() -> None:
         ),
     ],
 )
-def test_thinned_poisson_sampling_is_poisson_sampling_in_law(
+def test_poisson_sampling_with_lost_users_is_poisson_sampling_at_a_lower_rate(
     name: str, loss: dict[str, object], answering: float
 ) -> None:
-    """Rounds of 5 of 20 users, some of whom drop out or are late: sizes are binomial, users and pairs equally likely.
-    Each test rejects falsely once in 10,000. A half-normal duration of mean 1 is within d with probability erf(d /
-    sqrt(pi))."""
+    """In rounds of 5 of 20 users, some drop out or are late. Cohort sizes are binomial; users and pairs are equally
+    likely. Each test rejects falsely once in 10,000. A half-normal duration of mean 1 is within d with probability
+    erf(d / sqrt(pi))."""
     rounds, thinned = 2_000, 0.25 * answering
     sampler = with_options(without_options(name), options_of(name) | loss)
     present = np.zeros((rounds, 20))
@@ -189,7 +189,7 @@ def test_an_impossible_dropout_is_refused(dropout: object) -> None:
 @settings(max_examples=30)
 @given(population=st.integers(1, 500), data=st.data(), seed=st.integers(0, 2**40), round_=st.integers(0, 10**6))
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_draws_users_in_order_and_the_same_again(
+def test_every_sampler_draws_users_in_order_and_repeatably(
     sampler: str, population: int, data: st.DataObject, seed: int, round_: int
 ) -> None:
     size = data.draw(st.integers(1, population))
@@ -215,8 +215,8 @@ def test_poisson_cohorts_may_be_empty_or_hold_everybody() -> None:
 
 
 def test_draws_with_replacement_are_multinomial() -> None:
-    """3,000 rounds of 5 draws of 20 users. Users are equally likely, and all five draws differ with probability
-    20 x 19 x 18 x 17 x 16 / 20^5. Each check rejects falsely once in 10,000."""
+    """In 3,000 rounds of 5 draws of 20 users, users are equally likely. All five draws differ with probability 20 x 19
+    x 18 x 17 x 16 / 20^5. Each check rejects falsely once in 10,000."""
     rounds = 3_000
     drawn = np.stack([draw_cohort(1, round_, 20, 5, "with-replacement") for round_ in range(rounds)])
     times = np.bincount(drawn.ravel(), minlength=20)
@@ -227,7 +227,7 @@ def test_draws_with_replacement_are_multinomial() -> None:
 
 
 def test_sampling_with_replacement_is_refused_by_every_accountant() -> None:
-    """dp_accounting has the event and no bound for it; see docs/decisions.md."""
+    """dp_accounting has the event but no bound for it; see docs/decisions.md."""
     ledger = Ledger((Entry("with-replacement", 1_000, 10, 1.0, 5),))
     for line in report(ledger, 1e-5):
         assert line.epsilon is None
@@ -274,11 +274,10 @@ def test_streams_differ_by_seed_purpose_and_every_key() -> None:
     assert stream(3, "a", np.int64(4)).random() == stream(3, "a", 4).random()  # type: ignore[arg-type]
 
 
-def test_thinned_poisson_sampling_has_the_exact_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3 users at q = 1/3, p = 1/2: uniform numbers on grids of 3 and 2 give each of 216 outcomes as often.
+def test_poisson_sampling_with_dropout_has_the_exact_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 users, q = 1/3, p = 1/2: uniform numbers on grids of 3 and 2 give each of 216 outcomes equally often.
 
-    A set of s users has (1/6)^s (5/6)^(3 - s), which is 5^(3 - s) of the 216 outcomes.
-    """
+    A set of s users has probability (1/6)^s (5/6)^(3 - s), which is 5^(3 - s) of the 216 outcomes."""
     outcomes: Counter[tuple[int, ...]] = Counter()
     for users in product((0, 1 / 3, 2 / 3), repeat=3):
         for answers in product((0, 1 / 2), repeat=3):
@@ -296,8 +295,8 @@ NAME = 'truncated-poisson{"limit": 6}'
 PLD = sound_convention(NAME)
 
 
-def test_a_cohort_is_a_poisson_cohort_or_a_subset_of_the_limit() -> None:
-    """5,000 rounds, 5 of 20 users, at most 6: sizes are min(6, Binomial(20, 1/4)), and users are equally likely (p >
+def test_a_truncated_cohort_is_a_poisson_cohort_or_a_subset_of_it() -> None:
+    """In 5,000 rounds with 5 of 20 users, at most 6, sizes are min(6, Binomial(20, 1/4)). Users are equally likely (p >
     1e-4)."""
     rounds, law = 5_000, stats.binom(20, 1 / 4)
     sizes, counts = np.zeros(7), np.zeros(20)
@@ -314,14 +313,14 @@ def test_a_cohort_is_a_poisson_cohort_or_a_subset_of_the_limit() -> None:
     assert stats.chi2(19).sf(((counts - rounds * rate) ** 2 / (rounds * rate * (1 - rate))).sum()) > 1e-4
 
 
-def test_the_ledger_composes_the_event_of_truncation_and_only_pld_knows_it() -> None:
+def test_the_ledger_composes_the_event_of_truncation_and_only_pld_supports_it() -> None:
     entry = Entry(NAME, 20, 5, 1.5, 3)
     assert entry.event("S") == SelfComposedDpEvent(TruncatedSubsampledGaussianDpEvent(20, 0.25, 6, 1.5), 3)
     assert [one.name for one in reported(NAME)] == ["truncated-poisson-pld"]
 
 
-def test_a_limit_that_is_never_reached_costs_what_poisson_sampling_does() -> None:
-    """And one that is reached often costs more, because a user then also decides whether another one is left out."""
+def test_truncation_costs_epsilon_only_if_its_limit_is_reached() -> None:
+    """A limit that is often reached costs more, because a user then also decides whether another user is excluded."""
 
     (of_poisson,) = (one for one in CONVENTIONS if one.name == "poisson-pld")
 

@@ -1,4 +1,4 @@
-"""Availability of users by the time of day or from a file, and the cohorts of available users."""
+"""Availability of users from the time of day or from a file, and the cohorts of available users."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def users_of(flags: np.ndarray) -> list[int]:
 
 
 def test_users_are_available_as_often_as_the_curve_states() -> None:
-    """500 seeds, 9 of 12 rounds a day; all phases are 0 or uniform. Largest of 18 deviations, once in 10,000."""
+    """500 seeds, 9 of 12 rounds a day; phases are 0 or uniform. The largest of 18 deviations fails once in 10,000."""
     for zones, chances in ((0.0, 0.3 * (1 + np.cos(2 * np.pi * np.arange(9) / 12))), (1.0, np.full(9, 0.3))):
         days = Days(0.3, 12, zones)
         counts = np.array([sum(days.available(seed, round_, 5).sum() for seed in range(500)) for round_ in range(9)])
@@ -43,7 +43,7 @@ def test_users_are_available_as_often_as_the_curve_states() -> None:
 
 
 def test_a_user_is_available_at_the_same_time_of_every_day() -> None:
-    """Per user over 400 days of 8 rounds: p = 0.5 (1 + cos) is 1 - o(1) at one time, and o(1) half a day later."""
+    """Over 400 days of 8 rounds, p = 0.5 (1 + cos) is near 1 at one time, and near 0 half a day later."""
     present = np.stack([Days(0.5, 8, 1).available(1, round_, 30) for round_ in range(3_200)]).reshape(400, 8, 30)
     frequency = present.mean(0)
     best = frequency.argmax(0)
@@ -64,7 +64,7 @@ def test_a_trace_states_who_is_available_in_which_rounds(name: str, tmp_path: Pa
 
 
 def test_cohorts_are_uniform_among_available_users_who_have_rested() -> None:
-    """3,000 rounds of 3 of 24 users, 4 rounds apart; the oracle is the definition. Users are equally likely (1e-4)."""
+    """3,000 rounds of 3 of 24 users, 4 rounds apart, follow the definition. Users are equally likely (p > 1e-4)."""
     days = Days(0.4, 6, 1)
     cohorts = cohorts_of_available(7, 24, 3, 4, days)
     times = np.zeros(24)
@@ -75,7 +75,7 @@ def test_cohorts_are_uniform_among_available_users_who_have_rested() -> None:
         assert set(cohort) <= ready
         assert len(cohort) == min(3, len(ready))
         times[cohort] += 1
-    # rounds of a user repel each other, so the statistic is below chi-squared
+    # rounds of a user are negatively correlated, so the statistic is below chi-squared
     assert stats.chi2(23).sf(((times - times.mean()) ** 2 / times.mean()).sum()) > 1e-4
     assert not np.array_equal(cohorts[0], cohorts_of_available(8, 24, 3, 4, days)[0])
 
@@ -122,7 +122,7 @@ def test_impossible_days_are_refused(options: dict[str, object]) -> None:
 
 
 def test_availability_costs_what_the_separation_states_and_has_no_amplification() -> None:
-    """100 rounds, 10 apart: a user takes part 10 times, and independent noise is 10 Gaussian mechanisms."""
+    """In 100 rounds, 10 apart, a user takes part 10 times, so independent noise is 10 Gaussian mechanisms."""
     sampler = 'available{"separation": 10}'
     ledger = Ledger((Entry(sampler, 1_000, 20, 3.0, 100),))
     alone = Ledger((Entry('min-separation{"separation": 10}', 1_000, 20, 3.0, 100),))

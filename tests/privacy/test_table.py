@@ -1,4 +1,4 @@
-"""The table of conventions, what is stated of a run's privacy, and calibration, which inverts epsilon."""
+"""The table of conventions, the sentences about the privacy of a run, and calibration, which inverts epsilon."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def test_a_report_has_every_convention_of_the_ledgers_sampler() -> None:
         assert line.note is None
 
 
-def test_what_cannot_be_computed_is_a_dash_with_a_reason() -> None:
+def test_an_epsilon_that_cannot_be_computed_is_a_dash_with_a_reason() -> None:
     lines = report(Ledger((FIXED,)), 1e-4)
     (missing,) = (line for line in lines if line.epsilon is None)
     assert missing.convention.accountant == "pld"
@@ -39,7 +39,7 @@ def test_what_cannot_be_computed_is_a_dash_with_a_reason() -> None:
     assert "add-or-remove-one" not in text
 
 
-def test_without_noise_epsilon_is_infinite_and_json_says_null() -> None:
+def test_without_noise_epsilon_is_infinite_and_null_in_json() -> None:
     lines = report(Ledger((Entry("poisson", 1_000, 10, 0.0, 20),)), 1e-4)
     assert all(line.epsilon == math.inf for line in lines)
     assert to_text(lines) == "without noise epsilon is infinite, under every convention\n"
@@ -49,15 +49,14 @@ def test_without_noise_epsilon_is_infinite_and_json_says_null() -> None:
         assert values["note"] == "without noise epsilon is infinite"
 
 
-def test_a_ledger_of_several_samplers_has_no_single_number() -> None:
-    """No convention is about both: every row says so."""
+def test_a_ledger_of_several_samplers_has_no_epsilon() -> None:
+    """No convention is for both samplers, and the note of every row states this."""
     lines = report(Ledger((FIXED, POISSON)), 1e-4)
     assert len(lines) == len(conventions_of("fixed-size")) + len(conventions_of("poisson"))
     assert all(line.epsilon is None and "but the ledger has" in str(line.note) for line in lines)
 
 
-def test_calibration_has_lines_of_noise() -> None:
-    """What `calibrate` finds, or its reason."""
+def test_calibration_has_a_noise_multiplier_or_a_reason_in_each_line() -> None:
     lines = calibrated(FIXED, 2.0, 1e-4)
     assert [line.epsilon for line in lines] == [2.0] * 4
     assert [line.noise_multiplier is None for line in lines] == [line.note is not None for line in lines]
@@ -92,7 +91,7 @@ def test_the_sampler_that_ran_decides_the_conventions(sampler: str, names: list[
         spent(ledger_of(sampler), "poisson" if sampler == "fixed-size" else "fixed-size", 1e-3)
 
 
-def test_the_sentence_says_what_each_number_means() -> None:
+def test_the_sentence_explains_each_number() -> None:
     text = sentence({"paper": 5.6234, "replace-one-rdp": 28.53}, "fixed-size", 1e-7)
     for part in ("user-level", "delta 1e-07", "epsilon 5.62", "paper: replace-one", "epsilon 28.5", "sensitivity 2S"):
         assert part in text
@@ -102,7 +101,7 @@ def test_the_sentence_says_what_each_number_means() -> None:
 
 
 @pytest.mark.parametrize("name", ["paper", "poisson-rdp", pytest.param("poisson-pld", marks=pytest.mark.nightly)])
-def test_the_noise_is_enough_and_hardly_more(name: str) -> None:
+def test_calibrated_noise_reaches_epsilon_and_slightly_less_noise_does_not(name: str) -> None:
     convention, target = BY_NAME[name], 3.0
     planned = Entry(convention.sampler, 10_000, 100, 0.0, 300)
     noise = calibrate(planned, target, 1e-6, convention)
@@ -122,7 +121,7 @@ def test_calibration_inverts_epsilon_from_any_guess(noise: float, rounds: int, g
     assert calibrate(planned, target, 1e-6, convention, guess) == pytest.approx(noise, rel=2 * TOLERANCE)
 
 
-def test_an_epsilon_below_what_the_conversion_can_say_is_refused() -> None:
+def test_an_epsilon_below_the_least_of_the_conversion_is_refused() -> None:
     """Mironov's Proposition 3 adds log(1 / delta) / (order - 1): at orders to 1,024 and delta 1e-7 at least 0.0157."""
     with pytest.raises(InputError, match=r'"paper": no noise multiplier gives epsilon 0\.01'):
         calibrate(Entry("fixed-size", 100, 100, 0.0, 1), 0.01, 1e-7, PAPER)

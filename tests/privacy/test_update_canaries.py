@@ -1,4 +1,4 @@
-"""Canary users with random updates: what they add to a run, and what they leave as it was."""
+"""Canary users with random updates: what they add to a run, and what they do not change."""
 
 import math
 import weakref
@@ -35,7 +35,7 @@ Training = Callable[..., FederatedTraining]
 
 @pytest.fixture
 def training(make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]]) -> Training:
-    """Federated training of 24 users of two records, about a quarter of whom take part in a round."""
+    """Return a function that makes federated training of 24 users of two records, a quarter of whom are in a cohort."""
     users = make_corpus(random_users(24, 2, 36), vocabulary_size=40).split("train")
 
     def make(audit: AuditHParams | None = None, sampler: str = "poisson", **settings: Any) -> FederatedTraining:
@@ -58,8 +58,8 @@ def change(trained: FederatedTraining, state: State) -> Params:
 
 
 @pytest.mark.parametrize("sampler", [with_valid_options(sampler, 6) for sampler in SAMPLERS])
-def test_a_round_has_the_canaries_sum_beside_that_of_the_real_users(training: Training, sampler: str) -> None:
-    """By hand: a round with canary users less the same round without is S x (sum of unit vectors) / cohort."""
+def test_a_round_adds_the_sum_of_canary_updates_to_that_of_the_real_users(training: Training, sampler: str) -> None:
+    """A round with canary users minus the same round without them is S x (sum of unit vectors) / cohort, by hand."""
     privacy = PrivacyHParams("clip", clip=0.5)
     audit = AuditHParams(40, canary_coins=True)
     plain, tested = (training(one, sampler, privacy=privacy) for one in (None, audit))
@@ -78,7 +78,7 @@ def test_a_round_has_the_canaries_sum_beside_that_of_the_real_users(training: Tr
         torch.testing.assert_close(value, expected[name], atol=1e-7, rtol=0)  # float32 parameters
 
 
-def test_an_update_is_as_long_as_the_clip_norm_and_its_direction_is_of_its_number_alone() -> None:
+def test_an_update_has_the_clip_norm_and_a_direction_that_depends_only_on_its_number() -> None:
     like = {"a": torch.zeros(30, 7), "b": torch.zeros(11)}
     zero = {name: value.double() for name, value in like.items()}
     assert global_norm(update_of(5, 1, 0.3, like)) == pytest.approx(LENGTH * 0.3, rel=1e-12)
@@ -90,8 +90,8 @@ def test_an_update_is_as_long_as_the_clip_norm_and_its_direction_is_of_its_numbe
     assert cosines(update, 1, range(4, 7))[1] == pytest.approx(1, rel=1e-9)
 
 
-def test_the_ledger_and_the_clip_are_those_of_the_run_without(training: Training) -> None:
-    """Counts are of real users, so that a clip that adapts goes the same way in the first round."""
+def test_canary_users_change_neither_the_ledger_nor_the_first_adaptive_clip(training: Training) -> None:
+    """Only real users are counted, so in the first round an adaptive clip changes as without canary users."""
     privacy = replace(NOISY, target_quantile=0.5, count_noise=2.0)
     plain, tested = (training(audit, privacy=privacy) for audit in (None, AuditHParams(30)))
     assert after(plain).ledger == after(tested).ledger
@@ -105,7 +105,7 @@ def test_a_resumed_run_has_the_same_bits(training: Training, tmp_path: Path) -> 
     assert digest_of(after(tested, 4, load(path)[0])) == digest_of(after(tested))
 
 
-def test_shards_change_no_cosine_but_in_rounding(training: Training) -> None:
+def test_shards_change_cosines_only_by_rounding(training: Training) -> None:
     measured = []
     for shards in (1, 3):
         tested = training(AuditHParams(30), shards=shards)
@@ -113,8 +113,8 @@ def test_shards_change_no_cosine_but_in_rounding(training: Training) -> None:
     np.testing.assert_allclose(measured[0], measured[1], atol=1e-6)
 
 
-def test_vectors_that_took_no_part_are_exchangeable(training: Training) -> None:
-    """Of a run without canary users the cosines are those of a uniform direction; canary users have larger ones."""
+def test_cosines_of_canary_users_are_larger_than_those_of_unused_vectors(training: Training) -> None:
+    """Without canary users, cosines are those of a uniform direction, as are those of unused vectors."""
     plain, tested = training(), training(AuditHParams(200))
     moved = change(plain, after(plain))
     spread = sum(value.numel() for value in moved.values()) ** -0.5
@@ -138,7 +138,7 @@ def test_vectors_that_took_no_part_are_exchangeable(training: Training) -> None:
         ),
     ],
 )
-def test_what_cannot_have_canary_users_is_refused(
+def test_settings_that_cannot_have_canary_users_are_refused(
     training: Training, tmp_path: Path, overrides: Sequence[str], message: str
 ) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
@@ -148,7 +148,7 @@ def test_what_cannot_have_canary_users_is_refused(
 
 
 def test_few_vectors_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand vectors of the paper's model would take 5.7 GB."""
+    """At most 4 vectors are in memory at once: a thousand vectors of the paper's model would take 5.7 GB."""
     made, alive = list[weakref.ref[torch.Tensor]](), list[int]()
 
     def counted(make: Callable[..., Any]) -> Callable[..., Any]:

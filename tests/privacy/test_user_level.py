@@ -1,4 +1,4 @@
-"""User-level epsilon of DP-SGD over records, for users of at most a number of records."""
+"""User-level epsilon of DP-SGD, which samples records, for users with a limited number of records."""
 
 import json
 import math
@@ -65,14 +65,14 @@ def of_one_round(rate: float, noise_multiplier: float, records: int, delta: floa
 
 
 def test_one_round_is_the_integrated_divergence_of_the_mixture() -> None:
-    """Tabulated losses are rounded up by at most their step, 0.001."""
+    """Tabulated losses are rounded up, by at most their step of 0.001."""
     exact = of_one_round(0.2, 2.0, 4, 1e-5)
     tabulated = epsilon(ledger(0.2, 2.0, 1), 1e-5, user_level(4))
     assert exact - 1e-6 <= tabulated <= exact + 2e-3
 
 
 def test_without_sampling_a_user_is_a_gaussian_mechanism_of_the_complete_distance() -> None:
-    """3 records in each of 5 rounds: mu = 3 sqrt(5) / z, with delta by Balle and Wang (2018), Theorem 8."""
+    """With 3 records in each of 5 rounds, mu is 3 sqrt(5) / z; delta is that of Balle and Wang (2018), Theorem 8."""
     mu = 3 * math.sqrt(5) / 8
 
     def excess(value: float) -> float:
@@ -83,24 +83,24 @@ def test_without_sampling_a_user_is_a_gaussian_mechanism_of_the_complete_distanc
 
 
 def test_a_published_mixture() -> None:
-    """dp_accounting 0.6.0 with its default step, for rate 0.01, z = 1, 1,000 rounds, delta 1e-6."""
+    """Epsilon is that of dp_accounting 0.6.0 with its default step, for rate 0.01, z = 1, 1,000 rounds, delta 1e-6."""
     assert epsilon(ledger(0.01, 1.0, 1_000), 1e-6, user_level(2)) == pytest.approx(4.554096, rel=3e-4)
 
 
 def test_rdp_of_mixtures_of_different_rounds_is_above_the_published_epsilon() -> None:
-    """17.193115 at delta 1e-6, by losses: test_mixture_of_gaussians_basic of dp_accounting."""
+    """test_mixture_of_gaussians_basic of dp_accounting has 17.193115 at delta 1e-6, computed from losses."""
     first = MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2])
     second = MixtureOfGaussiansDpEvent(2.0, [0.0, 2.0, 3.0], [0.33, 0.34, 0.33])
     event = ComposedDpEvent([SelfComposedDpEvent(first, 3), SelfComposedDpEvent(second, 2)])
     assert compute_epsilon(ORDERS, rdp_of(event, user_level(3)), 1e-6)[0] >= 17.193115
 
 
-def test_a_user_of_one_record_is_a_record() -> None:
+def test_a_user_of_one_record_has_the_epsilon_of_a_record() -> None:
     spent = ledger(0.02, 1.2, 100)
     assert epsilon(spent, 1e-5, user_level(1)) == epsilon(spent, 1e-5, RECORD_LEVEL)
 
 
-def test_what_cannot_be_accounted_is_refused() -> None:
+def test_large_epsilons_and_other_samplers_are_refused() -> None:
     with pytest.raises(InputError, match="up to epsilon 100, and RDP computes"):
         epsilon(ledger(0.01, 1.0, 1_000), 1e-6, user_level(32))
     fixed = Entry("fixed-size", 100, 10, 1.0, 1).event("S")
@@ -120,7 +120,7 @@ def positions_of(run: Run) -> NDArray[np.integer[Any]]:
 
 
 def test_no_user_of_a_run_has_more_records_than_the_cap(experiment: Experiment) -> None:
-    """24 users of 8 records: 3 of each remain, the same in all seeds, and none is a held record."""
+    """Of 24 users with 8 records, each keeps 3, the same for all seeds, and none of them is a held-out record."""
     runs = [capped(experiment), capped(experiment, "seed=1"), capped(experiment, "data.partition='iid'")]
     for run in runs:
         assert np.diff(run.train.user_offsets).tolist() == [3] * 24
@@ -155,7 +155,7 @@ def test_flsim_privacy_shows_users_next_to_records(
 
 @pytest.mark.slow
 def test_noise_is_calibrated_for_users_of_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without sampling, noise multiplier 1 has an epsilon above 100, which is refused."""
+    """Calibration works although noise multiplier 1 has an epsilon above 100 without sampling, which is refused."""
     monkeypatch.setattr("flsim.privacy.table.conventions_of", lambda _: ())
     with pytest.raises(InputError, match="up to epsilon 100"):
         epsilon(ledger(1.0, 1.0, 1), 1e-3, user_level(32))

@@ -1,4 +1,4 @@
-"""Privacy at inputs whose values follow from their definition: closed forms of Gaussian noise, and loops."""
+"""Privacy at inputs whose values follow from definitions: closed forms of Gaussian noise, and loops."""
 
 import math
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ def tight(rdp_at_1: float, delta: float, orders: Sequence[float]) -> float:
 
 
 @pytest.mark.parametrize(("noise", "rounds", "delta"), [(3.0, 4, 1e-3), (8.0, 10, 1e-5)])
-def test_rounds_over_everybody_are_gaussian_mechanisms(noise: float, rounds: int, delta: float) -> None:
-    """Renyi divergence of order a: a D^2 T / (2 z^2), D = 1 for S, 2 for 2S (Mironov, 2017, Proposition 7)."""
+def test_rounds_of_all_users_are_gaussian_mechanisms(noise: float, rounds: int, delta: float) -> None:
+    """The divergence of order a is a D^2 T / (2 z^2), D = 1 for S and 2 for 2S (Mironov, 2017, Proposition 7)."""
     ledger = Ledger((Entry("fixed-size", 40, 40, noise, rounds),))
     orders = accounting.ORDERS.tolist()
     for name, distance in (("paper-tight", 1), ("replace-one-rdp", 2)):
@@ -52,7 +52,7 @@ def test_rounds_over_everybody_are_gaussian_mechanisms(noise: float, rounds: int
 
 
 def test_losses_of_gaussian_noise_are_tabulated_up_to_an_epsilon_of_100() -> None:
-    """The delta of one release is known (Balle and Wang, 2018, Theorem 8); the limit is on the epsilon of RDP."""
+    """The limit is on epsilon from RDP. The expected delta of one release is in Balle and Wang (2018), Theorem 8."""
     convention, orders = BY_NAME["poisson-pld"], accounting.ORDERS.tolist()
     for sigma in (2.0, 0.7):
         found = accounting.epsilon_of(GaussianDpEvent(sigma), 1e-3, convention)
@@ -71,8 +71,8 @@ def test_losses_of_gaussian_noise_are_tabulated_up_to_an_epsilon_of_100() -> Non
                 accounting.epsilon_of(GaussianDpEvent(sigma), 1e-3, convention)
 
 
-def test_divergences_of_some_orders_are_a_release() -> None:
-    """Mironov (2017), Proposition 3: the least of ln 100 at order 2 and 0.3 + ln(100) / 8 at order 9."""
+def test_epsilon_of_mironov_is_the_least_over_orders() -> None:
+    """Mironov (2017), Proposition 3, gives ln 100 at order 2 and 0.3 + ln(100) / 8 at order 9, which is less."""
     rdp = np.select([accounting.ORDERS == 2, accounting.ORDERS == 9], [0.0, 0.3], math.inf)
     assert accounting.epsilon_of_mironov(rdp, 0.01) == pytest.approx(0.3 + math.log(100) / 8)
     assert accounting.epsilon_of_mironov(np.zeros_like(rdp), 0.01) == 0
@@ -94,8 +94,8 @@ def test_curves_have_steps_of_a_twentieth_up_to_10_and_of_a_half_up_to_60() -> N
 
 
 @pytest.mark.parametrize("noise", [2.0, 6.0])
-def test_curves_of_delta_are_those_of_gaussian_mechanisms(noise: float) -> None:
-    """Each point is sound, above the exact delta of 2 / z-GDP, and by the same conversion as epsilon."""
+def test_curves_of_delta_invert_epsilon(noise: float) -> None:
+    """Epsilon at the delta of the curve's point 2.0 is 2.0. Without noise, every delta is 1."""
     ledger, convention = Ledger((Entry("fixed-size", 40, 40, noise, 1),)), BY_NAME["replace-one-rdp"]
     deltas = delta_curve(ledger, convention)
     assert len(deltas) == len(EPSILONS)
@@ -113,7 +113,7 @@ def test_deltas_at_the_ends_are_refused(delta: float) -> None:
         check_delta(delta)
 
 
-def test_brackets_end_at_the_range() -> None:
+def test_brackets_outside_the_range_are_refused() -> None:
     with pytest.raises(InputError, match="nothing at this delta"):
         table._bracket(lambda at: 1.0, 0.0, "nothing")
     low, high = table._bracket(lambda at: 13.0 - at, 0.0, "nothing")  # e^13 is within 2^20
@@ -129,7 +129,7 @@ def adaptive(**settings: float) -> PrivacyHParams:
 
 
 def test_the_next_clip_follows_the_noisy_share() -> None:
-    """Andrew et al. (2021), Algorithm 1, with counts of +-1/2 and the default sigma_b of a twentieth of the cohort."""
+    """Expected: Andrew et al. (2021), Algorithm 1, with counts of +-1/2. The default sigma_b is cohort / 20."""
     hparams = adaptive(clip_learning_rate=0.3)
     noise = stream(7, "count noise", 3).normal(0.0, 40 / 20)
     share = (11 * 0.5 - (30 - 11) * 0.5 + noise) / 40 + 0.5
@@ -146,7 +146,7 @@ def test_the_next_clip_follows_the_noisy_share() -> None:
 
 
 def test_the_noise_of_updates_and_count_together_is_z() -> None:
-    """Andrew et al. (2021), Theorem 1: z_Delta^-2 + (2 sigma_b)^-2 = z^-2."""
+    """z_Delta^-2 + (2 sigma_b)^-2 = z^-2 (Andrew et al., 2021, Theorem 1)."""
     for z, sigma in ((1.0, 2.0), (3.0, 1.6), (0.5, 10.0)):
         found = adaptive(noise_multiplier=z, count_noise=sigma).update_noise_multiplier(100)
         assert found**-2 + (2 * sigma) ** -2 == pytest.approx(z**-2, rel=1e-12)
@@ -166,7 +166,7 @@ def test_means_have_noise_of_z_s() -> None:
 
 @pytest.mark.parametrize("has_coins", [False, True])
 def test_more_canary_users_than_users_have_several_populations(has_coins: bool) -> None:
-    """Of 25 canary users and 10 users: three virtual populations, the last of which has 5 canary users."""
+    """25 canary users and 10 users give three virtual populations, the last of which has 5 canary users."""
     settings = AuditHParams(25, has_coins)
     present = settings.present(3)
     tosses = [stream(3, "update canary coin", canary).random() < 0.5 for canary in range(25)]
@@ -215,7 +215,7 @@ def test_sizes_and_probabilities_of_samplers() -> None:
 
 @pytest.mark.parametrize(("sigma", "rate"), [(4.0, 0.2), (20.0, 0.05)])
 def test_bounds_between_integer_orders_are_interpolated(sigma: float, rate: float) -> None:
-    """Wang, Balle and Kasiviswanathan (2019), Corollary 10: linear in (a - 1) times the divergence, from 0 at 1."""
+    """(a - 1) x divergence is linear in a, from 0 at 1 (Wang, Balle and Kasiviswanathan, 2019, Corollary 10)."""
     at_2, at_3 = accounting.without_replacement(np.array([2.0, 3.0]), sigma, rate).tolist()
     expected = {1.5: at_2, 2.25: (0.75 * at_2 + 0.25 * 2 * at_3) / 1.25, 2.5: (at_2 + 2 * at_3) / 2 / 1.5, 3.0: at_3}
     for order, value in expected.items():
@@ -224,8 +224,8 @@ def test_bounds_between_integer_orders_are_interpolated(sigma: float, rate: floa
 
 
 @pytest.mark.parametrize(("order", "sigma"), [(20.5, 0.25), (60.5, 0.8)])
-def test_little_noise_gives_the_user_away_who_takes_part(order: float, sigma: float) -> None:
-    """E[(1 + u)^a] is rate^a e^(a (a - 1) / (2 sigma^2)), times 1 + O(e^(-(a - 1) / sigma^2))."""
+def test_little_noise_has_the_moment_of_the_user_who_takes_part(order: float, sigma: float) -> None:
+    """The moment E[(1 + u)^a] is rate^a e^(a (a - 1) / (2 sigma^2)), times 1 + O(e^(-(a - 1) / sigma^2))."""
     log_moment = order * math.log(0.3) + order * (order - 1) / 2 / sigma**2
     assert (order - 1) / sigma**2 > 90
     found = accounting.poisson(np.array([order]), sigma, 0.3)[0]
@@ -241,7 +241,7 @@ def test_counts_of_a_ledger_are_whole_numbers_of_64_bits(number: Any) -> None:
     assert Entry("fixed-size", 2**63 - 1, 3, 1.0, 2).population == 2**63 - 1
 
 
-def test_epsilons_are_of_the_conventions_that_are_named() -> None:
+def test_spent_has_the_conventions_that_are_passed() -> None:
     ledger = Ledger((Entry("fixed-size", 40, 40, 3.0, 4),))
     names = ["replace-one-rdp", "paper-tight"]
     found = spent(ledger, "fixed-size", 1e-3, names)

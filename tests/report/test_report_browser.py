@@ -1,4 +1,4 @@
-"""A report in a real browser: nothing but itself is loaded, everything fits, can be read, is named, and prints."""
+"""A report in a real browser: it loads nothing else, fits, is legible, has names for its parts, and prints."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="needs Chrom
 PAPER = 688  # CSS pixels between the margins of A4, 184 mm
 OPEN = "document.querySelectorAll('details').forEach(each => { each.open = true })"
 
-# Text that runs out of its own box, or of what holds it: everything but boxes that scroll by themselves.
+# Text that overflows its own box or the box around it, except in boxes that scroll.
 OVERFLOWING = """() => {
   const wide = document.documentElement.clientWidth + 0.5, found = [];
   for (const each of document.querySelectorAll('body *')) {
@@ -36,7 +36,7 @@ OVERFLOWING = """() => {
   return found;
 }"""
 
-# Contrast (WCAG 2.2, 1.4.3) of every text with what is painted behind it; [ratio, text] of the worst first.
+# Contrast (WCAG 2.2, 1.4.3) of every text with the color behind it; [ratio, text], the lowest ratio first.
 CONTRASTS = """() => {
   const channels = colour => colour.match(/[\\d.]+/g).map(Number);
   const light = colour => {
@@ -71,7 +71,7 @@ CONTRASTS = """() => {
   return found.sort((a, b) => a[0] - b[0]);
 }"""
 
-# Size that labels of figures have on the screen, CSS pixels.
+# Sizes of the labels of figures on the screen, in CSS pixels.
 LABELS = """() => {
   const shown = [...document.querySelectorAll('svg text')].filter(each => each.getBoundingClientRect().width);
   return shown.map(each => {
@@ -98,7 +98,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def open_page(browser: Browser, file: Path) -> Any:
-    """The report in a window of some width, opened once for all tests; folded parts may be open."""
+    """Return a function that opens the report in a window of some width, once for all tests; parts may be unfolded."""
 
     @cache
     def open_(width: int, scheme: Literal["dark", "light"] = "light", has_scripts: bool = True) -> Page:
@@ -111,7 +111,7 @@ def open_page(browser: Browser, file: Path) -> Any:
     return open_
 
 
-def test_nothing_is_requested_or_complained_of(browser: Browser, file: Path) -> None:
+def test_nothing_else_is_requested_and_nothing_is_logged(browser: Browser, file: Path) -> None:
     page = browser.new_page()
     requested, said = [], []
     page.on("request", lambda request: requested.append(request.url))
@@ -124,7 +124,7 @@ def test_nothing_is_requested_or_complained_of(browser: Browser, file: Path) -> 
 
 
 @pytest.mark.parametrize("width", [1280, 768, 390])
-def test_everything_fits(open_page: Any, width: int) -> None:
+def test_everything_fits_the_window(open_page: Any, width: int) -> None:
     page = open_page(width)
     page.evaluate(OPEN)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -166,13 +166,13 @@ def test_every_figure_table_and_part_has_a_name(open_page: Any) -> None:
         assert len(names[role]) == 1
 
 
-def test_the_page_is_whole_without_scripts(open_page: Any) -> None:
+def test_the_page_is_complete_without_scripts(open_page: Any) -> None:
     page = open_page(1280, has_scripts=False)
     page.get_by_text("Run by run: 10 runs").click()
     assert page.get_by_role("rowheader", name="fedavg-non-iid-1").first.is_visible()
 
 
-def test_print_opens_what_is_folded_and_cuts_nothing(open_page: Any) -> None:
+def test_print_opens_folded_parts_and_cuts_nothing(open_page: Any) -> None:
     page = open_page(PAPER)
     hidden = "[...document.querySelectorAll('details:not([open]) td, details:not([open]) svg')]"
     visible = f"{hidden}.filter(each => each.checkVisibility() && each.getBoundingClientRect().height).length"
@@ -183,5 +183,5 @@ def test_print_opens_what_is_folded_and_cuts_nothing(open_page: Any) -> None:
     assert page.evaluate(OVERFLOWING) == []
     assert page.evaluate("getComputedStyle(document.querySelector('.panel')).breakInside") == "avoid"
     heights = page.evaluate("[...document.querySelectorAll('.panel')].map(each => each.getBoundingClientRect().height)")
-    assert max(heights) < 900  # a page is 1000 high, and what is taller would be cut
+    assert max(heights) < 900  # a page is 1000 high, and a taller panel would be cut
     assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")

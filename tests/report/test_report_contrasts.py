@@ -34,7 +34,7 @@ TWO_PAIRS = [config for config in FEDERATED if config.round_size < 16]
 
 
 def noise(config: Config, seed: int, scale: float = 0.3) -> float:
-    """Return the part of a seed's level that is chance."""
+    """Return the random part of a seed's level."""
     return scale * float(stream(seed, "factors", config.setting).standard_normal())
 
 
@@ -56,8 +56,8 @@ def partition(gathered: Gathered, quantity: str = "exposure", at: str = "end") -
     return row
 
 
-def test_contrasts_of_table_1_are_the_differences_that_were_made() -> None:
-    """IID is worth 2 bits within FedAvg and none within SGD; FedAvg 1 bit; a cohort of 16 users instead of 4, -0.5."""
+def test_contrasts_of_table_1_are_the_simulated_differences() -> None:
+    """IID adds 2 bits within FedAvg and 0 within SGD, FedAvg adds 1 bit, and 16 instead of 4 users add -0.5."""
 
     def level(config: Config, seed: int) -> float:
         if not isinstance(config, FederatedConfig):
@@ -85,7 +85,7 @@ def test_contrasts_of_table_1_are_the_differences_that_were_made() -> None:
     }
 
 
-def test_intervals_and_p_are_students_over_the_seeds_means_over_pairs_and_p_is_corrected() -> None:
+def test_intervals_and_p_are_those_of_student_over_seeds_and_p_is_corrected() -> None:
     gathered = gathered_of(TWO_PAIRS, lambda config, seed: 5.0 + noise(config, seed))
     row = partition(gathered)
     settings = {(config.partition, config.round_size): config for config in TWO_PAIRS}
@@ -105,10 +105,9 @@ def test_intervals_and_p_are_students_over_the_seeds_means_over_pairs_and_p_is_c
 
 
 def test_a_difference_of_utility_is_separate_from_one_at_equal_perplexity() -> None:
-    """IID data ends 4 bits above at perplexity 30, but has 1 bit more where it passes 60, in the middle of its way.
+    """IID data ends 4 bits higher, at perplexity 30, but has only 1 bit more at perplexity 60.
 
-    There it is halfway between its evaluations at 120 and 30, along the logarithm: 5 bits, between 2 and 8.
-    """
+    Perplexity 60 is halfway between its evaluations at 120 and 30 in logarithms, so it has 5 bits, between 2 and 8."""
 
     def trained(config: Config) -> RunView:
         end = (8.0, 30.0) if config.partition == "iid" else (4.0, 60.0)
@@ -132,8 +131,8 @@ def test_one_seed_has_no_interval_over_seeds() -> None:
 
 
 @pytest.mark.parametrize("momentums_rate", [0.1, 1.0])
-def test_optimizers_may_have_rates_of_their_own_and_techniques_are_compared_at_like_ones(momentums_rate: float) -> None:
-    """Table 3: SGD, Momentum and Adam over records, FedAvg and FedAvg with Adam. SGD and Momentum may share a rate."""
+def test_techniques_are_compared_at_equal_optimizers_whose_learning_rates_may_differ(momentums_rate: float) -> None:
+    """Table 3 has SGD, Momentum and Adam, FedAvg and FedAvg with Adam. SGD and Momentum may share a learning rate."""
     data = DataHParams(Path("corpus"))
     central = [
         CentralConfig(data, training=CentralTrainingHParams(optimizer=name, learning_rate=rate))
@@ -163,7 +162,7 @@ def test_optimizers_may_have_rates_of_their_own_and_techniques_are_compared_at_l
     }
 
 
-def test_a_rate_that_is_an_axis_is_a_factor() -> None:
+def test_a_learning_rate_that_is_an_axis_is_a_factor() -> None:
     configs = [
         CentralConfig(DataHParams(Path("corpus")), training=CentralTrainingHParams(optimizer=name, learning_rate=rate))
         for name, rate in product(("sgd", "momentum"), (0.1, 0.2, 0.4))
@@ -176,8 +175,8 @@ def test_a_rate_that_is_an_axis_is_a_factor() -> None:
     assert measured[1]["difference"] == pytest.approx(0.3)
 
 
-def test_clip_and_noise_are_two_factors_and_lengths_of_8000_and_7840_rounds_are_alike() -> None:
-    """Table 2 of the paper: clipping against none, noise beside the same clip, after 100 and 10 epochs."""
+def test_clip_and_noise_are_two_factors_and_8000_and_7840_rounds_are_one_length() -> None:
+    """Table 2 of the paper has clips against none, and noise with the same clip, after 100 and 10 epochs."""
     data = DataHParams(Path("corpus"))
     mechanisms = {"none": PrivacyHParams(), "clip": PrivacyHParams("clip", 0.2), "dp": PrivacyHParams("dp", 0.2, 1.0)}
     rows = (("none", 8_000), ("clip", 8_000), ("dp", 7_840), ("clip", 784), ("dp", 784))
@@ -199,7 +198,7 @@ def test_clip_and_noise_are_two_factors_and_lengths_of_8000_and_7840_rounds_are_
 
 
 def test_settings_that_a_search_chose_are_no_factor() -> None:
-    """Both partitions have rates of their own: chosen by a search, or as part of what differs."""
+    """Partitions have different learning rates, which are chosen by a search, or are part of the factor."""
     configs = [
         FederatedConfig(
             DataHParams(Path("corpus"), partition),  # type: ignore[arg-type]
@@ -211,7 +210,7 @@ def test_settings_that_a_search_chose_are_no_factor() -> None:
     others = [replace(config, model=ModelHParams(units=9)) for config in configs]
     by_hand = gathered_of([*configs, *others], lambda *_: 5.0, seeds=2)
     assert rows_of(by_hand)[0]["factor"] == "Partition (each with its learning rate)"
-    for chosen in (["local.learning_rate"], []):  # an older sweep does not say which
+    for chosen in (["local.learning_rate"], []):  # a sweep file may lack their names
         sweep = Sweep(Path(), "", "", "", "", "", None, "", {}, [], [], tuned="By a search.", chosen=chosen)
         lines = [
             SettingLine(line.label, [replace(each, runs=[planned(run) for run in each.runs]) for each in line.settings])
@@ -221,7 +220,7 @@ def test_settings_that_a_search_chose_are_no_factor() -> None:
 
 
 def planned(run: RunView) -> RunView:
-    """Return a run as one of the sweep in the working directory."""
+    """Return a run as a run of the sweep in the working directory."""
     entry = SweepRun(run.results.name, "fedavg", run.results.seed or 0, {}, None, run.results)
     return replace(run, path=Path("runs") / run.results.name, planned=entry)
 
@@ -231,7 +230,7 @@ def with_status(gathered: Gathered, setting: int, seed: int, status: str) -> Non
     runs[seed] = replace(runs[seed], results=replace(runs[seed].results, status=status))
 
 
-def test_a_seed_that_diverged_is_left_out_of_all_pairs_and_running_ones_do_not_count() -> None:
+def test_a_seed_that_diverged_is_excluded_from_all_pairs_and_running_ones_do_not_count() -> None:
     gathered = gathered_of(TWO_PAIRS, lambda config, seed: 5.0 + (config.data.partition == "iid") * (1 + seed))
     with_status(gathered, 0, 1, "diverged")
     with_status(gathered, 2, 2, "running")
@@ -241,8 +240,8 @@ def test_a_seed_that_diverged_is_left_out_of_all_pairs_and_running_ones_do_not_c
     assert left_out == "seeds 1: a run diverged"
 
 
-def test_a_pair_that_leaves_no_seed_is_left_out() -> None:
-    """All but seed 0 of one setting diverged, and seed 0 of another: seeds 1 and 2 of two pairs of three remain."""
+def test_a_pair_without_a_common_seed_is_excluded() -> None:
+    """All but seed 0 of one setting diverged, and seed 0 of another: seeds 1 and 2 of two of three pairs remain."""
     gathered = gathered_of(FEDERATED, lambda config, seed: 5.0 + (config.data.partition == "iid") * (1 + seed))
     for setting, seed in ((0, 1), (0, 2), (2, 0)):
         with_status(gathered, setting, seed, "diverged")
@@ -250,8 +249,8 @@ def test_a_pair_that_leaves_no_seed_is_left_out() -> None:
     assert (row["pairs"], row["of_pairs"], row["n"], row["difference"]) == (2, 3, 2, 2.5)
 
 
-def test_a_seed_without_an_equal_perplexity_is_left_out_with_its_reason() -> None:
-    """Seed 3 of one setting of two predicts better at its first evaluation than the other partition at its last."""
+def test_a_seed_without_an_equal_perplexity_is_excluded_with_its_reason() -> None:
+    """In one of two pairs, perplexity of seed 3 is lower at the first IID evaluation than at the last non-IID one."""
     gathered = gathered_of(TWO_PAIRS, lambda config, seed: 4.0 + (config.data.partition == "iid") * seed, seeds=4)
     runs = gathered.settings[0].runs
     assert runs[3].config
@@ -263,7 +262,7 @@ def test_a_seed_without_an_equal_perplexity_is_left_out_with_its_reason() -> Non
 
 
 def test_canaries_at_the_ceiling_are_counted_on_each_side() -> None:
-    """At a level of the ceiling, less 0.5 or 3 bits, 2 and none of the 8 canaries are ranked first."""
+    """2 of 8 canaries have rank 1 at a level of the ceiling minus 0.5 bits, and none at the ceiling minus 3 bits."""
     gathered = gathered_of(ONE_PAIR, lambda config, _: CEILING - (0.5 if config.data.partition == "iid" else 3.0), 2)
     for quantity in ("at_ceiling", "rs"):
         row = partition(gathered, quantity)

@@ -1,4 +1,4 @@
-"""What a report says, against what was written; that it stands alone."""
+"""The text, figures and tables of a report, against the files of its runs; a report needs no other file."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_every_setting_status_reason_and_run_occurs(page: Page, sweep: Made) -> 
 
 
 def test_flags_are_compared_in_percent_of_the_planted_canaries(page: Page) -> None:
-    """FedAvg has 7 and 8, and 3 and 4, of 16; DP 1 and 1; SGD 4 and 4. Seed 0 is common to FedAvg and DP."""
+    """RS finds 7 and 8 (IID), 3 and 4 of 16 in FedAvg, 1 and 1 in DP, 4 and 4 in SGD. DP has only seed 0."""
     section = page.section("contrasts")
     a, b = (100 * np.mean([found, 1]) / 16 for found in (7, 3))
     assert f"IID − non-IID: Partition, FedAvg, 2 pairs RS, % {a:.0f} {b:.0f} +{a - b:.0f} – – – 1 seed" in section
@@ -63,15 +63,15 @@ def test_flags_are_compared_in_percent_of_the_planted_canaries(page: Page) -> No
     assert re.search(r"FedAvg, bu=4 RS, % 47 22 \+25 .* 0.5 0.5 2 seeds", section)
 
 
-def test_published_values_stand_beside_ours(page: Page) -> None:
-    """RS of 7 and 8 of 16 canaries; published are 65 of 90, and IID above non-IID."""
+def test_published_values_are_shown_next_to_measured_values(page: Page) -> None:
+    """RS finds 7 and 8 of 16 canaries. Published are 65 of 90, with IID above non-IID."""
     section = page.section("memorized")
     assert re.search(r"IID, FedAvg, bu=4 2/2 0 3 46.9 29-65 72.2 yes ", section)
     assert "|R| is 1,000 here and unknown in the paper" in section
     assert "RS, Table 9: 1 of 1 pairs of rows" in section
 
 
-def test_extracted_phrases_are_said_in_words(page: Page, sweep: Made) -> None:
+def test_extracted_phrases_are_listed_in_words(page: Page, sweep: Made) -> None:
     """The fixture extracts every second memorized canary, and gives all canaries the same phrase."""
     section = page.section("memorized").partition("in words")[2]
     for name, memorized in sweep.rs.items():
@@ -90,7 +90,7 @@ def test_each_epsilon_has_its_convention(page: Page) -> None:
 
 
 def test_the_settings_of_seeds_without_settings_are_those_of_other_seeds(tmp_path: Path) -> None:
-    """One folder of a sweep has lost its config.toml, the first of its setting."""
+    """The first run folder of a setting has no config.toml."""
     made = write_sweep(tmp_path / "sweep", tmp_path / "corpus")
     label, unknown = made.settings["fedavg-iid-0"], "The privacy of training is not known for: {}."
     (made.path / "runs" / "fedavg-iid-0" / "config.toml").unlink()
@@ -104,7 +104,7 @@ def test_the_settings_of_seeds_without_settings_are_those_of_other_seeds(tmp_pat
     assert Note(unknown.format(label)) in privacy(gather([made.path]))
 
 
-def test_data_are_those_of_the_corpus_and_the_roster(page: Page, corpus: Path) -> None:
+def test_numbers_of_data_are_those_of_the_corpus_and_the_roster(page: Page, corpus: Path) -> None:
     manifest = json.loads((corpus / "manifest.json").read_text())
     train = manifest["splits"]["train"]
     assert f"train {train['users']:,} {train['records']:,} {train['words']:,}" in page.text
@@ -138,8 +138,8 @@ def test_curves_and_maps_show_what_was_measured(page: Page, sweep: Made) -> None
         assert f"1/{1 / p_u:.0f}, {p_e:.0%}: {mean:.1f}" in shown
 
 
-def test_copies_of_a_users_own_code_are_one_setting_and_no_factor(tmp_path: Path) -> None:
-    """Each run folder has a copy of its own of the one file: what differs is the partition and a rate."""
+def test_copies_of_custom_code_are_one_setting_and_no_factor(tmp_path: Path) -> None:
+    """Each run folder has a copy of the same file; only the partition and the learning rate differ."""
     own = tmp_path / "mine.py"
     own.write_text("class Bow: ...\n")
     partitions: tuple[Partition, ...] = ("iid", "non-iid")
@@ -170,7 +170,7 @@ def test_a_run_that_is_not_evaluated_has_a_report(tmp_path: Path) -> None:
     assert "<svg" not in html
 
 
-def test_an_unfinished_run_shows_what_it_has(tmp_path: Path) -> None:
+def test_an_unfinished_run_shows_its_results(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", memorized=5, reason="no space left", rounds=(0,), status="interrupted")
     page = Page(render(gather([folder])))
     assert re.search(r"RS /16 .*bu=4 .*\b5\.0\b", page.section("answer"))
@@ -205,7 +205,7 @@ def test_structure_is_accessible(page: Page) -> None:
 
 
 def test_a_large_sweep_stays_below_three_megabytes() -> None:
-    """One of 8 pairs of settings, whose panels grow with the sweep: the paper's 90 canaries, and 40 evaluations."""
+    """Panels grow with a sweep, so one of 8 pairs may need an eighth: the paper's 90 canaries, 40 evaluations."""
     canaries, rounds = [f"c{index:02d}" for index in range(90)], range(200, 8001, 200)
     planted = pd.DataFrame({"canary": canaries, "tokens": [[1]] * 90, "words": [["a"]] * 90, "p_u": [0.1, 0.2] * 45})
     flags = product(rounds, ("rs", "bs"), canaries)
@@ -252,7 +252,7 @@ def test_a_report_on_many_settings_begins_with_the_effects_of_factors() -> None:
     assert 1 < len(table.rows) <= 8
 
 
-def test_the_figure_leaves_a_seed_that_diverged_out_of_both_partitions() -> None:
+def test_the_figure_excludes_a_seed_that_diverged_from_both_partitions() -> None:
     configs = [config for config in table_1() if config.label == "FedAvg, b_u=4"]
     gathered = gathered_of(configs, lambda config, seed: 4.0 + seed + (config.data.partition == "iid"))
     runs = gathered.settings[0].runs
@@ -264,7 +264,7 @@ def test_the_figure_leaves_a_seed_that_diverged_out_of_both_partitions() -> None
 
 
 def test_the_same_results_give_the_same_bytes_also_in_a_pipe(tmp_path: Path) -> None:
-    """In another process, whose sets of texts have another order."""
+    """The pipe is written by another process, whose sets of strings have another order."""
     paths = [write_run(tmp_path / partition, setting=f"{partition}, FedAvg, b_u=4") for partition in ("IID", "Non-IID")]
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -296,7 +296,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
         assert_refused(tmp_path, ["report", *arguments], says)
 
 
-def test_a_report_that_is_there_stays_where_another_fails(tmp_path: Path) -> None:
+def test_an_existing_report_stays_if_a_new_one_fails(tmp_path: Path) -> None:
     run, out = write_run(tmp_path / "run"), tmp_path / "report.html"
     out.write_bytes(b"before")
     (run / "planted" / "roster.parquet").write_bytes(b"damaged")

@@ -1,4 +1,4 @@
-"""Run folders as a run leaves them, without checkpoints."""
+"""Fixtures that write run folders and sweeps as training leaves them, without checkpoints."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ def canary_id(index: int) -> str:
 
 
 def roster(configurations: Sequence[tuple[float, float]], shift: int) -> pd.DataFrame:
-    """A canary per configuration; `shift` makes them other phrases."""
+    """Return a roster with one canary per configuration; `shift` changes the phrases."""
     count = len(configurations)
     return pd.DataFrame(
         {
@@ -77,7 +77,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 @pytest.fixture
 def sweep_of(make_run: MakeRun, tmp_path: Path) -> Callable[..., Path]:
-    """Write a sweep's folder: (grid, partition) -> what each seed's run measured, None where it has not begun."""
+    """Write a sweep's folder: (grid, partition) -> what the run of each seed measured, None if it has not begun."""
 
     def make(
         series: Mapping[tuple[str, str], Sequence[Mapping[int, Mapping[str, Sequence[float] | float]] | None]],
@@ -106,9 +106,8 @@ def sweep_of(make_run: MakeRun, tmp_path: Path) -> Callable[..., Path]:
 def make_series(make_run: MakeRun) -> MakeSeries:
     """Write and read runs that differ in their seed: 0, 1, ... for each of `levels`.
 
-    After `round` rounds canary i has a seed's level + i / 2 bits; RS has those of 4 bits and more, BS those of 6. Each
-    seed has other phrases, the same in every series.
-    """
+    After `round` rounds, canary i has a seed's level + i / 2 bits. RS finds canaries of 4 bits and more, BS those of 6.
+    Each seed has other phrases, which are the same in every series."""
 
     def make(
         levels: Sequence[float], name: str = "iid", round: int = 10, perplexity: float = 60, **about: object
@@ -125,14 +124,14 @@ def make_series(make_run: MakeRun) -> MakeSeries:
 
 @pytest.fixture
 def flsim(flsim: Flsim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
-    """Runs a command in the folder of the runs: its exit code, standard output and standard error."""
+    """Return a function that runs a command in the folder of the runs: exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
     return flsim
 
 
 @pytest.fixture
 def make(make_run: MakeRun) -> Callable[..., RunResults]:
-    """A run of 90 canaries with so many memorized."""
+    """Return a function that writes and reads a run of 90 canaries, of which RS and BS find given numbers."""
 
     def run(name: str, rs: int, bs: int | None = None, bits: float = 5.0, **about: object) -> RunResults:
         measured: dict[str, Sequence[float] | float] = {"rs": of_ninety(rs), "exposure": [bits] * 90}
@@ -149,7 +148,7 @@ def make(make_run: MakeRun) -> Callable[..., RunResults]:
 
 @pytest.fixture
 def four(make: Callable[..., RunResults]) -> dict[RunResults, PublishedRow]:
-    """Two sizes of cohort in both partitions; the paper has RS 66, 21, 69, 23 and BS 56, 0, 58, 1."""
+    """Return runs of two cohort sizes in both partitions; the paper has RS 66, 21, 69, 23 and BS 56, 0, 58, 1."""
     return {
         make("IID, FedAvg, b_u=4", 60, 20): fedavg("IID", 500),
         make("Non-IID, FedAvg, b_u=4", 40, 0): fedavg("Non-IID", 500),

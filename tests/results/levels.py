@@ -1,4 +1,4 @@
-"""What a run measured whose canaries have given exposures, and differences with their quantities beside each other."""
+"""Measures of a run with given exposures, tables of differences with a column per quantity, and folders of sweeps."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from flsim.results.differences import Pair, differences, to_wide
 
 
 def measured(level: float) -> dict[str, Sequence[float] | float]:
-    """Canary i of 9 has `level` + i / 2 bits; RS has those of 4 bits and more, BS those of 6."""
+    """Return measures: canary i of 9 has `level` + i / 2 bits; RS finds those of 4 bits and more, BS those of 6."""
     bits = [level + index / 2 for index in range(9)]
     memorized = {metric: [float(each >= least) for each in bits] for metric, least in (("rs", 4), ("bs", 6))}
     return {"exposure": bits, **memorized, "references": 10_000, "accuracy": 0.2, "perplexity": 60 - level}
@@ -22,7 +22,7 @@ def beside_of(pairs: Sequence[Pair], **point: Any) -> pd.DataFrame:
 
 
 def planned_run(name: str, grid: str, seed: int, partition: str, published: Any = None) -> dict[str, Any]:
-    """A run as sweep.json has it."""
+    """Return a run as sweep.json describes it."""
     axes = {"data.partition": partition, "training.cohort": 40}
     return {"name": name, "grid": grid, "seed": seed, "axes": axes, "published": published}
 

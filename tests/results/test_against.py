@@ -1,4 +1,4 @@
-"""Tables of sweeps: the published values beside ours, and marks of agreement that hand-made rows have to get."""
+"""Tables of sweeps with published values, and the marks of agreement that hand-made rows must get."""
 
 import io
 import math
@@ -41,11 +41,11 @@ from flsim.show.table import to_csv, write_parquet
 
 
 def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> None:
-    """RS: all pairs but that of both non-IID rows are as published. 40 of 90 is 34 to 55%, 10 is 5 to 19%.
+    """RS has the published order in all pairs except the two non-IID rows. 40 of 90 is 34 to 55%, 10 is 5 to 19%.
 
-    The paper tells the rows of one partition apart by no more than chance: 66 and 69, 21 and 23; 56 and 58, 0 and 1. Of
-    the other four pairs BS has the first row above the second as published, tied with the fourth, which counts half.
-    """
+    In the paper, rows of one partition differ by no more than chance: 66 and 69, 21 and 23; 56 and 58, 0 and 1. In the
+    other four pairs, BS of the IID row is above the second row as published, and tied with the fourth, which counts
+    half."""
     table = against(tables.memorization_table(list(four), published=four))
     assert table["rs_size"].tolist() == ["same", "higher", "same", "lower"]
     assert table["rs_pairs"].tolist() == [1, 1, 1, 1]
@@ -72,10 +72,10 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
         assert note in said
 
 
-def test_answers_to_other_questions_have_no_size(
+def test_sizes_are_not_compared_if_the_number_of_references_differs(
     four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]
 ) -> None:
-    """With fewer references a canary comes first more easily; directions do not depend on it."""
+    """With fewer references, a canary has rank 1 more easily. Directions do not depend on their number."""
     small = {"references": 20_000}
     counts = {"IID": 60, "Non-IID": 10}
     runs = {make(f"few, {data}", rs, measured=small): fedavg(data, 500) for data, rs in counts.items()}
@@ -92,7 +92,7 @@ def test_answers_to_other_questions_have_no_size(
     assert "not compared" not in to_markdown(against(tables.memorization_table(list(four), published=four)))
 
 
-def test_other_prefixes_and_lengths(make: Callable[..., RunResults]) -> None:
+def test_sizes_are_not_compared_if_prefixes_or_lengths_differ(make: Callable[..., RunResults]) -> None:
     run = make("IID", 60)
     shorter = run.roster.assign(tokens=[row[:4] for row in run.roster["tokens"]])
     for other, why in (
@@ -109,7 +109,7 @@ def test_other_prefixes_and_lengths(make: Callable[..., RunResults]) -> None:
 
 
 def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunResults]) -> None:
-    """The IID row's mean is 30, equal to the other's: a tie, though one seed is above."""
+    """The mean of the IID row is 30, equal to the non-IID row: a tie, although one seed is above it."""
     published = {make(name, rs, setting="IID, A"): fedavg("IID", 500) for name, rs in (("a", 50), ("b", 10))}
     published[make("c", 30)] = fedavg("Non-IID", 500)
     table = against(tables.memorization_table(list(published), published=published))
@@ -118,8 +118,8 @@ def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunRe
     assert table["rs_size"].tolist() == ["lower", "lower", "higher"]
 
 
-def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., RunResults]) -> None:
-    """Exposures over the whole space where all runs have them; else among references."""
+def test_the_secret_sharer_is_compared_only_in_direction(make: Callable[..., RunResults]) -> None:
+    """Exposures are over the complete space if all runs have them, and otherwise among references."""
     rows = published_rows("carlini2018.csv", "2")[:3]  # 1.7, 4.3, 6.9 bits
     spaces = [9.0, 8.0, 7.0]
     measured = [{"space_exposure": [space] * 90} for space in spaces]
@@ -136,7 +136,7 @@ def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., Ru
 
 
 def test_over_seeds_canaries_are_pooled(make: Callable[..., RunResults]) -> None:
-    """30 and 60 of 90 are 90 of 180, whose exact interval is that of one run of 180 canaries."""
+    """Seeds with 30 and 60 of 90 canaries have the exact interval of one run with 90 of 180."""
     runs = [make(f"r{seed}", count, seed=seed, series="s") for seed, count in enumerate((30, 60))]
     table = against(over_seeds(runs, published=dict.fromkeys(runs, fedavg("IID", 500))))
     low, high = table["rs_share_low"].item(), table["rs_share_high"].item()
@@ -151,7 +151,7 @@ CANARIES = 48
 VALUES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
 
 
-def test_size_is_where_the_published_share_lies() -> None:
+def test_size_compares_the_published_share_with_the_interval() -> None:
     low, high = share_interval(20, CANARIES)  # 41.7%: 27.6 to 56.8
     found = [size(low, high, published) for published in (0.2, low, 0.4, high, 0.6)]
     assert found == ["higher", "same", "same", "same", "lower"]
@@ -163,7 +163,7 @@ def agreement_of(ours: Sequence[float], published: Sequence[float]) -> Agreement
 
 
 @given(VALUES)
-def test_pairs_and_tau_are_those_counted_one_by_one(values: list[tuple[int, int]]) -> None:
+def test_pairs_and_tau_equal_a_count_pair_by_pair(values: list[tuple[int, int]]) -> None:
     """Tau-b is (concordant - discordant) over the root of the product of pairs untied in each (Kendall, 1945)."""
     ours, theirs = zip(*values, strict=True)
     found, pairs = agreement_of(ours, theirs), list(combinations(range(len(values)), 2))
@@ -191,7 +191,7 @@ HOSTILE = r"*[x]\input{x} & 100% $b_x$ #1 {~^} <|> `--é漢"
 
 @pytest.fixture
 def everything(make: Callable[..., RunResults]) -> dict[RunResults, PublishedRow]:
-    """Runs with every kind of column, and names that LaTeX would obey or does not know."""
+    """Return runs with every kind of column, and names with LaTeX commands and characters that LaTeX lacks."""
     dp = paper("2", data="IID", optimizer="DP-FedAvg", budget="10 epochs")
     secret = published_rows("carlini2018.csv", "7")[0]
     common = {"series": "s", "seed": 0, "rounds_per_epoch": 1.0}
@@ -208,20 +208,20 @@ def everything(make: Callable[..., RunResults]) -> dict[RunResults, PublishedRow
 
 
 def without_copies(run: RunResults, count: int) -> RunResults:
-    """The run, as if no record had been drawn for its last canaries."""
+    """Return the run as if its last canaries had replaced no record."""
     planned = [3] * (len(run.roster) - count) + [0] * count
     return replace(run, roster=run.roster.assign(planned_insertions=planned))
 
 
 def frames(published: dict[RunResults, PublishedRow]) -> list[tuple[pd.DataFrame, str]]:
-    """Both tables of the runs, and each as LaTeX."""
+    """Return both tables of the runs, over runs and over seeds, each with its LaTeX."""
     runs = against(tables.memorization_table(list(published), published=published))
     seeds = against(over_seeds(list(published), published=published))
     return [(runs, to_latex(runs)), (seeds, to_latex(seeds))]
 
 
 def compiled(bodies: list[str], folder: Path) -> str:
-    """What pdflatex says of tables that are pasted into an article."""
+    """Return the output of pdflatex for tables that are pasted into an article."""
     preamble = "\\documentclass{article}\n\\usepackage[margin=1in]{geometry}\n\\usepackage{booktabs}\n"
     pages = "\\newpage\n".join(f"\\noindent\\small\n{body}" for body in bodies)
     (folder / "table.tex").write_text(f"{preamble}\\begin{{document}}\n{pages}\\end{{document}}\n", encoding="utf-8")
@@ -240,7 +240,7 @@ def test_latex_compiles_with_every_kind_of_column(everything: dict[RunResults, P
     compiled([text for _, text in both], tmp_path)
 
 
-def test_everything_reads_back_from_csv_and_parquet(everything: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
+def test_all_columns_read_back_from_csv_and_parquet(everything: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
     for table, _ in frames(everything):
         pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
         write_parquet(table, tmp_path / "table.parquet")
@@ -249,7 +249,7 @@ def test_everything_reads_back_from_csv_and_parquet(everything: dict[RunResults,
         assert list(plain.columns) == list(table.columns)
 
 
-def test_no_result_or_no_published_row(four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]) -> None:
+def test_unusable_rows_do_not_count(four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]) -> None:
     wild, other = make("wild", 90, 90, status="diverged"), make("other", 0, 0)
     runs = [*four, wild, other]
     table = against(tables.memorization_table(runs, published=four | {wild: fedavg("IID", 2000)}))
@@ -264,7 +264,7 @@ def test_no_result_or_no_published_row(four: dict[RunResults, PublishedRow], mak
 
 
 def test_rows_of_two_published_tables_are_not_pairs(make: Callable[..., RunResults]) -> None:
-    """Both rows of each table have the published order; across tables they have not."""
+    """Both rows of each table have the published order; rows of different tables do not."""
     published = {
         make("a", 80): fedavg("IID", 500),
         make("b", 70): fedavg("Non-IID", 500),
@@ -288,8 +288,8 @@ def numbers(rows: list[Row], name: str) -> list[float]:
     return [float(str(row[name])) for row in rows]
 
 
-def test_thakkar_is_as_its_text_says() -> None:
-    """Section 4.2 has the ranges of each regime; everything extracted by beam search is also memorized by sampling."""
+def test_rows_of_thakkar_agree_with_its_text() -> None:
+    """Section 4.2 has the ranges of each regime; everything extracted by beam search is memorized by sampling."""
     ranges = {
         ("IID", "SGD"): ((52, 54), (42, 45)),
         ("IID", "FedAvg"): ((65, 69), (56, 58)),
@@ -312,8 +312,8 @@ def test_thakkar_is_as_its_text_says() -> None:
         assert 0.2 < float(str(row["accuracy"])) < 0.25
 
 
-def test_carlini_is_as_its_text_says() -> None:
-    """Captions and sections 6 and 8: shapes of the tables, six private models, recurrent networks memorize most."""
+def test_rows_of_carlini_agree_with_its_text() -> None:
+    """Captions and sections 6 and 8: shapes of the tables, six private models; recurrent networks memorize most."""
     architectures, sizes, secrets, private = (published_rows(CARLINI, table) for table in "1247")
     assert [len(rows) for rows in (architectures, sizes, secrets, private)] == [9, 35, 20, 9]
     recurrent = [row for row in architectures if row["architecture"] in ("LSTM", "GRU")]
@@ -346,8 +346,8 @@ def test_a_row_is_found_by_value_and_without_case() -> None:
     assert clipped["optimizer"] == "SGD"
 
 
-def test_what_the_paper_asked_is_in_its_rows() -> None:
-    """Section 4.1: canaries of 5 words, |R| of 2M, a prefix length of 1. The Secret Sharer has no such question."""
+def test_published_rows_have_references_prefix_and_length() -> None:
+    """Section 4.1: canaries of 5 words, |R| of 2M, and a prefix length of 1. The Secret Sharer has no such settings."""
     asked = {(row["references"], row["prefix"], row["length"]) for row in thakkar("1", "2", "3", "4")}
     assert asked == {(2_000_000, 1, 5)}
     row = published_rows(THAKKAR, "1")[9]
@@ -358,7 +358,7 @@ def test_what_the_paper_asked_is_in_its_rows() -> None:
     assert (with_question(secret), with_question(other)) == (secret, other)
 
 
-def test_what_names_no_one_row_is_one_line() -> None:
+def test_queries_that_do_not_select_one_row_are_refused() -> None:
     rows = published_rows(THAKKAR, "1")
     with pytest.raises(InputError, match="8 rows of the published table have data IID; use more of table, data, opt"):
         matching(rows, {"data": "IID"})

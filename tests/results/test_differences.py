@@ -1,4 +1,4 @@
-"""Differences of two runs and of two settings over seeds, on runs whose every number is known: by hand, and by law."""
+"""Differences of two runs, and of two settings over seeds, at runs whose values and differences are known."""
 
 import json
 import math
@@ -62,11 +62,11 @@ def pair(make_run: MakeRun) -> MakePair:
 
 
 def over_all(a: RunResults, b: RunResults, **point: Any) -> "pd.Series[Any]":
-    """The differences over all canaries of two runs, beside each other."""
+    """Return the differences over all canaries of two runs as one row, with columns for each quantity."""
     return to_wide(compare_runs(a, b, **point).table).iloc[0]
 
 
-def test_the_statistics_are_those_of_the_differences(pair: MakePair) -> None:
+def test_statistics_are_those_of_paired_differences_in_scipy(pair: MakePair) -> None:
     row = over_all(*pair(BITS_A, BITS_B))
     each = np.subtract(BITS_A, BITS_B)
     interval = stats.ttest_1samp(each, 0).confidence_interval(0.95)
@@ -85,7 +85,7 @@ def test_canaries_are_joined_by_id_not_by_position(pair: MakePair) -> None:
 
 
 def test_equal_differences_have_no_spread(pair: MakePair) -> None:
-    """All canaries 0.1 bits apart, each with its own rounding error: they must tie, and the t test has no noise."""
+    """All canaries differ by 0.1 bits, each with another rounding error: they must tie, and the t test has no noise."""
     row = over_all(*pair([value + 0.1 for value in BITS_A], BITS_A))
     assert row["exposure_difference"] == pytest.approx(0.1)
     assert row["exposure_high"] - row["exposure_low"] == pytest.approx(0, abs=1e-9)
@@ -93,7 +93,7 @@ def test_equal_differences_have_no_spread(pair: MakePair) -> None:
     assert row["exposure_ranks_p"] == pytest.approx(2 / 2**9)
 
 
-def test_runs_that_do_not_compare_are_refused(pair: MakePair, make_run: MakeRun) -> None:
+def test_runs_that_are_not_comparable_are_refused(pair: MakePair, make_run: MakeRun) -> None:
     a, b = pair(BITS_A, BITS_B)
     at_10 = {10: {"exposure": BITS_B, "references": 10_000}}
     twice = {10: {"exposure": [*BITS_B, *BITS_B], "references": 10_000}}
@@ -125,7 +125,7 @@ def compared(make_run: MakeRun, b: dict[str, object] | None = None, **about: obj
 
 
 def cells(text: str) -> list[list[str]]:
-    """The statement holds for every line of a table."""
+    """Return the cells of each line of a Markdown table."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
 
 
@@ -149,7 +149,7 @@ def test_all_canaries_and_each_configuration(make_run: MakeRun) -> None:
     low, high = stats.binomtest(3, 4).proportion_ci(method="exact")
     share = table.iloc[0][[f"rs_discordant_{name}" for name in ("difference", "low", "high")]].tolist()
     assert share == pytest.approx((0.75, low, high))
-    assert pd.isna(table["bs_discordant_difference"].iloc[1])  # nothing discordant has no share
+    assert pd.isna(table["bs_discordant_difference"].iloc[1])  # without discordant canaries there is no share
 
 
 def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: MakeRun) -> None:
@@ -163,7 +163,7 @@ def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: 
 
 
 def test_a_pair_with_one_seed_has_the_interval_of_two_runs_at_equal_perplexity(make_run: MakeRun) -> None:
-    """The perplexity is equal at the end, so the difference there is the difference at equal perplexity."""
+    """Perplexity is equal at the end, so the difference at the end is the difference at equal perplexity."""
     a, b = (
         read_run(make_run({10: MODEL | {"exposure": bits}}, name=name, seed=0))
         for name, bits in (("a", BITS_A), ("b", BITS_B))
@@ -177,7 +177,7 @@ def test_a_pair_with_one_seed_has_the_interval_of_two_runs_at_equal_perplexity(m
     assert "Eq. perp.: mean exposure" in table_of_pairs(differences(pairs), pairs).markdown()
 
 
-def test_two_runs_without_canaries_are_compared_in_utility_alone(flsim: Flsim, make_run: MakeRun) -> None:
+def test_two_runs_without_canaries_are_compared_only_in_utility(flsim: Flsim, make_run: MakeRun) -> None:
     for name, perplexity in (("a", 60.0), ("b", 66.0)):
         folder = make_run({10: {"accuracy": 0.2, "perplexity": perplexity}}, name=name)
         pq.write_table(SCHEMA.empty_table(), folder / "planted" / "roster.parquet")
@@ -203,7 +203,7 @@ def test_runs_are_paired_by_seed_not_by_position(make_series: MakeSeries) -> Non
     assert (some["seeds"], some["exposure_difference"]) == (2, 0.75)
 
 
-def test_one_seed_is_compared_over_its_canaries_and_equal_settings_differ_by_nothing(make_series: MakeSeries) -> None:
+def test_one_seed_is_compared_over_its_canaries_and_equal_settings_differ_by_0(make_series: MakeSeries) -> None:
     row = over_seeds(make_series([2]), make_series([1], name="b"))
     assert (row["over"], row["exposure_difference"], row["like_exposure_difference"]) == ("canaries", 1, 1)
     assert row["like_exposure_p"] == row["exposure_p"]
@@ -211,7 +211,7 @@ def test_one_seed_is_compared_over_its_canaries_and_equal_settings_differ_by_not
     assert row[[f"exposure_{name}" for name in ("difference", "low", "high", "p")]].tolist() == [0, 0, 0, 1]
 
 
-def test_series_that_do_not_compare_say_why(make_series: MakeSeries, make_run: MakeRun) -> None:
+def test_series_that_are_not_comparable_have_a_reason(make_series: MakeSeries, make_run: MakeRun) -> None:
     a, b = make_series([1, 2]), make_series([2, 3], name="b")
     other = read_run(make_run({10: {"exposure": [1.0] * 9, "references": 10_000}}, name="c", seed=0, shift=7))
     for (of_a, of_b), point, why in (
@@ -229,7 +229,7 @@ def test_series_that_do_not_compare_say_why(make_series: MakeSeries, make_run: M
 
 
 def test_a_seed_that_diverged_in_one_partition_is_dropped_from_both_and_counted(make_series: MakeSeries) -> None:
-    """Differences are 2, 1 and 5 bits. Without the last pair their mean is 1.5; the IID survivor would raise it."""
+    """Differences are 2, 1 and 5 bits. Without the last pair, their mean is 1.5; its IID run would raise it."""
     iid = make_series([4, 4, 8], setting="IID, S", series="a")
     other = make_series([2, 3, 3], name="b", setting="Non-IID, S", series="b")
     wild = [*other[:2], replace(other[2], status="diverged", reason="the model of round 5 is not finite")]
@@ -248,14 +248,14 @@ def test_a_seed_that_diverged_in_one_partition_is_dropped_from_both_and_counted(
 
 
 def of_partitions(runs: Sequence[RunResults]) -> dict[str, float]:
-    """The difference in exposure of IID less non-IID by label."""
+    """Return the exposure of IID minus that of non-IID, by label."""
     pairs, several = partitions_of(runs)
     assert not several
     wide = to_wide(differences(pairs))
     return dict(zip(wide["row"], wide["exposure_difference"].astype(float), strict=True))
 
 
-def test_partitions_are_compared_where_nothing_else_differs(make_series: MakeSeries) -> None:
+def test_partitions_are_compared_if_nothing_else_differs(make_series: MakeSeries) -> None:
     runs = [
         *make_series([3, 4], name="a", setting="IID, FedAvg, b_u=16"),
         *make_series([1, 3], name="b", setting="Non-IID, FedAvg, b_u=16"),
@@ -272,14 +272,14 @@ def test_partitions_are_compared_where_nothing_else_differs(make_series: MakeSer
 
 
 def of_settings(make_series: MakeSeries, name: str, levels: Sequence[float], **settings: object) -> list[RunResults]:
-    """Runs of one label, which tell only by their settings what they were trained with."""
+    """Return runs of one label that differ from other runs only in their settings."""
     partition = name.partition(" ")[0]
     known = {"data.partition": partition.lower()} | {key.replace("_", ".", 1): value for key, value in settings.items()}
     return [replace(run, settings=known) for run in make_series(levels, name, setting=f"{partition}, S")]
 
 
 def test_partitions_are_compared_at_each_value_of_a_setting_that_no_name_has(make_series: MakeSeries) -> None:
-    """A rate that one partition alone was trained at has no line."""
+    """A learning rate that only one partition was trained with has no line."""
     runs = [
         *of_settings(make_series, "IID 0.3", [3, 4], local_learning_rate=0.3),
         *of_settings(make_series, "IID 0.9", [4, 6], local_learning_rate=0.9),
@@ -288,13 +288,13 @@ def test_partitions_are_compared_at_each_value_of_a_setting_that_no_name_has(mak
         *of_settings(make_series, "Non-IID 0.3", [2, 2], local_learning_rate=0.3),
     ]
     assert of_partitions(runs) == {"S, learning_rate 0.3": 1.5, "S, learning_rate 0.9": 2.5}
-    begun = [*runs[:4], *runs[6:8]]  # Non-IID at one rate, as in a sweep that was killed
+    begun = [*runs[:4], *runs[6:8]]  # Non-IID with one learning rate, as in a sweep that was killed
     for setting in [*by_series(runs)["setting"], *by_series(begun)["setting"]]:
         assert setting.removeprefix("Non-").startswith("IID, S, learning_rate")
     assert "S, learning_rate 0.9" in compare_partitions(begun)
 
 
-def test_rates_that_a_search_chose_for_each_row_leave_rows_twins(make_series: MakeSeries) -> None:
+def test_rows_with_different_tuned_learning_rates_are_still_twins(make_series: MakeSeries) -> None:
     runs = [
         *of_settings(make_series, "IID 15", [3, 4], model_units=15, local_learning_rate=0.3),
         *of_settings(make_series, "IID 30", [4, 6], model_units=30, local_learning_rate=0.5),
@@ -304,7 +304,7 @@ def test_rates_that_a_search_chose_for_each_row_leave_rows_twins(make_series: Ma
     assert of_partitions(runs) == {"S, units 15": 1.5, "S, units 30": 2.5}
 
 
-def test_partitions_of_short_and_of_long_training_are_compared_each(make_series: MakeSeries) -> None:
+def test_partitions_of_short_and_of_long_training_are_compared_separately(make_series: MakeSeries) -> None:
     levels = {"IID-10": [4, 5, 6], "Non-IID-10": [3, 4, 4], "IID-5": [2, 2, 3], "Non-IID-5": [2, 1, 1]}
     runs = []
     for name, of_seeds in levels.items():
@@ -318,7 +318,7 @@ CANARIES = 9
 
 @pytest.fixture
 def make_curve(make_run: MakeRun) -> Callable[..., RunResults]:
-    """Make a run by its evaluations: a cross-entropy and the exposure of canary 0, over which canary i has i bits."""
+    """Make a run from pairs of a cross-entropy and the exposure of canary 0; canary i has i bits more than canary 0."""
 
     def make(name: str, points: Sequence[tuple[float, float]], seed: int = 0, **about: object) -> RunResults:
         rounds = {}
@@ -330,8 +330,8 @@ def make_curve(make_run: MakeRun) -> Callable[..., RunResults]:
     return make
 
 
-def test_exposures_between_two_evaluations(make_curve: Callable[..., RunResults]) -> None:
-    """At 4.25 nats, a quarter of the way from 4.5 to 3.5 nats, where exposure rises from 2 to 6 bits."""
+def test_exposures_between_two_evaluations_are_interpolated(make_curve: Callable[..., RunResults]) -> None:
+    """4.25 nats is a quarter of the way from 4.5 to 3.5 nats, between which exposure rises from 2 to 6 bits."""
     run = make_curve("a", [(5.0, 1.0), (4.5, 2.0), (3.5, 6.0)])
     round_, exposures = at_perplexity(run, math.exp(4.25))
     assert round_ == pytest.approx(22.5)
@@ -340,11 +340,11 @@ def test_exposures_between_two_evaluations(make_curve: Callable[..., RunResults]
     assert at_an_evaluation[0] == 20
     assert at_an_evaluation[1].to_numpy() == pytest.approx(2.0 + np.arange(CANARIES))
     twice = make_curve("b", [(5.0, 1.0), (4.0, 2.0), (4.6, 3.0), (3.8, 4.0)])
-    assert at_perplexity(twice, math.exp(4.5))[0] == pytest.approx(15)  # the first time
+    assert at_perplexity(twice, math.exp(4.5))[0] == pytest.approx(15)  # the first of two crossings
 
 
-def test_runs_that_differ_in_length_only_do_not_differ_at_like_utility(make_curve: Callable[..., RunResults]) -> None:
-    """Exposure is 3 (6 - nats) in both. At the end, one has 4.5 bits more, as its training lasted longer."""
+def test_runs_that_differ_only_in_length_are_equal_at_equal_perplexity(make_curve: Callable[..., RunResults]) -> None:
+    """Exposure is 3 (6 - nats) in both. At the end, one run has 4.5 bits more, because its training lasted longer."""
     long = make_curve("a", [(nats, 3 * (6 - nats)) for nats in (5.5, 4.7, 3.9, 3.5)])
     short = make_curve("b", [(nats, 3 * (6 - nats)) for nats in (5.7, 5.2, 5.0)])
     assert to_wide(compare_runs(long, short).table)["exposure_difference"].iloc[0] == pytest.approx(4.5)
@@ -355,8 +355,8 @@ def test_runs_that_differ_in_length_only_do_not_differ_at_like_utility(make_curv
     assert math.isnan(at_equal_perplexity({0: [(long, short)]})["p"])
 
 
-def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Callable[..., RunResults]) -> None:
-    """IID runs of seeds 3 and 4 begin below the lowest perplexity of the others; seed 3 alone, then every seed."""
+def test_a_seed_without_a_common_perplexity_is_excluded_and_named(make_curve: Callable[..., RunResults]) -> None:
+    """The first run of seed 3, of 3 and 4, or of all seeds begins below the lowest perplexity of the second."""
     a = [make_curve(f"a-{seed}", [(5, 1), (4, 5)], seed) for seed in range(5)]
     b = [make_curve(f"b-{seed}", [(5, 0), (4.5, 2 - seed)], seed) for seed in range(5)]
     late = [make_curve(f"late-{seed}", [(4, 5)], seed) for seed in range(5)]
@@ -373,7 +373,7 @@ def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Ca
     assert "difference" not in at_equal_perplexity({3: [(late[3], b[3])]})
 
 
-def test_what_cannot_be_compared_says_why(make_curve: Callable[..., RunResults]) -> None:
+def test_runs_without_a_common_perplexity_are_refused_with_a_reason(make_curve: Callable[..., RunResults]) -> None:
     run = make_curve("a", [(5.0, 1.0), (4.0, 2.0)])
     with pytest.raises(InputError, match=r"run a: never reached perplexity 20\.09; its lowest is 54\.6"):
         at_perplexity(run, math.exp(3))
@@ -383,8 +383,8 @@ def test_what_cannot_be_compared_says_why(make_curve: Callable[..., RunResults])
         lowest_in_both(run, make_curve("d", []))
 
 
-def test_canaries_that_neither_run_planted_are_left_out(make_curve: Callable[..., RunResults]) -> None:
-    """Canaries have values of their own, and all but the first two are planted nowhere."""
+def test_canaries_that_neither_run_planted_are_excluded(make_curve: Callable[..., RunResults]) -> None:
+    """Only the first two canaries are planted, and the last one has another exposure in one of the runs."""
     a, b = make_curve("a", [(5, 1), (4, 5)]), make_curve("b", [(5, 1), (4, 3)])
     changed = a.rows["value"].where(a.rows["canary"] != a.roster["canary"].iloc[-1], 99.0)
     drawn = [3, 3] + [0] * (len(a.roster) - 2)

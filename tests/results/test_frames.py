@@ -1,4 +1,4 @@
-"""Frames say what the files say, by run, round and canary; the notebook runs on them."""
+"""Frames have the values of the files by run, round and canary, and the notebook runs on these frames."""
 
 import ast
 import json
@@ -32,7 +32,7 @@ def measured(level: float) -> dict[str, Any]:
 
 @pytest.fixture
 def make_partitions(make_run: MakeRun) -> Callable[..., list[Path]]:
-    """Both partitions of two seeds, evaluated after 5 and 10 rounds, which are 1 and 2 epochs; IID has a bit more."""
+    """Write two seeds of both partitions, evaluated after 5 and 10 rounds (1 and 2 epochs); IID has one more bit."""
 
     def make() -> list[Path]:
         found = []
@@ -45,7 +45,7 @@ def make_partitions(make_run: MakeRun) -> Callable[..., list[Path]]:
     return make
 
 
-def test_rows_are_runs_and_evaluations(make_partitions: Callable[..., list[Path]], tmp_path: Path) -> None:
+def test_the_frame_of_runs_has_a_row_per_evaluation(make_partitions: Callable[..., list[Path]], tmp_path: Path) -> None:
     made = make_partitions()
     (tmp_path / "notes.txt").write_text("no run")
     runs, _ = frames(tmp_path / "*")
@@ -61,7 +61,7 @@ def test_rows_are_runs_and_evaluations(make_partitions: Callable[..., list[Path]
     assert {name: str(kind) for name, kind in runs.dtypes.items() if name in RUN} == RUN
 
 
-def test_canaries_are_the_stored_rows_beside_the_roster(make_partitions: Callable[..., list[Path]]) -> None:
+def test_the_frame_of_canaries_has_the_stored_rows_and_the_roster(make_partitions: Callable[..., list[Path]]) -> None:
     made = make_partitions()
     runs, canaries = frames(*made)
     assert {name: str(kind) for name, kind in canaries.dtypes.items()} == CANARY
@@ -80,8 +80,8 @@ def test_canaries_are_the_stored_rows_beside_the_roster(make_partitions: Callabl
     pd.testing.assert_frame_equal(counted, runs.set_index(["folder", "round"])[["rs", "bs"]].sort_index())
 
 
-def test_what_was_asked_for_has_columns(make_run: MakeRun) -> None:
-    """Also what a measure knows of some canaries only, and what is named after what an attacker knows."""
+def test_additional_measures_have_columns(make_run: MakeRun) -> None:
+    """Measures of only some canaries have columns, and so have measures that are named after what an attacker knows."""
     nine = {"space_exposure": [3.5] * 9, "exposure prefix=5 suffix=6": [2.0] * 9}
     path = make_run({5: measured(1), 10: {**measured(2), **nine, "space_rank": [4, 7]}})
     _, canaries = frames(path)
@@ -95,8 +95,8 @@ def test_what_was_asked_for_has_columns(make_run: MakeRun) -> None:
     assert late["space_rank"].isna().sum() == 7
 
 
-def test_what_is_not_a_result_is_no_number(make_run: MakeRun) -> None:
-    """Not evaluated, diverged, or still running."""
+def test_runs_without_a_result_have_no_numbers_and_no_final_row(make_run: MakeRun) -> None:
+    """A run is not evaluated, has diverged, or is still running; only the last of these has numbers."""
     fresh = make_run(name="fresh", status="running")
     running = make_run({10: measured(0)}, name="running", status="running")
     lost = make_run({10: measured(0)}, name="lost")
@@ -110,7 +110,7 @@ def test_what_is_not_a_result_is_no_number(make_run: MakeRun) -> None:
     assert canaries["epochs"].isna().all()
 
 
-def test_a_sweep_brings_its_axes_and_published_rows(make_partitions: Callable[..., list[Path]], tmp_path: Path) -> None:
+def test_a_sweep_has_its_axes_and_published_rows(make_partitions: Callable[..., list[Path]], tmp_path: Path) -> None:
     (tmp_path / "table1" / "runs").mkdir(parents=True)
     runs = []
     for path in make_partitions():
@@ -143,7 +143,7 @@ def test_the_notebook_is_clean_and_runs_from_top_to_bottom(
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     cells, namespace, outputs = notebooks.code_of(notebook), dict[str, Any](), list[str]()
     assert "flsim." in cells[0]
-    assert not any(re.search(r"(from|import) flsim\.", cell) for cell in cells)  # by public names alone
+    assert not any(re.search(r"(from|import) flsim\.", cell) for cell in cells)  # only public names
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook["cells"])
     with plt.rc_context():
         for cell in cells:

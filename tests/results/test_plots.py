@@ -1,4 +1,4 @@
-"""The plot: what its lines say, what its legend covers, and that it is whole or absent."""
+"""Plots: lines, legends, notes and error messages, and files that are complete or absent."""
 
 import json
 import math
@@ -24,7 +24,7 @@ MakeRun = Callable[..., Path]
 
 
 def measured(level: float) -> dict[str, list[float] | float]:
-    """`level` canaries are memorized by RS, half of them by BS; perplexity falls as that rises."""
+    """Return measures: RS finds `level` canaries, BS about half of them; perplexity falls as `level` rises."""
     return {
         "rs": [float(index < level) for index in range(9)],
         "bs": [float(2 * index < level - 1) for index in range(9)],
@@ -60,7 +60,7 @@ def test_runs_that_know_their_epochs_are_drawn_over_epochs(make_run: MakeRun) ->
     folders = [
         make_run({10: measured(2), 20: measured(6)}, name="fedavg", rounds_per_epoch=10),
         make_run({372: measured(1), 744: measured(3)}, name="sgd", rounds_per_epoch=372),
-        make_run(name="new", status="running"),  # has no line, so its rounds are nobody's matter
+        make_run(name="new", status="running"),  # has no line, so it needs no epochs
     ]
     known = [read_run(folder) for folder in folders]
     for panel in draw_rounds(known).axes:
@@ -73,7 +73,7 @@ def test_runs_that_know_their_epochs_are_drawn_over_epochs(make_run: MakeRun) ->
 
 @pytest.fixture
 def seeds(make_run: MakeRun) -> list[RunResults]:
-    """Three seeds, of which the last has one more round, and one that diverged; and a single one of another setting."""
+    """Return three seeds, of which the last has one more round, one that diverged, and one seed of another setting."""
     common = {"series": "a", "rounds_per_epoch": 10}
     found = [
         make_run({10: measured(2 + seed), 20: measured(6)} | extra, name=f"a-{seed}", seed=seed, **common)
@@ -85,13 +85,13 @@ def seeds(make_run: MakeRun) -> list[RunResults]:
 
 
 def test_over_seeds_a_line_is_a_mean_with_the_seeds_interval(seeds: list[RunResults]) -> None:
-    """RS counts 2, 3 and 4 after one epoch: mean 3, deviation 1; t at 97.5% with 2 degrees of freedom is 4.303."""
+    """RS counts 2, 3 and 4 after one epoch have mean 3 and deviation 1. t at 97.5%, 2 degrees of freedom, is 4.303."""
     figure = draw_rounds(seeds, over_seeds=True)
     rs, bs, exposure, perplexity = figure.axes
     expected = {rs: [3, 6], bs: [(1 + 1 + 2) / 3, 3], exposure: [7, 10], perplexity: [97, 94]}
     for panel, values in expected.items():
         first, second = panel.get_lines()
-        assert np.asarray(first.get_xdata()).tolist() == [1, 2]  # the third round is of one seed alone
+        assert np.asarray(first.get_xdata()).tolist() == [1, 2]  # only one seed has the third round
         assert np.asarray(first.get_ydata()) == pytest.approx(values)
         assert np.asarray(second.get_xdata()).tolist() == [1]
     for panel, middle in ((rs, 3), (exposure, 7), (perplexity, 97)):
@@ -105,20 +105,20 @@ def test_over_seeds_a_line_is_a_mean_with_the_seeds_interval(seeds: list[RunResu
     assert "over seeds" in legend.get_title().get_text()
 
 
-def test_what_is_memorized_so_far_is_a_line(make_run: MakeRun) -> None:
+def test_an_evaluation_is_summarized_in_one_line(make_run: MakeRun) -> None:
     folder = make_run({10: measured(2), 20: measured(6)})
     assert round_in_short(folder, 10) == "RS 2, BS 1, 6.0 bits of 9 canaries"
     assert round_in_short(folder, 30) is None
 
 
-def test_an_evaluation_just_before_the_last_makes_no_hook(make_run: MakeRun) -> None:
+def test_an_evaluation_just_before_the_last_is_not_drawn(make_run: MakeRun) -> None:
     for last, drawn in ((310, [100, 200, 310]), (350, [100, 200, 300, 350])):
         rounds = {round_: measured(3) for round_ in (100, 200, 300, last)}
         line = draw_rounds([read_run(make_run(rounds, name=f"until-{last}"))]).axes[3].get_lines()[0]
         assert np.asarray(line.get_xdata()).tolist() == drawn
 
 
-def test_the_most_that_exposure_can_be_is_drawn_where_curves_come_near(make_run: MakeRun) -> None:
+def test_the_ceiling_of_exposure_is_drawn_if_curves_come_near_it(make_run: MakeRun) -> None:
     for level, ceilings in ((1, []), (3, [np.log2(10_000 + 1)])):  # mean exposures of 5 and 7 bits
         by_round = {10: measured(level) | {"references": 10_000}, 20: measured(level) | {"references": 10_000}}
         panel = draw_rounds([read_run(make_run(by_round, name=f"level-{level}"))]).axes[2]
@@ -139,7 +139,7 @@ def test_the_same_results_give_the_same_file(runs: list[RunResults], tmp_path: P
     assert dict(mpl.rcParams) == before
 
 
-def test_what_cannot_be_drawn_is_refused(runs: list[RunResults], tmp_path: Path) -> None:
+def test_plots_without_results_or_with_bad_paths_are_refused(runs: list[RunResults], tmp_path: Path) -> None:
     for wrong, path, message in (
         (runs, tmp_path / "plot.jpg", ".png, .svg and .pdf"),
         (runs, tmp_path / "none" / "plot.png", "does not exist; create it first"),
@@ -161,7 +161,7 @@ def lossy(test_loss: float, bits: float, estimated: float | None = None) -> Metr
 
 @pytest.fixture
 def lossy_seeds(make_run: MakeRun) -> list[RunResults]:
-    """Two seeds, whose test loss is lowest after two epochs, and whose exposure is highest after three."""
+    """Return two seeds whose test loss is lowest after two epochs, and whose exposure is highest after three."""
     found = []
     for seed in (0, 2):
         rounds = {10: lossy(3, 1, 1 + seed), 20: lossy(1, 4, 5 + seed), 30: lossy(2, 6, 7 + seed)}
@@ -197,7 +197,7 @@ def test_the_command_reads_losses_from_the_log(flsim: Flsim, lossy_seeds: list[R
     assert (tmp_path / "loss.svg").read_text().startswith("<?xml")
 
 
-def test_what_has_no_losses_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+def test_plots_of_losses_without_losses_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
     new = read_run(make_run(name="new", status="running"))
     decided = read_run(make_run({10: {"rs": [0.0] * 9, "perplexity": 3.0}}, name="decided"))
     for run, losses, message in (
@@ -216,7 +216,7 @@ def at_perplexity(perplexity: float, bits: float) -> dict[str, list[float] | flo
 
 @pytest.fixture
 def utility_seeds(make_run: MakeRun) -> list[RunResults]:
-    """Two seeds of a setting; the first was evaluated once more."""
+    """Return two seeds of a setting; the first has one more evaluation."""
     found = []
     for seed, points in enumerate(([(80, 1), (20, 3), (10, 7)], [(20, 2), (5, 5)])):
         rounds = {10 * place: at_perplexity(*point) for place, point in enumerate(points, 1)}
@@ -239,7 +239,7 @@ def test_over_seeds_perplexity_is_a_geometric_mean(
     assert [text.get_text() for text in legend.get_texts()] == ["IID, FedAvg, b_u = 16 (2 seeds)"]
 
 
-def test_each_run_has_a_line_of_its_own_and_intervals_over_its_canaries(utility_seeds: list[RunResults]) -> None:
+def test_each_run_has_its_own_line_and_intervals_over_its_canaries(utility_seeds: list[RunResults]) -> None:
     (panel,) = draw_against_utility(utility_seeds).axes
     long, short = (np.asarray(line.get_data()) for line in panel.get_lines())
     assert long == pytest.approx(np.array([[80, 20, 10], [1, 3, 7]]))
@@ -250,7 +250,7 @@ def test_each_run_has_a_line_of_its_own_and_intervals_over_its_canaries(utility_
 
 SPACE = 1024
 GRID = ((0.1, 1.0),) * 3
-# By canary: rank, estimated exposure, p of the fit, nodes up to the canary. None: more nodes than there may be.
+# By canary: rank, estimated exposure, p of the fit, nodes up to the canary. None: the limit of nodes was exceeded.
 MEASURED = ((1, 11.0, 0.5, 4), (8, 6.0, 0.2, 20), (None, 1.5, 0.001, None))
 
 
@@ -273,7 +273,7 @@ def run(make_run: MakeRun) -> RunResults:
 
 
 def points(lines: list[Line2D]) -> list[tuple[bool, list[list[float]]]]:
-    """Return of each line of round markers that has points whether they are filled, and the points."""
+    """Return for each line of round markers with points whether the markers are filled, and the points."""
     return [
         (line.get_markerfacecolor() != "none", np.asarray(line.get_data()).T.tolist())
         for line in lines
@@ -285,7 +285,7 @@ def note_of(figure: object) -> str:
     return " ".join(figure.get_supxlabel().split())  # type: ignore[attr-defined]
 
 
-def test_a_search_is_filled_where_it_finds_the_secret(run: RunResults) -> None:
+def test_markers_of_a_search_are_filled_if_it_finds_the_secret(run: RunResults) -> None:
     figure = draw_search(secret_pairs([run], SEARCH, "search"))
     (panel,) = figure.axes
     assert points(panel.get_lines()) == [(False, [[6, 20]]), (True, [[11, 4]])]
@@ -296,8 +296,8 @@ def test_a_search_is_filled_where_it_finds_the_secret(run: RunResults) -> None:
     assert "1 of 3 points are not drawn" in note_of(figure)
 
 
-def test_ranks_are_beside_the_line_of_estimates(run: RunResults) -> None:
-    """16 of 1,024 phrases are expected at 6 bits, where the rank is 8, and fewer than one at 11 bits."""
+def test_ranks_are_drawn_with_the_line_of_estimates(run: RunResults) -> None:
+    """At 6 bits, 16 of 1,024 phrases are expected, and the rank is 8; at 11 bits, fewer than one phrase is expected."""
     figure = draw_ranks(secret_pairs([run], RANKS, "ranks"))
     (panel,) = figure.axes
     assert points(panel.get_lines()) == [(True, [[11, 1], [6, 8]])]
@@ -310,7 +310,7 @@ def test_ranks_are_beside_the_line_of_estimates(run: RunResults) -> None:
     assert "1 more points are not drawn" in note
 
 
-def test_missing_measures_are_named_with_what_to_do(make_run: MakeRun, run: RunResults, tmp_path: Path) -> None:
+def test_missing_measures_are_named_with_a_remedy(make_run: MakeRun, run: RunResults, tmp_path: Path) -> None:
     plain = read_run(make_run({10: {"exposure": [1.0] * 9}}, name="plain"))
     sampled = make_run(name="sampled", grid=GRID, round=10)
     write_rows(sampled, 10, [row for row in rows_of("sampled") if row.metric not in {"space_rank", "space_nodes"}])
@@ -324,8 +324,8 @@ def test_missing_measures_are_named_with_what_to_do(make_run: MakeRun, run: RunR
     assert not list(tmp_path.glob("*.png"))
 
 
-def test_a_checkpoint_has_what_the_figures_need(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that were counted are at most |R|, and a search reads no fewer nodes than lie before a secret it finds."""
+def test_a_checkpoint_has_the_measures_of_the_figures(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are at most the number of phrases. A search reads at least the nodes before a secret that it finds."""
     monkeypatch.chdir(experiment.folder)
     run = Run.create(load(experiment.config, ["training.rounds=2"]), experiment.folder / "run")
     state = run.latest_state()

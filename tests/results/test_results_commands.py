@@ -1,4 +1,4 @@
-"""`flsim table`, `flsim plot` and `flsim compare` as they are typed."""
+"""`flsim table`, `flsim plot` and `flsim compare` with the arguments of the command line."""
 
 import io
 import json
@@ -43,8 +43,8 @@ def test_a_table_over_seeds_in_every_format(flsim: Flsim, names: list[str], tmp_
     assert r"\toprule" in flsim("table", *names, "--over-seeds", "--format", "latex")[1]
 
 
-def test_seeds_are_the_first_reading(flsim: Flsim, names: list[str]) -> None:
-    """Where some setting has two seeds people read means over seeds, and files for machines hold runs."""
+def test_means_over_seeds_are_the_default_of_text_and_not_of_files(flsim: Flsim, names: list[str]) -> None:
+    """If some setting has two seeds, text has means over seeds, and CSV has one line per run."""
     assert flsim("table", *names) == flsim("table", *names, "--over-seeds")
     assert flsim("table", names[0], *names[2:])[1].count("IID, FedAvg, ") == 2
     assert flsim("table", *names, "--format", "csv")[1].count("\n") == 1 + len(names)
@@ -64,14 +64,14 @@ def test_seeds_without_a_mean_are_shown_singly_with_the_reason(flsim: Flsim, mak
 
 @pytest.fixture
 def sweep(make_run: MakeRun, tmp_path: Path) -> str:
-    """A sweep's folder with two begun runs of three, which stand for rows of Thakkar et al.'s Table 1."""
+    """Write the folder of a sweep of three runs with rows of Thakkar et al., Table 1; two runs have begun."""
     planned = []
     for partition, count in (("IID", 6), ("Non-IID", 2), ("later", 0)):
         name = f"fedavg-{partition.lower()}-seed0"
         row = {"data": "IID" if partition == "later" else partition, "optimizer": "FedAvg", "batch_size": 500}
         published = matching(published_rows("thakkar2020.csv", "1"), row)
         assert published is not None
-        for question in ROW_OF_QUESTION:  # as a sweep of an older version
+        for question in ROW_OF_QUESTION:  # as in sweep files without these fields
             del published[question]
         planned.append({"name": name, "grid": "fedavg", "seed": 0, "axes": {}, "published": published})
         if count:
@@ -101,7 +101,7 @@ def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, tmp
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
 
 
-def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
+def test_errors_of_commands_are_one_line(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
     for arguments, message in (
         (["table", *names, "--epoch", "10", "--round", "10"], "--round and --epoch: both set a point in training"),
         (["table", *names, "iid-0", "--over-seeds"], "iid-0: named twice, directly or through its sweep; name it once"),
@@ -124,11 +124,11 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
     assert not list(tmp_path.glob("figure*"))
 
 
-def test_what_matches_beside_runs_is_left_out(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
+def test_names_without_a_run_are_excluded_and_reported(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "notes.txt").write_text("no run")
     (tmp_path / "demo").mkdir()
-    for name in (names[0], names[2]):  # over the same phrases
+    for name in (names[0], names[2]):  # runs with the same phrases
         (tmp_path / name).rename(tmp_path / "demo" / name)
     matched = sorted(path.name for path in tmp_path.glob("*"))
     code, text, printed = flsim("table", *matched, "--format", "csv")
@@ -166,7 +166,7 @@ PUBLISHED = {
 
 @pytest.fixture
 def make_sweep(sweep_of: MakeSweep) -> MakeSweep:
-    """Write a sweep's folder: (grid, partition) -> a level for each seed, None where its run has not begun."""
+    """Write a sweep's folder: (grid, partition) -> a level for each seed, None if its run has not begun."""
 
     def make(levels: Levels, name: str = "sweep", **about: object) -> Path:
         rounds = {
@@ -187,7 +187,7 @@ FEDAVG: Levels = {("fedavg", "iid"): IID, ("fedavg", "non-iid"): NON_IID}
 TWO: Levels = {**FEDAVG, ("central", "iid"): [2.0, 3.0, 2.5], ("central", "non-iid"): [2.0, 3.5, 1.5]}
 
 
-def test_twins_over_seeds(make_sweep: MakeSweep) -> None:
+def test_twins_have_the_statistics_of_differences_over_seeds(make_sweep: MakeSweep) -> None:
     table = beside_of(twins(read_sweep(make_sweep(TWO))))
     first, second = (row for _, row in table.iterrows())
     differences = [[1, 1.5, 0.5], [0, -0.5, 1]]
@@ -209,7 +209,7 @@ def test_twins_over_seeds(make_sweep: MakeSweep) -> None:
     assert pd.isna(second["published_rs_value_a"])
 
 
-def test_what_is_not_there_is_left_out_and_said(make_sweep: MakeSweep, flsim: Flsim) -> None:
+def test_missing_runs_and_rows_are_excluded_and_reported(make_sweep: MakeSweep, flsim: Flsim) -> None:
     levels: Levels = {
         ("fedavg", "iid"): [2.0, 3.0, 4.0],
         ("fedavg", "non-iid"): [1.0, None, 3.5],
@@ -227,7 +227,7 @@ def test_what_is_not_there_is_left_out_and_said(make_sweep: MakeSweep, flsim: Fl
     assert "Excluded from central cohort=40: central-non-iid-seed0 (not started)" in shown
 
 
-def test_unfinished_runs_wait_unless_a_round_is_named(make_sweep: MakeSweep) -> None:
+def test_unfinished_runs_are_compared_only_at_a_given_point(make_sweep: MakeSweep) -> None:
     pairs = twins(read_sweep(make_sweep(FEDAVG, status="running", reason="stopped")))
     assert "exposure_p" not in beside_of(pairs)
     assert "fedavg-iid-seed0 (running or killed at round 20 of 20: stopped)" in beside_of(pairs)["left_out"].iloc[0]
@@ -235,7 +235,7 @@ def test_unfinished_runs_wait_unless_a_round_is_named(make_sweep: MakeSweep) -> 
     assert beside_of(pairs, epoch=10)["epochs_value_a"].tolist() == [10]
 
 
-def test_a_sweep_that_was_killed_says_what_is_missing(make_sweep: MakeSweep, flsim: Flsim) -> None:
+def test_missing_runs_of_a_killed_sweep_are_reported(make_sweep: MakeSweep, flsim: Flsim) -> None:
     levels: Levels = {("fedavg", "iid"): [2.0, None], ("fedavg", "non-iid"): [1.0, None]}
     levels = {**levels, ("central", "iid"): [2.0, None], ("central", "non-iid"): [None, None]}
     make_sweep(levels, status="running")
@@ -254,7 +254,7 @@ def test_two_sweeps_are_matched_by_name(make_sweep: MakeSweep, flsim: Flsim) -> 
     table = beside_of(same_names(*(read_sweep(Path(name)) for name in ("sweep", "other"))))
     assert table["row"].tolist() == [f"fedavg partition={partition} cohort=40" for partition in ("iid", "non-iid")]
     assert table["exposure_difference"].tolist() == pytest.approx([0.5] * 2)
-    assert "published_rs_value_a" not in table  # both stand for the same row
+    assert "published_rs_value_a" not in table  # both have the same published row
     code, shown, _ = flsim("compare", "sweep", "other")
     assert (code, shown.splitlines()[0]) == (0, "sweep (a) minus other (b)")
     assert "Non-IID, fedavg, b_u=40" in shown
@@ -273,7 +273,7 @@ def test_every_format_has_the_same_table(make_sweep: MakeSweep, flsim: Flsim, tm
     assert r"\toprule" in (tmp_path / "table.tex").read_text()
 
 
-def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) -> None:
+def test_errors_of_comparisons_are_one_line(make_sweep: MakeSweep, flsim: Flsim) -> None:
     make_sweep(FEDAVG)
     make_sweep({("other", "iid"): [2.0]}, "one-partition")
     run = "sweep/runs/fedavg-iid-seed0"
@@ -294,7 +294,7 @@ def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) 
 
 
 def test_equal_differences_of_counts_have_no_interval(make_sweep: MakeSweep) -> None:
-    """Three seeds, each two canaries more: whole numbers are often equal, which does not make them certain."""
+    """In each of three seeds, RS finds two canaries more. Counts are often equal, which does not make them certain."""
     levels: Levels = {("fedavg", "iid"): [2.0, 2.0, 2.0], ("fedavg", "non-iid"): [1.0, 1.0, 1.0]}
     row = beside_of(twins(read_sweep(make_sweep(levels)))).iloc[0]
     assert row["rs_difference"] == 2

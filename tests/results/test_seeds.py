@@ -1,7 +1,4 @@
-"""Means over seeds: hand-made figures, what is left out and says so, and how often the intervals hold.
-
-The simulations are seeded, so they pass or fail for good; under another seed each fails with the odds it states.
-"""
+"""Means over seeds: values computed by hand, excluded runs with reasons, and names of series."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,11 +20,10 @@ MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
 
 
-def test_the_figures_are_those_of_the_seeds(make_series: MakeSeries) -> None:
-    """Levels 2, 4, 6: mean exposures 4, 6, 8, so 6; t at 97.5% with 2 degrees of freedom is 4.303.
+def test_means_and_intervals_over_seeds_equal_values_computed_by_hand(make_series: MakeSeries) -> None:
+    """Mean exposures of levels 2, 4, 6 are 4, 6, 8, so 6. t at 97.5% with 2 degrees of freedom is 4.303.
 
-    Pooled they are 27 values. RS counts the canaries i with level + i / 2 >= 4: 5, 9, 9; BS with >= 6: 1, 5, 9.
-    """
+    The pooled sample has 27 values. RS counts canaries i with level + i / 2 >= 4: 5, 9, 9; BS with >= 6: 1, 5, 9."""
     row = over_seeds(make_series([2, 4, 6])).iloc[0]
     assert (row["seeds"], row["given"], row["round"], row["epochs"], row["canaries"]) == (3, 3, 10, 10, 9)
     assert (row["series"], row["runs"], row["references"]) == ("iid", "iid-0, iid-1, iid-2", 10_000)
@@ -43,7 +39,7 @@ def test_the_figures_are_those_of_the_seeds(make_series: MakeSeries) -> None:
     assert (row["perplexity"], row["perplexity_sd"]) == (61, 1)
 
 
-def test_short_and_long_training_of_one_series_are_told_apart(make_series: MakeSeries) -> None:
+def test_short_and_long_training_are_different_series(make_series: MakeSeries) -> None:
     """Table 2 of Thakkar et al. (2020) has rows of 8,000 and of 800 rounds with equal settings."""
     long, other = make_series([1, 2], name="long", series="one"), make_series([3], name="other")
     short = make_series([4, 5], name="short", series="one", round=5)
@@ -53,7 +49,7 @@ def test_short_and_long_training_of_one_series_are_told_apart(make_series: MakeS
         by_series([*long, *short, short[1]])
 
 
-def test_names_tell_short_and_long_training_apart(make_run: MakeRun) -> None:
+def test_names_of_short_and_long_training_have_the_rounds(make_run: MakeRun) -> None:
     long, other, unlike = (
         make_run({1_000 + seed: {"accuracy": 0.2}}, name=name, series=name[:3], seed=seed)
         for name, seed in (("one", 0), ("one other", 1), ("two", 0))
@@ -79,7 +75,7 @@ def test_one_seed_has_no_interval(make_series: MakeSeries) -> None:
     assert not any("nan" in text.lower() or "<na>" in text.lower() for text in written)
 
 
-def test_what_one_seed_lacks_is_blank_not_the_mean_of_others(make_series: MakeSeries, make_run: MakeRun) -> None:
+def test_a_value_that_one_seed_lacks_is_blank_not_a_mean_of_others(make_series: MakeSeries, make_run: MakeRun) -> None:
     bare = read_run(make_run({10: {"rs": [1.0] * 9, "references": 10_000}}, name="bare", seed=7, series="iid"))
     row = over_seeds([*make_series([2, 4]), bare]).iloc[0]
     assert row["rs"] == pytest.approx((5 + 9 + 9) / 3)
@@ -89,7 +85,7 @@ def test_what_one_seed_lacks_is_blank_not_the_mean_of_others(make_series: MakeSe
 
 @pytest.fixture
 def troubled(make_series: MakeSeries, make_run: MakeRun) -> list[RunResults]:
-    """Two good seeds and one each that diverged, failed, runs, and is not evaluated."""
+    """Return two good seeds, and four: one diverged, one failed, one still runs, and one is not evaluated."""
     measured = {10: {"rs": [1.0] * 9, "exposure": [13.0] * 9, "references": 10_000}}
     common = {"series": "iid", "rounds_per_epoch": 1.0}
     others = [
@@ -116,8 +112,8 @@ def test_runs_that_are_not_averaged_are_named(troubled: list[RunResults]) -> Non
     assert " ".join(f"Excluded from {row['setting']}: {row['left_out']}".split()) in " ".join(shown.split())
 
 
-def test_at_an_epoch_all_that_were_evaluated_there_count(troubled: list[RunResults]) -> None:
-    """A failed or unfinished run's model of that epoch is as good as any; a diverged run's is not looked at."""
+def test_at_an_epoch_all_runs_that_were_evaluated_then_count(troubled: list[RunResults]) -> None:
+    """The model of a failed or unfinished run at that epoch is valid; that of a diverged run is ignored."""
     row = over_seeds(troubled, epoch=10).iloc[0]
     assert row["runs"] == "iid-0, iid-1, dead, slow"
     assert row["left_out"].endswith("; new (completed, not evaluated at 10 epochs)")
@@ -127,14 +123,14 @@ def test_at_an_epoch_all_that_were_evaluated_there_count(troubled: list[RunResul
         over_seeds(troubled, round=7)
 
 
-def test_a_series_without_any_result_is_a_row_that_says_why(troubled: list[RunResults]) -> None:
+def test_a_series_without_any_result_is_a_row_without_a_mean(troubled: list[RunResults]) -> None:
     table = over_seeds(troubled[2:])
     assert (table["seeds"].item(), table["given"].item()) == (0, 4)
     assert table["mean_exposure"].isna().all()
     assert "|0/4|" in to_markdown(table).replace(" ", "")
 
 
-def test_what_has_no_mean_is_refused(make_series: MakeSeries, make_run: MakeRun) -> None:
+def test_runs_that_are_not_comparable_have_no_mean(make_series: MakeSeries, make_run: MakeRun) -> None:
     common = {"seed": 7, "series": "iid", "rounds_per_epoch": 1.0}
     others = {
         "last evaluated at rounds 10 and 20": make_run({20: {"references": 10_000}}, name="longer", **common),
@@ -154,8 +150,8 @@ def told_apart(make_series: MakeSeries, *settings: Mapping[str, Any]) -> list[st
     return distinctions([replace(run, settings=of_run, label="A") for of_run in settings])
 
 
-def test_values_of_the_settings_that_differ(make_series: MakeSeries) -> None:
-    """Seeds, machines and places of a corpus tell nothing apart."""
+def test_distinctions_are_the_values_of_settings_that_differ(make_series: MakeSeries) -> None:
+    """Seeds, machines and the path of a corpus distinguish nothing."""
     common = {"model.architecture": "lstm", "canaries.count": 8}
     words = told_apart(
         make_series,

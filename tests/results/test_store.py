@@ -1,4 +1,4 @@
-"""Rows on disk: whole or absent, once each, and never another run's."""
+"""Stored rows are complete or absent, occur once, and never belong to another run."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ def refusal(folder: Path) -> str:
     return message
 
 
-def test_what_is_written_is_read(make_run: MakeRun) -> None:
+def test_written_rows_are_read_back(make_run: MakeRun) -> None:
     folder = make_run()
     write_rows(folder, 10, ROWS)
     write_rows(folder, 5, [Row("iid", 5, "accuracy", "", 0.125)])
@@ -53,7 +53,7 @@ def test_what_is_written_is_read(make_run: MakeRun) -> None:
     assert run.of_model("perplexity", 5) is None
 
 
-def test_evaluating_twice_adds_nothing(make_run: MakeRun) -> None:
+def test_writing_rows_twice_changes_no_byte(make_run: MakeRun) -> None:
     """The same rows in any order are the same file, byte for byte."""
     folder = make_run()
     write_rows(folder, 10, ROWS)
@@ -88,7 +88,7 @@ def test_a_canary_without_a_finite_value_is_never_stored(make_run: MakeRun, valu
     assert not (folder / "rows").exists()
 
 
-def test_a_run_without_rows_is_a_run(make_run: MakeRun) -> None:
+def test_a_run_without_rows_is_readable(make_run: MakeRun) -> None:
     run = read_run(make_run(status="running"))
     assert run.evaluated == []
     assert run.rows.dtypes.to_dict() == read_run(make_run({1: {"rs": NINE}}, name="b")).rows.dtypes.to_dict()
@@ -96,7 +96,7 @@ def test_a_run_without_rows_is_a_run(make_run: MakeRun) -> None:
         run.evaluation()
 
 
-def test_what_a_killed_write_left_behind_is_not_read(make_run: MakeRun) -> None:
+def test_partial_files_of_a_killed_write_are_not_read(make_run: MakeRun) -> None:
     folder = make_run({10: {"rs": NINE}})
     (folder / "rows" / ".round-000020.parquet.partial-1").write_bytes(b"PAR1")
     assert read_run(folder).evaluated == [10]
@@ -126,8 +126,8 @@ def test_a_damaged_run_json_is_named(make_run: MakeRun, about: str) -> None:
     assert "run.json: does not describe a run" in refusal(folder)
 
 
-def test_the_partition_of_new_and_of_older_runs(make_run: MakeRun) -> None:
-    """It is stored, or in an older run begins the setting; a label may look like a partition."""
+def test_the_partition_is_stored_or_begins_the_setting(make_run: MakeRun) -> None:
+    """If run.json has no partition, the setting begins with it. A label may look like a partition."""
     cases: list[tuple[dict[str, Any], tuple[str | None, str]]] = [
         ({"setting": "Non-IID, FedAvg"}, ("non-iid", "FedAvg")),
         ({"setting": "DP-SGD"}, (None, "DP-SGD")),
@@ -150,7 +150,7 @@ def test_a_damaged_file_is_named(make_run: MakeRun, kept: int) -> None:
 
 
 def store(folder: Path, name: str, rows: list[Row]) -> None:
-    """What another program might have left there."""
+    """Write a file of rows as another program might do."""
     frame = pd.DataFrame([dataclasses.asdict(row) for row in rows])
     pq.write_table(pa.Table.from_pandas(frame, SCHEMA, preserve_index=False), folder / "rows" / name)
 
@@ -165,7 +165,7 @@ def store(folder: Path, name: str, rows: list[Row]) -> None:
         ([Row("iid", 10, "exposure", "c00", math.nan)], "not finite"),
     ],
 )
-def test_rows_that_cannot_be_this_runs_are_named(make_run: MakeRun, rows: list[Row], said: str) -> None:
+def test_files_with_invalid_rows_are_named(make_run: MakeRun, rows: list[Row], said: str) -> None:
     folder = make_run({5: {"rs": NINE}})
     store(folder, "round-000010.parquet", rows)
     message = refusal(folder)
@@ -179,7 +179,7 @@ def test_a_file_of_another_kind_is_named(make_run: MakeRun) -> None:
     assert "has no column round" in refusal(folder)
 
 
-def test_a_metric_of_some_canaries_only_is_no_result(make_run: MakeRun) -> None:
+def test_a_metric_of_only_some_canaries_is_refused(make_run: MakeRun) -> None:
     run = read_run(make_run({10: {"rs": NINE[:8]}}))
     with pytest.raises(InputError, match="rs of 1 canaries is missing, for example c08"):
         run.of_canaries("rs", 10)
@@ -195,8 +195,8 @@ def results_of(rows: pd.DataFrame, canaries: list[str]) -> RunResults:
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["rs", "bs"]), st.sampled_from(["", "b", "a"])), unique=True)
 )
-def test_values_are_those_that_comparisons_of_all_rows_find(keys: list[tuple[int, str, str]]) -> None:
-    """In any order of the rows; some canaries lack a value."""
+def test_values_equal_a_search_through_all_rows(keys: list[tuple[int, str, str]]) -> None:
+    """Rows are in any order, and some canaries lack a value."""
     rows = pd.DataFrame([("iid", *key, index / 7) for index, key in enumerate(keys)], columns=SCHEMA.names)
     results = results_of(rows, ["a", "b"])
     for round_, metric in product(range(4), ("rs", "bs", "none")):
@@ -221,14 +221,14 @@ FEDAVG, SGD = "Non-IID, FedAvg, b_u=16", "Non-IID, SGD, b_r=32"
 
 @pytest.fixture
 def pair(make_run: MakeRun) -> list[RunResults]:
-    """Ten epochs are 100 rounds of one and 3,720 steps of the other, and each was evaluated after five as well."""
+    """Return two runs of ten epochs, 100 rounds and 3,720 steps, both also evaluated after five epochs."""
     return [
         read_run(make_run({50: RS, 100: RS}, name="fedavg", setting=FEDAVG, rounds_per_epoch=10.0)),
         read_run(make_run({1860: RS, 3720: RS}, name="sgd", setting=SGD, rounds_per_epoch=372)),
     ]
 
 
-def test_what_run_json_says_is_read_and_an_older_one_says_nothing(make_run: MakeRun) -> None:
+def test_epochs_seed_and_series_are_read_and_may_be_absent(make_run: MakeRun) -> None:
     new = read_run(make_run({5: RS}, name="new", rounds_per_epoch=2.5, seed=3, series="ab"))
     old = read_run(make_run({5: RS}, name="old"))
     assert (new.rounds_per_epoch, new.seed, new.series, new.epochs_of(5)) == (2.5, 3, "ab", 2)
@@ -242,7 +242,7 @@ ROUNDS = st.sets(st.integers(1, 5_000), min_size=1, max_size=6)
 
 @given(ROUNDS, st.floats(0.05, 500), st.floats(0.01, 100))
 def test_the_evaluation_at_an_epoch_is_the_nearest_and_near(rounds: set[int], per_epoch: float, epoch: float) -> None:
-    """Against the definition: no other round is nearer, and it is less than a round off, or 1% where that is more."""
+    """By definition, no other round is nearer, and it is less than a round away, or less than 1% if that is more."""
     rows = frame([Row("a", round_, "accuracy", "", 0.2) for round_ in sorted(rounds)])
     run = RunResults("a", "A", "completed", None, max(rounds), max(rounds), rows, pd.DataFrame(), {}, per_epoch)
     off = {round_: abs(round_ - epoch * per_epoch) for round_ in rounds}
@@ -253,7 +253,7 @@ def test_the_evaluation_at_an_epoch_is_the_nearest_and_near(rounds: set[int], pe
             run.evaluation_at_epoch(epoch)
 
 
-def test_a_run_that_has_not_come_so_far_is_blank(pair: list[RunResults], make_run: MakeRun) -> None:
+def test_a_run_that_has_not_reached_the_epoch_is_blank(pair: list[RunResults], make_run: MakeRun) -> None:
     slow = read_run(make_run({50: RS}, name="slow", setting="Slow", status="running", rounds_per_epoch=10))
     table = memorization_table([pair[0], slow], epoch=10)
     assert table["epochs"].fillna(-1).tolist() == [10, -1]

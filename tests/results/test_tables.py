@@ -1,4 +1,4 @@
-"""Tables: the paper's columns and wording, from rows and rosters alone."""
+"""Tables have the paper's columns and wording, and depend only on rows and rosters."""
 
 import json
 import math
@@ -45,7 +45,7 @@ EXPOSURE = [float(value) for value in range(9)]
 
 
 def memorized(*names: str, copies: int = 1) -> list[float]:
-    """1 for every canary of the named configurations, in the order of the paper's grid."""
+    """Return 1 for every canary of the named configurations and else 0, in the order of the paper's grid."""
     return [float(name in names) for name, _, _ in PAPER for _ in range(copies)]
 
 
@@ -55,14 +55,14 @@ def roster(pairs: list[tuple[float, float]]) -> pd.DataFrame:
 
 @given(st.sets(st.integers(0, 8), min_size=1), st.randoms())
 def test_lowest_is_by_insertions_then_by_sharers(chosen: set[int], random: Random) -> None:
-    """Against exact arithmetic, over the paper's grid, which has ties of insertion frequency."""
+    """Expected: exact arithmetic, over the paper's grid, which has ties of insertion frequency."""
     picked = [PAPER[index] for index in chosen]
     random.shuffle(picked)
     expected = min(picked, key=lambda one: (one[1] * one[2], one[1]))[0]
     assert tables.lowest(roster([(float(p_u), float(p_e)) for _, p_u, p_e in picked])) == expected
 
 
-def test_products_that_only_rounding_tells_apart_are_equal() -> None:
+def test_products_that_differ_only_by_rounding_are_equal() -> None:
     """10% * 10% and 100% * 1% are one in a hundred: fewer sharers decide, not the last bit."""
     assert 0.1 * 0.1 > 1.0 * 0.01
     assert tables.lowest(roster([(1.0, 0.01), (0.1, 0.1)])) == "1/10, 10%"
@@ -96,7 +96,7 @@ def test_any_configuration_reads_back_to_six_digits(p_u: float, p_e: float) -> N
     assert float(percent.removesuffix("%")) / 100 == pytest.approx(p_e, rel=5.1e-6, abs=0)
 
 
-def test_what_was_not_measured_is_blank_not_zero(make_run: MakeRun) -> None:
+def test_measures_that_are_missing_are_blank_not_zero(make_run: MakeRun) -> None:
     row = memorization_table([read_run(make_run({5: {"rs": memorized(), "accuracy": math.nan}}))]).iloc[0]
     assert (row["rs"], row["rs_lowest"]) == (0, "-")
     for column in ("bs", "bs_lowest", "mean_exposure", "exposure_low", "accuracy", "perplexity", "references"):
@@ -119,7 +119,7 @@ COPIES = (10, 10, 1, 1, 4, 4)
 
 @pytest.fixture
 def run(make_run: MakeRun) -> RunResults:
-    """Six canaries planted 10, 10, 1, 1, 4, 4 times; those of 4 and one of 10 are memorized."""
+    """Return a run with six canaries, planted 10, 10, 1, 1, 4, 4 times; those of 4 and one of 10 are memorized."""
     found = {"rs": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0], "bs": [0.0] * 6, "exposure": [3.0] * 6, "references": 999.0}
     return with_copies(make_run({10: found}, grid=[(0.1, 0.1)], copies=6))
 
@@ -131,7 +131,7 @@ def with_copies(folder: Path) -> RunResults:
     return read_run(folder)
 
 
-def test_the_table_shows_it_and_the_legend_says_so(run: RunResults, make_run: MakeRun) -> None:
+def test_the_table_and_the_legend_have_the_fewest_copies(run: RunResults, make_run: MakeRun) -> None:
     table = tables.memorization_table([run])
     assert table[["rs", "rs_lowest", "bs", "bs_lowest"]].to_numpy().tolist() == [[3, "4 copies", 0, "-"]]
     text = " ".join(to_markdown(table).split())
@@ -146,13 +146,13 @@ MakeSeries = Callable[..., list[RunResults]]
 
 
 def without(run: RunResults, *indices: int) -> RunResults:
-    """The run, as if no record had been drawn for these of its nine canaries."""
+    """Return the run as if these of its nine canaries had replaced no record."""
     drawn = [0 if index in indices else 3 for index in range(9)]
     return replace(run, roster=run.roster.assign(planned_insertions=drawn))
 
 
 def test_shares_and_means_are_of_planted_canaries(make_series: MakeSeries) -> None:
-    """Canary i has 2 + i / 2 bits, RS those of 4 bits and more: 4 to 8, BS only the last. Canaries 0, 1 and 8 go."""
+    """Canary i has 2 + i / 2 bits; RS finds canaries 4 to 8, BS only the last. Canaries 0, 1 and 8 are not planted."""
     [run] = make_series([2.0])
     table = tables.memorization_table([without(run, 0, 1, 8)])
     row = table.iloc[0]
@@ -173,7 +173,7 @@ def test_a_run_that_planted_nothing_has_no_share(make_series: MakeSeries) -> Non
 
 
 def test_seeds_that_planted_different_numbers_are_averaged(make_series: MakeSeries) -> None:
-    """Seed 0 plants canaries 4 to 8, seed 1 all; RS finds 5 of 5 and 7 of 9, so 12 of 14 pooled."""
+    """Seed 0 plants canaries 4 to 8, seed 1 all. RS finds 5 of 5 and 7 of 9, so 12 of 14 pooled."""
     first, second = make_series([2.0, 3.0])
     table = over_seeds([without(first, 0, 1, 2, 3), second])
     row = table.iloc[0]
@@ -184,10 +184,9 @@ def test_seeds_that_planted_different_numbers_are_averaged(make_series: MakeSeri
 
 
 def test_pairs_are_of_canaries_that_both_runs_planted(make_series: MakeSeries) -> None:
-    """Both lack canary 0; canary 1 is in one of them. Bits are 4 + i / 2, 2 + i / 2.
+    """Neither run planted canary 0, and only one planted canary 1. Exposures are 4 + i / 2 and 2 + i / 2 bits.
 
-    If one run plants none, all canaries of the other are compared.
-    """
+    If one run plants none, all planted canaries of the other are compared."""
     [a], [b] = make_series([4.0]), make_series([2.0], name="non-iid")
     a, b = without(a, 0), without(b, 0, 1)
     compared = compare_runs(a, b)
@@ -229,7 +228,7 @@ def test_both_epsilons_are_shown_with_their_conventions_at_the_round_shown(make_
 
 
 def test_an_epsilon_of_a_record_is_never_in_a_user_s_column(make_run: MakeRun) -> None:
-    """A table with both: each epsilon in columns of its own, and the legend says which is about what."""
+    """Record-level and user-level epsilons are in different columns, and the legend explains both."""
     table = table_of(make_run, user={8: FIXED}, record={9: RECORD}, plain={8: {"perplexity": 58.2}})
     assert table["epsilon_sound"].isna().tolist() == [False, True, True]
     assert table["epsilon_paper"].isna().tolist() == [False, True, True]
@@ -248,7 +247,7 @@ WORDS = st.text(st.sampled_from("abc DEF,=_1"), max_size=60).map(str.strip)
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[list[Column], list[list[Column]]]:
-    """One or two labels of up to 60 characters, and units of up to four columns with cells of their own."""
+    """Draw one or two labels of up to 60 characters, and units of up to four columns with different cells."""
     rows = draw(st.integers(1, 3))
     labels = [
         Column(f"L{index}", [draw(WORDS) or "-" for _ in range(rows)], is_number=False)
@@ -266,7 +265,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[Column], list[list[Column]]]:
 
 @settings(max_examples=100)
 @given(layouts(), st.integers(60, 120))
-def test_all_is_shown_once_within_the_width(layout: tuple[list[Column], list[list[Column]]], width: int) -> None:
+def test_columns_are_shown_once_within_the_width(layout: tuple[list[Column], list[list[Column]]], width: int) -> None:
     labels, units = layout
     text = markdown(labels, units, width=width)
     lines = text.splitlines()
@@ -279,7 +278,7 @@ def test_all_is_shown_once_within_the_width(layout: tuple[list[Column], list[lis
     assert sorted(heading for heading in headings if heading in needed) == needed
     found = [heading for heading in headings if heading in extra]
     assert sorted(found) in ([], extra)
-    assert sorted(found) == extra or len(parts) == 1  # left out only for one table
+    assert sorted(found) == extra or len(parts) == 1  # omitted only if there is one table
     assert ("Omitted for lack of space: " in text) == (sorted(found) != extra)
     for part in cells:
         for row, line in enumerate(part[2:]):
@@ -295,15 +294,15 @@ def test_all_is_shown_once_within_the_width(layout: tuple[list[Column], list[lis
             assert f"{row}. {' '.join(words[0].split())}" in listed
 
 
-def test_notes_are_said_once_and_in_latex_as_comments() -> None:
+def test_notes_appear_once_and_in_latex_as_comments() -> None:
     columns = [Column("A", ["1"], note="A: a number."), Column("B", ["2"], note="A: a number."), Column("C", ["3"])]
     labels = [Column("Setting", ["x"], is_number=False)]
     assert markdown(labels, [columns], "More.\n").endswith("|\n\nA: a number.\nMore.\n")
     assert "% A: a number.\n% More.\n\\begin{tabular}{lrrr}\n" in latex(labels, [columns], "More.\n")
 
 
-def test_a_table_is_whole_or_absent(tmp_path: Path) -> None:
-    """The file fails after 64 bytes, as on a full disk."""
+def test_a_table_is_complete_or_absent(tmp_path: Path) -> None:
+    """The write fails after 64 bytes, as on a full disk."""
     table = memorization_table([read_run(write_run(tmp_path / "run"))])
     out = tmp_path / "out"
     out.mkdir()
@@ -324,12 +323,12 @@ NOTE = "Settings were chosen by perplexity on test users alone, never by canarie
 
 @pytest.fixture
 def make_sweep(sweep_of: Callable[..., Path]) -> Callable[..., Path]:
-    """Write a sweep of one run in each partition, and what its file has about a search."""
+    """Write a sweep of one run in each partition, with the text of its file about a search."""
     rounds = {10: {"rs": [1.0] * 9, "exposure": [3.0] * 9, "references": 100.0, "perplexity": 50.0}}
     return partial(sweep_of, {("fedavg", partition): [rounds] for partition in ("iid", "non-iid")})
 
 
-def test_how_settings_were_chosen_is_said(make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path) -> None:
+def test_how_settings_were_chosen_is_shown(make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path) -> None:
     make_sweep("sweep", tuned=NOTE)
     runs = ["sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-non-iid-seed0"]
     for arguments in (["compare", "sweep"], ["table", *runs]):
@@ -344,7 +343,7 @@ def test_how_settings_were_chosen_is_said(make_sweep: Callable[..., Path], flsim
     assert NOTE in render(gather([tmp_path / "sweep"]))
 
 
-def test_sweeps_that_differ_are_named(
+def test_sweeps_with_different_searches_are_named(
     make_run: Callable[..., Path], make_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
     searched, other, alone = make_sweep("searched", tuned=NOTE), make_sweep("other"), make_run(name="alone")
@@ -361,7 +360,7 @@ OWN = [
 
 @pytest.fixture
 def partitions(make_run: MakeRun) -> dict[str, list[RunResults]]:
-    """Two seeds in both partitions: in IID each canary has one nat more, and of seed s, s more canaries are seen."""
+    """Return two seeds of both partitions: in IID, canaries have one nat more, and s more of seed s are seen."""
     found: dict[str, list[RunResults]] = {"iid": [], "non-iid": []}
     for partition in found:
         for seed in (0, 1):
@@ -390,8 +389,8 @@ def test_partitions_are_compared_over_seeds(partitions: dict[str, list[RunResult
     assert "+1.000" in compare_partitions([*partitions["iid"], *partitions["non-iid"]])
 
 
-def test_words_of_a_description_are_shown_as_they_stand(make_run: MakeRun) -> None:
-    """What would be mathematics in a figure, the end of a cell in Markdown, a command in LaTeX, or markup in HTML."""
+def test_text_of_a_description_is_shown_literally(make_run: MakeRun) -> None:
+    """The text would be mathematics in a figure, a cell's end in Markdown, a command in LaTeX, and markup in HTML."""
     words = r"a|b $\nothing{$ <i>"
     strange = replace(OWN[0], title=words, heading=words, short=words, unit=words, axis=words)
     folder = make_run({10: {"references": 1.0}}, name="run", seed=0)

@@ -1,4 +1,4 @@
-"""The trace: every row from the events themselves, on paper as in every format, and a figure that says the same."""
+"""The trace: rows follow from the events, and text, JSON, CSV and the figure have the same values."""
 
 import io
 import math
@@ -38,7 +38,7 @@ def frame(events: list[tuple[int, str, int]]) -> pd.DataFrame:
 
 @pytest.fixture
 def run(make_run: MakeRun) -> RunResults:
-    """Nine canaries, evaluated at 10 and 20; c02 is memorized at 20, by BS too; at 30 no canary was measured."""
+    """Return a run of nine canaries, measured at 10 and 20, not at 30; RS and BS find only c02, at 20."""
     exposures = [float(index) for index in range(9)]
     at_20 = {"rs": [float(i == 2) for i in range(9)], "bs": [float(i == 2) for i in range(9)]}
     rounds = {
@@ -54,8 +54,8 @@ EVENT = st.tuples(st.integers(1, 35), st.sampled_from(["c00", "c03", "c08"]), st
 
 @settings(max_examples=25)
 @given(st.lists(EVENT))
-def test_windows_part_the_events(events: list[tuple[int, str, int]]) -> None:
-    """Counted one by one; nothing after the last evaluation counts."""
+def test_windows_divide_the_events(events: list[tuple[int, str, int]]) -> None:
+    """Expected: a count one by one. Events after the last evaluation do not count."""
     table = trace(SHARED, frame(events))
     assert len(table) == 9 * 3
     for row in table.to_dict("records"):
@@ -94,7 +94,7 @@ def test_the_effective_step_is_shown_unless_every_step_is_the_mean_update() -> N
     assert " 0.5 over 3 rounds, from 0.2 to 1 " in steps_to_text([1.0, 0.2, 0.5]).replace("\n", " ")
 
 
-def test_json_and_csv_hold_all(run: RunResults) -> None:
+def test_json_and_csv_have_all_values(run: RunResults) -> None:
     table = trace(run, frame(EVENTS))
     rows = json_rows(table)
     measured = {"canary": "c00", "round": 10, "exposure": 0.0, "rs": 0.0, "bs": 0.0}
@@ -106,8 +106,8 @@ def test_json_and_csv_hold_all(run: RunResults) -> None:
     pd.testing.assert_frame_equal(read.drop(columns="sharer_rounds"), table.drop(columns="sharer_rounds"))
 
 
-def test_the_figure_says_what_the_table_says(run: RunResults) -> None:
-    """Nine configurations of one canary each; c00 takes part five times, c02 is memorized."""
+def test_the_figure_has_the_values_of_the_table(run: RunResults) -> None:
+    """There are nine configurations of one canary each; c00 takes part five times, and c02 is memorized."""
     figure = draw_trace(run, trace(run, frame(EVENTS)))
     lines, strip = figure.axes[:2]
     assert lines.get_title(loc="left") == "1/5K, 1%"

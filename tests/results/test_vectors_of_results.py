@@ -1,7 +1,6 @@
-"""Statistics at inputs whose values follow from their definition: enumeration, or formulas written out.
+"""Statistics at inputs whose values follow from definitions, as enumerations or formulas that are written out.
 
-The inputs leave no term of a formula at 0 or 1.
-"""
+No term of a formula is 0 or 1 at these inputs."""
 
 import math
 from pathlib import Path
@@ -24,14 +23,14 @@ SPREAD = power.Spread(canaries=2.5, seeds=0.7)
 @pytest.mark.parametrize(("canaries", "seeds"), [(12, 1), (48, 5), (7, 2)])
 @pytest.mark.parametrize(("effect", "alpha"), [(0.9, 0.05), (-2.0, 0.01)])
 def test_power_is_that_of_the_noncentral_t(canaries: int, seeds: int, effect: float, alpha: float) -> None:
-    """Cohen (1988), section 2: both tails of the noncentral t distribution."""
+    """Expected: both tails of the noncentral t distribution (Cohen, 1988, section 2)."""
     sizes, sd = (canaries, 2.5) if seeds == 1 else (seeds, math.sqrt(0.7**2 + 2.5**2 / canaries))
     shift, critical = effect * math.sqrt(sizes) / sd, t.isf(alpha / 2, sizes - 1)
     expected = nct.sf(critical, sizes - 1, shift) + nct.cdf(-critical, sizes - 1, shift)
     assert power.power_of_exposure(effect, canaries, seeds, SPREAD, alpha) == pytest.approx(expected, abs=1e-6)
 
 
-def test_power_at_its_ends() -> None:
+def test_power_at_extreme_inputs() -> None:
     assert power.power_of_exposure(1.0, 1, 1) == 0
     assert 0 < power.power_of_exposure(1.0, 2, 1) < 1
     assert power.power_of_exposure(0.0, 10, 1, alpha=0.2) == 0.2
@@ -57,13 +56,13 @@ def test_numbers_of_canaries_and_seeds_are_the_least() -> None:
     assert seeds is not None
     assert power.power_of_exposure(1.0, 20, seeds, SPREAD, 0.01) >= 0.6
     assert power.power_of_exposure(1.0, 20, seeds - 1, SPREAD, 0.01) < 0.6
-    assert power.seeds_for(50.0, 20) == 2  # one seed asks another question
+    assert power.seeds_for(50.0, 20) == 2  # one seed has no test over seeds
     assert power.canaries_for(0.01, 5) is None
     assert power.seeds_for(0.0, 20) is None
 
 
 def test_sample_sizes_are_those_of_textbooks() -> None:
-    """Paired t test, two-sided, 5%, 80%: n = 34 for d = 0.5, 15 for 0.8, 199 for 0.2 (G*Power 3; Cohen's d)."""
+    """Paired two-sided t test, 5%, 80%: n is 34 for Cohen's d = 0.5, 15 for 0.8, and 199 for 0.2 (G*Power 3)."""
     sizes = (0.5, 0.8, 0.2)
     assert [power.canaries_for(d, spread=power.Spread(canaries=1.0)) for d in sizes] == [34, 15, 199]
     assert [power.seeds_for(d, 10**9, spread=power.Spread(seeds=1.0)) for d in sizes] == [34, 15, 199]
@@ -71,7 +70,7 @@ def test_sample_sizes_are_those_of_textbooks() -> None:
 
 @pytest.mark.parametrize(("only_a", "only_b", "alpha"), [(0.3, 0.1, 0.05), (0.5, 0.0, 0.2), (0.6, 0.4, 0.05)])
 def test_power_of_counts_sums_all_outcomes(only_a: float, only_b: float, alpha: float) -> None:
-    """All numbers of canaries in a only, in b only, and in neither or both, of 12."""
+    """The sum is over all numbers of canaries in a only, in b only, and in neither or both, of 12."""
     expected = 0.0
     for a in range(13):
         for b in range(13 - a):
@@ -106,8 +105,8 @@ def test_canaries_at_the_ceiling_are_counted_over_runs() -> None:
     assert ceiling.share_at_ceiling((run, 5) for run in runs) == 3 / 5
 
 
-def test_the_measured_spreads_of_the_plan() -> None:
-    """The comment at the constants states five half widths and differences."""
+def test_default_spreads_follow_from_measured_half_widths_and_differences() -> None:
+    """The comment at the constants states the five half widths and differences."""
     halves, differences = [1.07, 0.835, 0.82, 0.685, 0.795], [3.62, 2.06, 1.88, 1.19, 1.81]
     spreads = [half * math.sqrt(48) / t.ppf(0.975, 47) for half in halves]
     canaries = math.sqrt(np.mean(np.square(spreads)))
@@ -127,7 +126,7 @@ def sweep_of(*runs: tuple[str, str, str, int, int]) -> Any:
     return SimpleNamespace(path=Path("sweep"), runs=entries)
 
 
-def test_twins_differ_in_the_partition_alone() -> None:
+def test_twins_differ_only_in_the_partition() -> None:
     runs = [("n0", "one", "non-iid", 4, 0), ("i0", "one", "iid", 4, 0), ("i1", "one", "iid", 4, 1)]
     alone = [("i2", "one", "iid", 8, 0), ("n2", "two", "non-iid", 4, 0), ("c", "one", "central", 4, 0)]
     (pair,) = differences.twins(sweep_of(*runs, *alone))

@@ -1,4 +1,4 @@
-"""`flsim reveal` of real runs: its sums are those of training, its rows follow from its targets; refusals."""
+"""`flsim reveal` of real runs: sums are those of training, rows follow from targets, and bad input is refused."""
 
 import json
 import math
@@ -128,7 +128,7 @@ def test_rows_follow_from_targets(trained_here: Trained, flsim: Flsim, tmp_path:
         areas = [
             auroc(*(group[group["is_inside"] == side]["score"].to_numpy() for side in (True, False)))
             for _, group in targets.groupby("group")
-            if group["is_inside"].any()  # a user can have nothing but canaries
+            if group["is_inside"].any()  # all records of a user can be canaries
         ]
         assert row["auroc"] == pytest.approx(np.mean(areas))
         assert pd.isna(row["allowed_at_0.05"]) == (row["view"] != NOISED)
@@ -147,14 +147,14 @@ def test_noise_hides_what_a_sum_reveals(trained_here: Trained) -> None:
     assert records["tpr_at_0.05"] > 3 * records["fpr_at_0.05"]
 
 
-def test_a_private_run_with_every_part_of_a_state(trained_here: Trained) -> None:
-    """An adaptive clip, whose noise on updates has a larger multiplier; a cohort of any size; another optimizer."""
+def test_a_private_run_with_every_part_of_a_state_is_attacked(trained_here: Trained) -> None:
+    """The clip is adaptive, so noise on updates has a larger multiplier; cohort sizes vary; the server has Adam."""
     revealed = api.reveal(trained_here(*PRIVATE), round=3)
     noised = revealed.frame[revealed.frame["view"] == NOISED]
     assert noised["noise_multiplier"].unique() == pytest.approx((0.8**-2 - 4.0**-2) ** -0.5)
 
 
-def test_adapters_of_a_hugging_face_model(experiment: Experiment) -> None:
+def test_adapters_of_a_hugging_face_model_are_attacked_without_words(experiment: Experiment) -> None:
     settings = [f"model.config.{name}={json.dumps(value)}" for name, value in GPT2.items()]
     config = experiment.config.read_text().replace("embedding = 8\nunits = 12", 'architecture = "hf"')
     experiment.config.write_text(config)
@@ -171,7 +171,7 @@ def test_one_line_names_the_rounds_that_have_a_checkpoint(experiment: Experiment
     assert api.reveal(run, records=1, references=1).frame["round"].unique() == [3]
 
 
-def test_refusals(trained_here: Trained, flsim: Flsim) -> None:
+def test_unusable_noise_multipliers_are_refused(trained_here: Trained, flsim: Flsim) -> None:
     assert "has no clip" in refusal(flsim, "reveal", trained_here(), "--noise", 1)
     with pytest.raises(api.InputError, match="noise must be 0, or between"):
         api.reveal("run", noise=[1e-300])
@@ -191,7 +191,7 @@ def model_of(architecture: str, **settings: object) -> TrainableModel:
 
 
 def update_of(model: TrainableModel, user: int, **hparams: object) -> Params:
-    """The update of a user in plain PyTorch; a weight of 1 instead of its number of records."""
+    """Return the update of a user in plain PyTorch, with a weight of 1 instead of its number of records."""
     total = train_cohort(model, USERS, [user], LocalHParams(learning_rate=ETA, **hparams), 0, 0)  # type: ignore[arg-type]
     return {name: value / total.counts.weight for name, value in total.delta.items()}
 
@@ -206,14 +206,14 @@ def counts_of(user: int) -> np.ndarray:
 
 @pytest.mark.parametrize("architecture", ["cifg", "lstm", "gru", "transformer", "convolutional"])
 def test_one_step_reveals_each_count_exactly(architecture: str) -> None:
-    """T (Delta b / eta + p) = n, with the model's own prediction on the user's text."""
+    """The counts are n = T (Delta b / eta + p), with the model's own prediction p on the user's text."""
     model, counts = model_of(architecture).double(), counts_of(0)
     update = update_of(model, 0, batch_size=2)
     guess = guess_of(model, update, ETA, mean_prediction(model, USERS[0], LAYOUT))
     assert guess is not None
     np.testing.assert_allclose(counts.sum() * guess.scores, counts, atol=1e-5)
     assert (guess.chosen <= (counts > 0)).all()
-    assert guess.chosen.sum() == (counts > 0).sum()  # of an untrained model each p is below 1 / T
+    assert guess.chosen.sum() == (counts > 0).sum()  # each p of an untrained model is below 1 / T
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
@@ -250,7 +250,7 @@ def test_of_untied_embeddings_exactly_the_rows_of_input_words_change() -> None:
 
 
 def test_rows_of_tied_embeddings_are_cut_as_in_breaching() -> None:
-    """token_strategy "embedding-norm": log-norms above mean + cutoff x standard deviation, in NumPy."""
+    """Expected: token_strategy "embedding-norm" in NumPy, log-norms above mean + cutoff x standard deviation."""
     model = model_of("hf", config=GPT2)
     update = update_of(model, 1, batch_size=1)
     (name,) = (name for name, value in model.trainable.items() if value.shape[0] == VOCABULARY)
@@ -268,7 +268,7 @@ def test_adapters_on_a_frozen_base_have_no_rows_of_words() -> None:
     assert guess_of(model, update_of(model, 0), ETA, NOTHING) is None
 
 
-def test_measures_are_their_definitions() -> None:
+def test_measures_of_words_equal_their_definitions() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         scores, counts = rng.integers(0, 6, 12).astype(float), rng.integers(0, 3, 12)
@@ -290,6 +290,6 @@ def test_measures_are_their_definitions() -> None:
         assert found["spearman"] == pytest.approx(expected, nan_ok=True)
 
 
-def test_the_blind_guess_has_the_most_frequent_words_and_as_many() -> None:
+def test_the_blind_guess_has_the_most_frequent_words_in_the_same_number() -> None:
     guess = blind_guess(np.log(np.array([0.1, 0.4, 0.2, 0.3])), np.array([True, False, False, True]))
     assert guess.chosen.tolist() == [False, True, False, True]

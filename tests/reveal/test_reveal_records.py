@@ -1,4 +1,4 @@
-"""Records in sums: alignments by autograd, candidates, and the false alarms of records outside."""
+"""Records in sums: alignments against autograd, candidates, and false alarms of records outside the cohort."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_an_alignment_is_the_cosine_with_the_gradient_of_one_record(architecture
 
 
 def test_the_record_of_a_sum_of_one_step_has_the_smallest_p_value() -> None:
-    """Its update is a multiple of its negative gradient, so the cosine is 1."""
+    """The update is a multiple of the record's negative gradient, so the cosine is 1."""
     model = build(30, ModelHParams(architecture="cifg", embedding=8, units=12)).initialize(0)
     total = train_cohort(model, InMemory(LAYOUT, [[[1, 2, 3]]]), [0], LocalHParams(learning_rate=0.01), 0, 0)
     scores = alignments(model, RECORDS, LAYOUT, flattened(total.delta)[:, None])[:, 0]
@@ -50,7 +50,7 @@ def test_the_record_of_a_sum_of_one_step_has_the_smallest_p_value() -> None:
 
 
 def test_records_outside_the_cohort_raise_false_alarms_at_the_level(trained_here: Trained) -> None:
-    """100 draws of one candidate and 9 references: each p-value k / 10 is equally likely."""
+    """In 100 draws of one candidate and 9 references, each p-value k / 10 is equally likely."""
     run = Run.open(trained_here())
     users, state = run.users, run.training().first_state()
     cohort = np.arange(6)

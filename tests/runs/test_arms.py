@@ -1,4 +1,4 @@
-"""A run of arm OUT that begins with the rounds of arm IN is the run that trains them itself, to the bit."""
+"""A run of arm OUT that starts with the rounds of arm IN has the bits of a run that trains these rounds itself."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ def new_run(twin: Path, folder: Path, *overrides: str) -> Run:
     ],
     ids=["private", "shares", "injections"],
 )
-def test_the_rest_has_the_same_bits(
+def test_a_run_that_starts_from_its_twin_has_the_same_bits(
     trained_here: Trained, tmp_path: Path, settings: tuple[str, ...], parts: int
 ) -> None:
     planting, whole = trained_here(*settings), trained_here(*settings, OUT)
@@ -63,12 +63,12 @@ def test_the_rest_has_the_same_bits(
 
 
 def test_the_checkpoint_at_which_arms_part_is_kept(trained_here: Trained) -> None:
-    """Round 5 is evaluated in no schedule of every second round, and later checkpoints follow it."""
+    """Round 5 is not evaluated, because the schedule has every second round, and later checkpoints follow it."""
     kept = checkpoint.all_in(trained_here(*WINDOWED) / "checkpoints")
     assert [checkpoint.round_of(path) for path in kept] == [2, 4, 5, 6, 7, 8]
 
 
-def test_where_arms_part() -> None:
+def test_arms_part_at_the_first_window_or_injection() -> None:
     def parting(**settings: object) -> int:
         canaries = CanaryHParams(**{"count": 1, **settings})  # type: ignore[arg-type]
         parted = canaries.parting(10)
@@ -82,7 +82,7 @@ def test_where_arms_part() -> None:
     assert parting(injections=(0.9, 4)) == 4
 
 
-def test_what_is_not_the_other_arm_is_refused(trained_here: Trained, tmp_path: Path) -> None:
+def test_a_run_that_is_not_the_other_arm_is_refused(trained_here: Trained, tmp_path: Path) -> None:
     planting = trained_here(*WINDOWED)
     twin = Run.open(planting)
     for name, settings, message in (
@@ -97,7 +97,7 @@ def test_what_is_not_the_other_arm_is_refused(trained_here: Trained, tmp_path: P
         begin_from(Run.open(trained_here(*WINDOWED, OUT)), twin)
 
 
-def test_a_twin_without_shared_rounds(
+def test_without_shared_rounds_a_run_starts_from_the_beginning(
     trained_here: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planting = trained_here(*COMMON, "canaries.windows=[[0, 4]]")
@@ -107,7 +107,7 @@ def test_a_twin_without_shared_rounds(
 
 
 def test_rows_are_those_of_its_own_schedule(trained_here: Trained, tmp_path: Path) -> None:
-    """Evaluated every fourth round where the twin was every second: rows of round 4, and none of round 2."""
+    """The run is evaluated every fourth round and its twin every second: it has rows of round 4 and none of round 2."""
     planting = trained_here(*WINDOWED)
     run = begin_from(new_run(planting, tmp_path, *WINDOWED, OUT, "evaluation.every=4"), Run.open(planting))
     assert [path.stem for path in rows_in(run.path)] == ["round-000004"]
@@ -117,7 +117,7 @@ def test_rows_are_those_of_its_own_schedule(trained_here: Trained, tmp_path: Pat
 
 
 def test_a_round_that_only_this_run_evaluates_is_trained(trained_here: Trained, tmp_path: Path) -> None:
-    """Round 3 of every third has no checkpoint in a twin that has those of rounds 2, 4 and 5."""
+    """The run evaluates every third round. The twin has checkpoints of rounds 2, 4 and 5, and none of round 3."""
     planting = trained_here(*WINDOWED, "system.checkpoint_every=100")
     run = begin_from(new_run(planting, tmp_path, *WINDOWED, OUT, "evaluation.every=3"), Run.open(planting))
     assert run.latest_state().round == 2
@@ -126,7 +126,7 @@ def test_a_round_that_only_this_run_evaluates_is_trained(trained_here: Trained, 
 
 
 def test_sizes_of_micro_cohorts_are_those_of_shared_rounds(trained_here: Trained, tmp_path: Path) -> None:
-    """Rounds from 0: the first five are shared, so what the twin decided in the sixth is its own."""
+    """Rounds count from 0. The first five are shared, so the size that the twin chose in the sixth is not copied."""
     planting = shutil.copytree(trained_here(*WINDOWED).parent, tmp_path / "twin") / "run"
     lines: list[dict[str, object]] = [{"users": 8, "memory_share": 0.9, "device": "a GPU"}]
     lines += [{"users": 4, "shard": 0, "round": at} for at in (4, 5)]
@@ -137,14 +137,14 @@ def test_sizes_of_micro_cohorts_are_those_of_shared_rounds(trained_here: Trained
 
 
 def test_arms_whose_users_keep_states_share_nothing(trained_here: Trained) -> None:
-    """What users kept after round 5 is gone by round 8, so no run can begin there."""
+    """The states of users after round 5 no longer exist at round 8, so no run can start from them."""
     run = Run.open(trained_here(*WINDOWED, "training.algorithm='scaffold'"))
     assert run.parting == 0
 
 
 @pytest.mark.slow
-def test_the_command_begins_with_it_and_a_wrong_one_leaves_nothing(experiment: Experiment) -> None:
-    """Central training, with the log of steps."""
+def test_the_command_starts_from_a_twin_and_leaves_nothing_if_refused(experiment: Experiment) -> None:
+    """Training is central, and the log has the steps of the twin."""
     settings = WINDOWED[1:]
     experiment.config.write_text(CENTRAL)
     planting = experiment.run("in", *settings, options=["--in-process"])

@@ -1,4 +1,4 @@
-"""Configuration: what is allowed, what is refused and how, and what stands for results."""
+"""Configuration: defaults, names, digests, paths, lengths, former names, and error messages."""
 
 import json
 import math
@@ -64,7 +64,7 @@ def read_central(tmp_path: Path, *overrides: str) -> CentralConfig:
 
 
 def test_defaults_are_the_papers(tmp_path: Path) -> None:
-    """Thakkar et al. (2020), section 4.1; its cohorts are 500 to 5,000."""
+    """Expected: Thakkar et al. (2020), section 4.1, whose cohorts are 500 to 5,000."""
     config = read(tmp_path, MINIMAL)
     assert (config.model.embedding, config.model.units) == (96, 670)
     assert config.canaries.p_u == (1 / 5_000, 3 / 50_000, 1 / 50_000)
@@ -85,7 +85,7 @@ def test_defaults_are_the_papers(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_setting_names_what_is_not_plain_averaging(tmp_path: Path, overrides: list[str], setting: str) -> None:
+def test_the_setting_names_differences_from_plain_averaging(tmp_path: Path, overrides: list[str], setting: str) -> None:
     config = read(tmp_path, MINIMAL, *overrides)
     assert config.setting == setting
     assert config.digest != read(tmp_path, MINIMAL).digest
@@ -162,14 +162,14 @@ CHANGES_NOTHING = ("evaluation.every=1", "data.corpus='x'", "training.epochs=9")
 def test_the_digest_of_results(
     tmp_path: Path, text: str, changes: tuple[str, ...], changes_nothing: tuple[str, ...]
 ) -> None:
-    """What a run may be resumed with is no part of it."""
+    """Settings that may change when a run is resumed do not change the digest."""
     digest = read_any(tmp_path, text).digest
     assert all(read_any(tmp_path, text, override).digest != digest for override in CHANGES + changes)
     assert all(read_any(tmp_path, text, override).digest == digest for override in CHANGES_NOTHING + changes_nothing)
     assert read_central(tmp_path).digest != read(tmp_path, MINIMAL).digest
 
 
-def test_where_paths_of_overrides_and_of_files_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_start_at_the_file_or_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "settings").mkdir()
     (tmp_path / "shell").mkdir()
     monkeypatch.chdir(tmp_path / "shell")
@@ -189,7 +189,7 @@ def test_where_paths_of_overrides_and_of_files_begin(tmp_path: Path, monkeypatch
 
 
 def test_central_settings_are_named_as_the_papers(tmp_path: Path) -> None:
-    """Thakkar et al. (2020), Table 1: "IID, SGD, b_r = 32"; with noise records are drawn in either partition."""
+    """Thakkar et al. (2020), Table 1, has "IID, SGD, b_r = 32". With noise, both partitions draw records at random."""
     private = ("privacy.mechanism=dp", "privacy.clip=10", "privacy.noise_multiplier=0.5")
     for overrides, setting, order in (
         ((), "Non-IID, SGD, b_r=32", "sequence"),
@@ -209,8 +209,8 @@ def test_the_default_of_a_removed_setting_is_still_read_and_other_values_are_ref
         read_central(tmp_path, "system.workers=4")
 
 
-def test_a_run_of_before_there_were_architectures_keeps_its_digest(tmp_path: Path) -> None:
-    """What stood for `MINIMAL` and `CENTRAL` then, by the version before they came."""
+def test_a_run_from_before_architectures_keeps_its_digest(tmp_path: Path) -> None:
+    """Expected: digests of `MINIMAL` and `CENTRAL` by the last version without architectures."""
     assert read(tmp_path, MINIMAL).digest == "3a6ca425865abb84a617b9daa2a37033f4012e4c00ba552e7aa287603d630f70"
     assert read_central(tmp_path).digest == "60ad27c060441954349d446724920767d8ae809ee6d498fdfd97d0c66efc4f76"
 
@@ -237,14 +237,14 @@ def test_a_schedule_has_the_length_in_the_digest_and_a_series_has_no_seed() -> N
 
 
 def train_split(records: int, users: int) -> Split:
-    """Records of 8 words, dealt to users in equal parts."""
+    """Return records of 8 words, divided equally among users."""
     tokens, offsets = np.zeros(8 * records, np.uint16), np.arange(0, 8 * records + 1, 8)
     return Split(Layout(12), tokens, offsets, np.arange(users + 1) * records // users, Path("nowhere"))
 
 
 def test_epochs_of_both_kinds_are_the_same_data() -> None:
-    """1,000 records of 50 users: 32 steps of 32 records; 5 rounds of 10 users; with 2 local epochs 2.5; at most 10 of a
-    user's 20 records 10."""
+    """One epoch of 1,000 records of 50 users is 32 steps of 32 records, or 5 rounds of 10 users. With 2 local epochs it
+    is 2.5 rounds; with at most 10 of a user's 20 records, 10 rounds."""
     train, data = train_split(1_000, 50), {"corpus": "c"}
     server = {"training": {"cohort": 10, "epochs": 3}}
     central = parse({"data": data, "training": {"kind": "central", "epochs": 3}}, "x")
@@ -256,7 +256,7 @@ def test_epochs_of_both_kinds_are_the_same_data() -> None:
         assert (federated.rounds_per_epoch(train), federated.rounds_over(train)) == (epoch, rounds)
 
 
-def test_no_evaluation_a_round_before_the_last() -> None:
+def test_no_evaluation_is_due_a_round_before_the_last() -> None:
     """Eight epochs of 4,000 users in cohorts of 51 are 627.45 rounds. Training and the second evaluation end at 628."""
     train = train_split(16_000, 4_000)
     config = parse({"data": {"corpus": "c"}, "training": {"cohort": 51, "epochs": 8}}, "x")
@@ -267,7 +267,7 @@ def test_no_evaluation_a_round_before_the_last() -> None:
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 40), st.integers(1, 40))
 def test_evaluations_are_due_once_so_many_epochs_are_read(users: int, cohort: int, upper: int, lower: int) -> None:
-    """Rounds that are due are the least ones by which a multiple of the epochs has been read, in exact fractions."""
+    """A round is due if it is the first by which a multiple of the epochs has been read, in exact fractions."""
     per_epoch, every = Fraction(users, cohort), Fraction(upper, lower)
     due = {math.ceil(count * every * per_epoch) for count in range(1, 101 + int(100 / (every * per_epoch)))}
     schedule = ScheduledEvaluationHParams(every_epochs=float(every))
@@ -283,13 +283,13 @@ def test_evaluations_are_due_once_so_many_epochs_are_read(users: int, cohort: in
         ("training", {"rounds": 20, "epochs": 2.0}, r"epochs \(2\) and rounds \(20\) both set how long"),
     ],
 )
-def test_nothing_that_is_said_twice_is_ignored(section: str, values: dict[str, float], message: str) -> None:
+def test_two_settings_of_one_quantity_are_refused(section: str, values: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse({"data": {"corpus": "c"}, section: values}, "x")
 
 
-def test_a_refused_length_says_what_depends_on_it(tmp_path: Path) -> None:
-    """Windows in fractions would move; another setting that differs as well is told first."""
+def test_a_refused_length_has_its_reason(tmp_path: Path) -> None:
+    """Windows in fractions would move. If another setting differs too, the message names this setting first."""
     data, windows = DataHParams(tmp_path / "corpus"), CanaryHParams(windows=((0.2, 0.5),))
     started = FederatedConfig(data, canaries=windows, training=TrainingHParams(rounds=20))
     longer = replace(started, training=TrainingHParams(rounds=30))
@@ -299,9 +299,9 @@ def test_a_refused_length_says_what_depends_on_it(tmp_path: Path) -> None:
         refuse_other_settings(started, replace(longer, seed=1), tmp_path / "run")
 
 
-# Settings with the names that they had before: files that hold them are read, and digests of runs stay the same.
+# Former names of settings: files with these names are read, and digests of runs stay the same.
 #
-# `data.partition` was `data.world`. The runs in tests/frozen were trained and stored before.
+# The former name of `data.partition` is `data.world`. The runs in tests/frozen were stored with it.
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_former_names_are_renamed_and_nothing_else(old: dict[str, Any], new: dic
     assert with_former_names(new) == old
 
 
-def test_a_configuration_has_either_name(tmp_path: Path) -> None:
+def test_a_configuration_can_have_either_name_but_not_both(tmp_path: Path) -> None:
     for number, line in enumerate(("", 'world = "iid"', 'partition = "iid"', 'world = "non-iid"')):
         (tmp_path / f"{number}.toml").write_text(f'[data]\ncorpus = "corpus"\n{line}\n')
     default, old, new, other = (files.load(tmp_path / f"{number}.toml") for number in range(4))
@@ -333,7 +333,7 @@ def test_a_configuration_has_either_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("partition", ["iid", "non-iid"])
-def test_a_run_of_before_opens_with_its_digests(partition: str, tmp_path: Path) -> None:
+def test_a_run_with_former_names_opens_with_its_digests(partition: str, tmp_path: Path) -> None:
     folder = unpack("worlds", tmp_path)
     path = folder / "runs" / f"fedavg-{partition}-seed0"
     stored = json.loads((path / "run.json").read_text())
@@ -342,7 +342,7 @@ def test_a_run_of_before_opens_with_its_digests(partition: str, tmp_path: Path) 
     assert run.config.data.partition == read_run_file(path)["partition"] == partition
     assert read_settings(path)["data.partition"] == partition
     assert (run.config.digest, run.series) == (stored["config"], stored["series"])
-    run.load(path / "checkpoints" / "round-000060.safetensors")  # of a run with the same digest, or it would be refused
+    run.load(path / "checkpoints" / "round-000060.safetensors")  # refused if the digest differed
     axes = {entry.name: entry.axes for entry in read_sweep(folder).runs}
     assert axes[path.name] == {"data.partition": partition}
 
@@ -367,7 +367,7 @@ def test_a_run_of_before_opens_with_its_digests(partition: str, tmp_path: Path) 
     ],
 )
 def test_impossible_settings_are_refused(experiment: Experiment, settings: list[str], message: str) -> None:
-    """The corpus has 192 training records: (0.5 * 0.5 + 0.5 * 1.0) * 4 of them are 576."""
+    """The corpus has 192 training records, and (0.5 * 0.5 + 0.5 * 1.0) * 4 times these are 576."""
     (experiment.folder / "bare.toml").write_text('[data]\ncorpus = "corpus"\n[training]\ncohort = 6\n')
     with pytest.raises(InputError, match=f"^[^\n]*{re.escape(message)}[^\n]*$"):
         Run.create(load(experiment.folder / "bare.toml", settings), experiment.folder / "run")
@@ -375,7 +375,7 @@ def test_impossible_settings_are_refused(experiment: Experiment, settings: list[
 
 
 def test_references_that_do_not_fit_are_refused_before_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R is drawn and sorted: two tables of 8 bytes a word, so 1,000 references of 4 words take 64,000 bytes."""
+    """References are drawn and sorted: two tables of 8 bytes a word, so 1,000 of 4 words take 64,000 bytes."""
     monkeypatch.setattr(machine, "machine_memory", lambda: 63_999)
     with pytest.raises(InputError, match=r"evaluation\.references = 1,000 needs"):
         references(0, 1_000, 4, Layout(12))
@@ -383,7 +383,7 @@ def test_references_that_do_not_fit_are_refused_before_they_are_drawn(monkeypatc
     assert references(0, 1_000, 4, Layout(12)).shape == (1_000, 4)
 
 
-@pytest.mark.parametrize("architecture", [name for name in BUILT_IN if name != "hf"])  # whose sizes are of a base
+@pytest.mark.parametrize("architecture", [name for name in BUILT_IN if name != "hf"])  # its sizes are those of a base
 def test_weights_are_counted_without_memory_for_them(architecture: str) -> None:
     hparams = ModelHParams(8, 12, architecture=architecture)
     assert weights_of(50, hparams) == sum(value.numel() for value in build(50, hparams).trainable.values())

@@ -1,4 +1,4 @@
-"""Whole runs that fine-tune Hugging Face models: trained, measured, exported and refused."""
+"""Complete runs that fine-tune Hugging Face models: training, measures, exports, and bases that are refused."""
 
 import shutil
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def rows_of(run: Path) -> pd.DataFrame:
     return read_run(run).rows
 
 
-def test_a_run_travels_only_adapters_and_is_measured_over_the_space(lora: Experiment, copy_of_trained: Trained) -> None:
+def test_a_run_sends_only_adapters_and_is_measured_over_the_space(lora: Experiment, copy_of_trained: Trained) -> None:
     run = copy_of_trained("evaluation.references=2000000", "evaluation.every=4")
     opened = Run.open(run)
     assert (opened.config.evaluation.references, opened.config.evaluation.also) == (20_000, ("space",))
@@ -116,7 +116,7 @@ def test_a_base_that_changed_is_refused_on_resume(experiment: Experiment) -> Non
     moved = experiment.folder / "moved"
     shutil.copytree(experiment.folder / "base", moved)
     experiment.config.write_text(experiment.config.read_text().replace('"base"', '"moved"'))
-    experiment.call("run", experiment.config, "--out", "run", "--in-process", "--resume")  # the place does not matter
+    experiment.call("run", experiment.config, "--out", "run", "--in-process", "--resume")  # the path may change
     assert final_state(run).round == 4
     saved_base(moved, seed=1)
     refused = experiment.call("run", experiment.config, "--out", "run", "--in-process", "--resume", check=False)
@@ -150,7 +150,7 @@ def test_attacks_take_the_base_as_reference(lora: Experiment, copy_of_trained: T
 
 @pytest.fixture
 def of_tokens(cut_by_tokens: Path, tmp_path: Path) -> Experiment:
-    """A corpus that a tokenizer has cut, and a base with a row for each token."""
+    """Return an experiment with a corpus that a tokenizer has cut, and a base with a row for each token."""
     shutil.copytree(cut_by_tokens, tmp_path, dirs_exist_ok=True)
     return Experiment(tmp_path)
 
@@ -189,7 +189,7 @@ COMMANDS = (
 
 
 def test_commands_measure_and_show_runs_of_a_base_with_its_tokenizer(of_tokens: Experiment) -> None:
-    """Lines fit a terminal of 80 characters."""
+    """All lines fit into a terminal of 80 characters."""
     settings = ["data.user_holdout=0.2", "canaries.insertions=[6]", "canaries.windows=[[0, 0.5]]"]
     edited(of_tokens.config, "p_u = [0.2]\np_e = [0.5, 1.0]\n", "")
     trained(of_tokens, "run", *settings)
@@ -229,7 +229,7 @@ def edited(file: Path, old: str, new: str) -> None:
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_base_that_does_not_fit_is_refused_in_one_line(of_tokens: Experiment, wrong: str) -> None:
-    """A folder without a tokenizer is refused by the import: tests/data/importing/test_tokens.py."""
+    """The import refuses a folder without a tokenizer: tests/data/importing/test_tokens.py."""
     change, message = WRONG[wrong]
     change(of_tokens.folder / "base")
     refused = of_tokens.call("run", of_tokens.config, "--out", "run", "--in-process", check=False)
@@ -240,7 +240,7 @@ def test_a_base_that_does_not_fit_is_refused_in_one_line(of_tokens: Experiment, 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_base_reads_a_corpus_of_its_own_tokenizer(of_tokens: Experiment, dtype: str) -> None:
-    """Perplexity is that of transformers' own loss on the tokenizer's own ids. In float32 all weights are trained."""
+    """Perplexity equals the loss of transformers on the tokenizer's ids. In float32, all weights are trained."""
     tmp_path = of_tokens.folder
     if dtype == "float32":
         edited(of_tokens.config, "[model.lora]\nrank = 4\n", "")

@@ -1,4 +1,4 @@
-"""A run's checkpoint, measured in more ways than its configuration asks for; `flsim quantize`."""
+"""Additional measures of a run's checkpoint, and `flsim quantize`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,14 +23,14 @@ from flsim.runs.folder import Run, evaluate_checkpoint, quantize_run
 
 
 def checkpoint_of(experiment: Experiment, name: str, seed: int = 0) -> tuple[Run, Path]:
-    """A run of two rounds that was not trained: its model says something, loudly."""
+    """Return an untrained run of two rounds, whose weights are scaled by 4 so that predictions are distinct."""
     run = Run.create(load(experiment.config, [f"seed={seed}", "training.rounds=2"]), experiment.folder / name)
     state = run.latest_state()
     loud = {key: value * 4 for key, value in state.params.items()}
     return run, run.save(replace(state, round=2, params=loud))
 
 
-def test_more_is_measured_where_asked_and_the_rest_is_as_ever(experiment: Experiment) -> None:
+def test_additional_measures_are_added_to_the_others(experiment: Experiment) -> None:
     run, path = checkpoint_of(experiment, "run")
     plain = evaluate_checkpoint(run.path, path)
     more = evaluate_checkpoint(run.path, path, also=tuple(ALSO), samples=200, nodes=500)
@@ -43,7 +43,7 @@ def test_more_is_measured_where_asked_and_the_rest_is_as_ever(experiment: Experi
 
 
 def test_calibrated_ranks_are_those_of_differences_of_scores(experiment: Experiment) -> None:
-    """From both models' scores of all references, in full."""
+    """Expected: the scores of all references under all three models."""
     run, path = checkpoint_of(experiment, "run")
     others = [checkpoint_of(experiment, f"other{seed}", seed) for seed in (1, 2)]
     rows = evaluate_checkpoint(run.path, path, calibrate=[other for _, other in others])
@@ -60,7 +60,7 @@ def test_calibrated_ranks_are_those_of_differences_of_scores(experiment: Experim
         own, *means = (log_perplexity(model, prefix, among) for model in models)
         differences = own - torch.stack(means).mean(0)
         assert found["calibrated_score", canary.id] == pytest.approx(float(differences[0]), abs=1e-4)
-        clear = (differences[1:] - differences[0]).abs() > 1e-3  # float32 cannot tell the others apart
+        clear = (differences[1:] - differences[0]).abs() > 1e-3  # float32 cannot distinguish the others
         at_least = 1 + int((clear & (differences[1:] < differences[0])).sum())
         assert at_least <= found["calibrated_rank", canary.id] <= at_least + int((~clear).sum())
 
@@ -81,7 +81,7 @@ def test_models_that_cannot_calibrate_are_refused(
         evaluate_checkpoint(run.path, path, calibrate=[other])
 
 
-def test_the_command_says_what_the_columns_are(experiment: Experiment) -> None:
+def test_the_command_explains_its_columns(experiment: Experiment) -> None:
     _, path = checkpoint_of(experiment, "run")
     _, other = checkpoint_of(experiment, "other", seed=1)
     also = [part for name in ALSO for part in ("--also", name)]
@@ -104,7 +104,7 @@ def evaluated(experiment: Experiment) -> tuple[Run, Path]:
     return run, path
 
 
-def test_the_new_run_is_measured_by_rounded_weights(experiment: Experiment) -> None:
+def test_the_new_run_is_measured_with_rounded_weights(experiment: Experiment) -> None:
     run, path = evaluated(experiment)
     before = rows(run.path)
     out = experiment.folder / "run-3bit"
@@ -128,7 +128,7 @@ def test_the_new_run_is_measured_by_rounded_weights(experiment: Experiment) -> N
         quantize_run(made.path, experiment.folder / "again", 8)
 
 
-def test_the_command_prints_both_and_bad_input_is_one_line_and_leaves_nothing(experiment: Experiment) -> None:
+def test_the_command_prints_both_runs_and_errors_are_one_line_and_leave_nothing(experiment: Experiment) -> None:
     evaluated(experiment)
     said = experiment.call("quantize", "run", "--out", "run-8bit").stdout
     assert ["8-bit" in line for line in said.splitlines()[:4]] == [False, False, False, True]
@@ -148,7 +148,7 @@ def test_the_command_prints_both_and_bad_input_is_one_line_and_leaves_nothing(ex
 def test_a_failed_quantization_leaves_nothing(
     experiment: Experiment, trained_here: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of two checkpoints fails, as where memory runs out, or Ctrl-C ends the command."""
+    """The second of two checkpoints fails, because memory runs out or Ctrl-C ends the command."""
     run, rounded = trained_here(), experiment.folder / "rounded"
     measured: list[Path] = []
 

@@ -1,4 +1,4 @@
-"""When training met a canary, against what training itself draws: its requests to clients, its batches."""
+"""The participation of canaries equals what training itself draws: its requests to clients and its batches."""
 
 import json
 from collections import Counter
@@ -30,7 +30,7 @@ def met(found: pd.DataFrame) -> Met:
 
 
 def copies(run: Run) -> Met:
-    """(user, canary's id) of every record that is a canary's phrase, user after user."""
+    """Count the records that are a canary's phrase, by user and canary id, user after user."""
     ids = {canary.tokens: canary.id for canary in run.canaries}
     held: Met = Counter()
     for user in range(len(run.users)):
@@ -41,7 +41,7 @@ def copies(run: Run) -> Met:
 
 
 @pytest.mark.parametrize(("partition", "sampler"), [("iid", "fixed-size"), ("non-iid", "poisson")])
-def test_sharers_that_clients_are_asked_for(
+def test_participation_of_sharers_equals_the_requests_to_clients(
     experiment: Experiment, partition: str, sampler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(experiment.folder)
@@ -61,10 +61,10 @@ def test_sharers_that_clients_are_asked_for(
 @pytest.mark.parametrize(
     "overrides", [("data.partition='iid'",), ("data.partition='non-iid'",), PRIVATE], ids=["iid", "sequence", "lots"]
 )
-def test_copies_that_batches_hold(
+def test_participation_of_copies_equals_the_batches(
     experiment: Experiment, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """22 steps an epoch, the last of 3 records; 60 steps end in the third."""
+    """An epoch has 22 steps, the last of 3 records, and the 60 steps end in the third epoch."""
     monkeypatch.chdir(experiment.folder)
     run = create(experiment, CENTRAL, *overrides)
     training = run.central.training_of(run.users, run.rounds)
@@ -84,8 +84,8 @@ def test_copies_that_batches_hold(
         assert first == held
 
 
-def test_the_command_says_so(experiment: Experiment) -> None:
-    """Of a run that was evaluated after two rounds: what `participation` says of them, and a figure."""
+def test_the_trace_command_has_the_participation(experiment: Experiment) -> None:
+    """The run was evaluated after two rounds. Expected: the frame of `participation`. A figure is drawn, too."""
     experiment.config.write_text(FEDERATED + "[evaluation]\nreferences = 9\n")
     run = Run.create(load(experiment.config), experiment.folder / "run")
     state = run.latest_state()
@@ -102,7 +102,7 @@ def test_the_command_says_so(experiment: Experiment) -> None:
     assert "run run: there is no canary c9; the canaries are c0 to c3" in refused.stderr
 
 
-def test_a_run_without_any_copy_has_none(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_any_copy_has_no_participation(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(experiment.folder)
     run = create(experiment, FEDERATED, "canaries.p_u=[1e-9]")
     found = participation(run, 2)

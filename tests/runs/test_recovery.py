@@ -31,7 +31,7 @@ BODY_STEP = 101  # a prime, so that the sample of tensor bytes meets every posit
 
 @pytest.fixture
 def run(copy_of_trained: Trained) -> Run:
-    """A private run of four rounds with a checkpoint of each, trained by the command."""
+    """Return a private run of four rounds with a checkpoint of each, trained with the command."""
     return Run.open(copy_of_trained(*PRIVATE))
 
 
@@ -47,7 +47,7 @@ def positions(content: bytes) -> Iterator[int]:
 
 
 def without_seal(path: Path, change: Callable[[dict[str, str]], None] = lambda metadata: None) -> None:
-    """Write a checkpoint again as versions without a seal wrote it, with changed metadata."""
+    """Write a checkpoint again without a seal and with changed metadata."""
     with safe_open(path, framework="pt") as file:
         metadata = {name: value for name, value in file.metadata().items() if name != "seal"}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -61,7 +61,7 @@ def of_another_corpus(metadata: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_no_flipped_bit_blocks_recovery_or_changes_the_model(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """The newest checkpoint of a run stays only if it holds the state that was saved; else the one before is used."""
+    """The newest checkpoint stays only if it has the state that was saved; otherwise the one before it is used."""
     *_, before, newest = all_in(run.path / "checkpoints")
     aside = newest.with_name(f"{newest.name}.damaged")
     log, content = (run.path / "rounds.jsonl").read_bytes(), newest.read_bytes()
@@ -81,9 +81,9 @@ def test_no_flipped_bit_blocks_recovery_or_changes_the_model(run: Run, capsys: p
         assert latest == before, at
         assert aside.read_bytes() == flipped(content, at)
         said = capsys.readouterr().err
-        assert " ".join(said.split()).count(newest.name) == 2, said  # its path, and the name that it has now
+        assert " ".join(said.split()).count(newest.name) == 2, said  # its path, and its new name
     header = content[8 : 8 + int.from_bytes(content[:8], "little")]
-    assert survived <= len("seal") + header.count(b" ")  # without a seal all else is as it was written
+    assert survived <= len("seal") + header.count(b" ")  # a flip in "seal" removes only the seal
 
 
 def test_a_run_resumes_past_a_flipped_bit_to_the_same_bits(experiment: Experiment, run: Run) -> None:
@@ -109,8 +109,8 @@ def test_a_link_to_nothing_is_put_aside(experiment: Experiment, run: Run, target
     assert_equal_runs(run.path, whole)
 
 
-def test_an_odd_checkpoint_without_a_seal_is_put_aside(experiment: Experiment, run: Run) -> None:
-    """Such a file may be damaged, or of another run; the others are of this run either way."""
+def test_a_checkpoint_of_another_corpus_without_a_seal_is_put_aside(experiment: Experiment, run: Run) -> None:
+    """Such a file may be damaged, or of another run; in both cases, the other checkpoints are of this run."""
     whole = shutil.copytree(run.path, experiment.folder / "whole")
     for path in all_in(run.path / "checkpoints"):
         without_seal(path)
@@ -123,7 +123,7 @@ def test_an_odd_checkpoint_without_a_seal_is_put_aside(experiment: Experiment, r
 
 
 def test_a_run_whose_checkpoints_are_all_of_another_run_is_refused_and_keeps_them(run: Run) -> None:
-    """Training again from the beginning would take the wrong folder for this run's."""
+    """Training again from the beginning would treat the wrong folder as this run's folder."""
     for path in all_in(run.path / "checkpoints"):
         without_seal(path, of_another_corpus)
     before = {path: path.read_bytes() for path in (run.path / "checkpoints").iterdir()}
@@ -132,7 +132,7 @@ def test_a_run_whose_checkpoints_are_all_of_another_run_is_refused_and_keeps_the
     assert before == {path: path.read_bytes() for path in (run.path / "checkpoints").iterdir()}
 
 
-def test_an_odd_checkpoint_that_was_still_to_be_evaluated_is_trained_again(experiment: Experiment, run: Run) -> None:
+def test_an_unusable_checkpoint_that_was_not_evaluated_is_trained_again(experiment: Experiment, run: Run) -> None:
     whole = shutil.copytree(run.path, experiment.folder / "whole")
     due = run.path / "checkpoints" / "round-000002.safetensors"
     without_seal(due, of_another_corpus)
@@ -144,7 +144,7 @@ def test_an_odd_checkpoint_that_was_still_to_be_evaluated_is_trained_again(exper
 
 
 Damaged = Callable[[str, str], Path]
-LOCKS = {TRAINED, DRIVEN, "log.jsonl"}  # what a process that waits for the lock, or is refused with it, may write
+LOCKS = {TRAINED, DRIVEN, "log.jsonl"}  # files that a process may write while it waits for the lock
 FEDERATED = (TINY, "training.rounds")
 
 
@@ -154,7 +154,7 @@ def tree(folder: Path) -> dict[Path, bytes]:
 
 @pytest.fixture
 def damaged(experiment: Experiment, copy_of_trained: Trained) -> Damaged:
-    """A run of four rounds whose newest checkpoint is damaged, so that a resume has something to put aside."""
+    """Return a maker of a run of four rounds with a damaged newest checkpoint, which a resume has to put aside."""
 
     def make(config: str, length: str) -> Path:
         experiment.config.write_text(config)
@@ -185,7 +185,7 @@ def test_a_refused_resume_changes_nothing(experiment: Experiment, damaged: Damag
 
 
 def test_a_resume_of_a_live_run(experiment: Experiment, damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that holds the lock is this one. Once the lock is free, the same command records its settings."""
+    """A resume is refused while this process holds the lock. Later the same command records its settings."""
     run = damaged(*FEDERATED)
     before = tree(run)
     again = ("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", "training.rounds=6")
@@ -212,8 +212,8 @@ def test_a_custom_file_of_another_name_and_the_same_content_is_not_copied_again(
     assert copy.name.startswith("one.")
 
 
-def test_nodes_that_join_later_know_the_run(experiment: Experiment, damaged: Damaged) -> None:
-    """A node that joins later reads config.toml as the resume has written it."""
+def test_nodes_that_join_after_a_resume_have_the_same_environment(experiment: Experiment, damaged: Damaged) -> None:
+    """A node that joins later reads the config.toml that the resume wrote, with the same digest."""
     run = damaged(*FEDERATED)
     corpus = experiment.folder / "corpus"
     before = environment_of(run, corpus)
@@ -230,7 +230,7 @@ def write(folder: Path, lines: list[bytes]) -> None:
 
 
 def numbers(folder: Path) -> list[int]:
-    """The rounds of all lines, as they are in the file."""
+    """Return the rounds of all lines, in the order of the file."""
     return [json.loads(line)["round"] for line in (folder / FILE).read_text().splitlines()]
 
 
@@ -239,7 +239,7 @@ def numbers(folder: Path) -> list[int]:
     reached=st.integers(0, 25),
     twice=st.booleans(),
 )
-def test_every_round_is_there_once(
+def test_a_settled_log_has_every_round_once(
     tmp_path_factory: pytest.TempPathFactory, lines: list[int | bytes], reached: int, twice: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
@@ -254,14 +254,14 @@ def test_every_round_is_there_once(
     assert lost(folder) == missing
 
 
-def test_of_two_lines_about_a_round_the_later_one_stays(tmp_path: Path) -> None:
+def test_of_two_lines_of_a_round_the_later_one_is_used(tmp_path: Path) -> None:
     for loss in (1.0, 2.0):
         append(tmp_path, round=1, loss=loss)
     settle(tmp_path, 1, by_round=True)
     assert read(tmp_path) == [{"round": 1, "loss": 2.0}]
 
 
-def test_a_whole_log_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_complete_log_is_not_rewritten(tmp_path: Path) -> None:
     for round_ in (1, 2):
         append(tmp_path, round=round_)
     before = (tmp_path / FILE).stat()
@@ -270,7 +270,7 @@ def test_a_whole_log_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_lines_of_central_training_follow_each_other(tmp_path: Path) -> None:
-    """A line counts steps since the one before; older logs say not since when, and are taken for whole."""
+    """A line has the steps since the line before it. Logs without `since` are taken to be complete."""
     for since, step in ((0, 10), (10, 15), (20, 30)):
         append(tmp_path, round=step, since=since)
     assert settle(tmp_path, 40, by_round=False) == [range(16, 21), range(31, 41)]
@@ -281,7 +281,7 @@ def test_lines_of_central_training_follow_each_other(tmp_path: Path) -> None:
     assert settle(tmp_path, 30, by_round=False) == []
 
 
-def test_what_comes_again_is_dropped(tmp_path: Path) -> None:
+def test_a_copied_log_ends_at_the_given_round(tmp_path: Path) -> None:
     for round_ in range(1, 6):
         append(tmp_path, round=round_)
     copy(tmp_path, tmp_path, 3)
@@ -289,7 +289,7 @@ def test_what_comes_again_is_dropped(tmp_path: Path) -> None:
 
 
 def test_training_losses_are_means_between_the_given_rounds() -> None:
-    """Weighted by steps: (3 * 2 + 1 * 6) / 4 = 3 up to step 4. Federated lines count one round each."""
+    """Steps are the weights: (3 * 2 + 1 * 6) / 4 = 3 up to step 4. Federated lines count one round each."""
     steps = ((0, 3, 2.0), (3, 4, 6.0), (4, 6, None), (6, 8, 1.0), (8, 9, 5.0))
     central: list[roundlog.Line] = [{"since": since, "round": step, "loss": loss} for since, step, loss in steps]
     assert roundlog.mean_losses(central, [8, 4]) == {4: 3.0, 8: 1.0}
@@ -311,7 +311,7 @@ def test_a_defence_is_in_the_name_and_in_the_series_and_a_seed_is_not(experiment
         deduplicate(each, folder / f"deduplicated{seed}", DeduplicationHParams()) for seed, each in enumerate(planted)
     ]
     found = [each.manifest["parameters"]["steps"][-1]["planted"] for each in deduplicated]
-    assert found[0] != found[1]  # what a step found is of its seed
+    assert found[0] != found[1]  # the finding of a step depends on its seed
     near = deduplicate(planted[0], folder / "near", DeduplicationHParams(near=0.8))
     lazily, by_hand = run("a", corpus.path), run("b", planted[0].path)
     first, second = (run(f"c{seed}", each.path, seed) for seed, each in enumerate(deduplicated))

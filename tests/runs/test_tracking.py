@@ -1,4 +1,4 @@
-"""What trackers keep, read back from their files, is what rounds.jsonl and rows say, whatever is killed or fails."""
+"""Files of trackers have the values of rounds.jsonl and of rows, also if a run is killed or a tracker fails."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from server.central import supervised
 from server.pool.grid import EvaluationService
 
 ALL = ("tensorboard", "mlflow", "wandb")
-Scalars = dict[str, dict[int, list[float]]]  # tag -> round -> values, each as often as it is there
+Scalars = dict[str, dict[int, list[float]]]  # tag -> round -> values, each as often as it occurs
 
 
 def of_tensorboard(run: Path) -> Scalars:
@@ -58,7 +58,7 @@ def of_mlflow(run: Path) -> Scalars:
 
 
 def of_wandb(run: Path) -> Scalars:
-    """The history in the one folder that would be synchronized."""
+    """Return the history in the one folder that would be synchronized."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     scalars: Scalars = {}
@@ -86,12 +86,12 @@ def records(path: Path) -> Iterator[bytes]:
             return
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # the whole, or the last part
+        if kind in (1, 4):  # a complete record, or its last part
             yield whole
             whole = b""
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # of MLflow
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make(experiment: Experiment) -> Callable[..., Run]:
-    """A run of 8 rounds, saved at every second and evaluated at every fourth."""
+    """Return a function that creates a run of 8 rounds, saved every second and evaluated every fourth round."""
 
     def make(name: str, kinds: tuple[str, ...] = ALL, *overrides: str) -> Run:
         changed = ("training.rounds=8", "evaluation.every=4", "system.checkpoint_every=2", *overrides)
@@ -121,7 +121,7 @@ def line_of(round_: int) -> dict[str, Any]:
 
 
 def simulate(run: Run, last: int = 8, after: Callable[[int], None] = lambda _: None) -> None:
-    """Rounds from the newest checkpoint on, as the server writes them, but without clients; Ray is not needed."""
+    """Write rounds from the newest checkpoint on, as the server does, but without clients; Ray is not needed."""
     with supervised(run, service=EvaluationService(run.path, evaluate_checkpoint)):
         state = run.latest_state()
         for round_ in range(state.round + 1, last + 1):
@@ -134,7 +134,7 @@ def simulate(run: Run, last: int = 8, after: Callable[[int], None] = lambda _: N
 
 
 def simulate_and_die(path: Path) -> None:
-    """Killed once everything of round 7 is told, which is after the newest checkpoint."""
+    """Simulate until trackers have all of round 7, which is after the newest checkpoint, and kill this process."""
 
     def after(round_: int) -> None:
         if round_ == 7:
@@ -146,7 +146,7 @@ def simulate_and_die(path: Path) -> None:
 
 
 def expected(run: Path) -> dict[str, dict[int, float]]:
-    """What rounds.jsonl and rows say, rows by way of the table."""
+    """Return the values of rounds.jsonl and of rows, the latter from the table."""
     found: dict[str, dict[int, float]] = {}
     for text in (run / "rounds.jsonl").read_text().splitlines():
         line = json.loads(text)
@@ -167,7 +167,7 @@ def expected(run: Path) -> dict[str, dict[int, float]]:
 
 
 def assert_says(run: Path, kinds: Sequence[str] = ALL) -> None:
-    """Each tracker has each number, once; TensorBoard's are of single precision."""
+    """Require that each tracker has each number once; those of TensorBoard have single precision."""
     truth = expected(run)
     readers = {"tensorboard": of_tensorboard, "mlflow": of_mlflow, "wandb": of_wandb}
     for kind in kinds:
@@ -181,7 +181,7 @@ def assert_says(run: Path, kinds: Sequence[str] = ALL) -> None:
 
 
 @pytest.mark.nightly
-def test_a_killed_run_that_goes_on_longer_is_told_once(make: Callable[..., Run]) -> None:
+def test_a_killed_run_that_resumes_with_more_rounds_is_tracked_once(make: Callable[..., Run]) -> None:
     from mlflow import MlflowClient
 
     broken, whole = make("broken"), make("whole", ("tensorboard",), "training.rounds=12")
@@ -201,10 +201,10 @@ def test_a_killed_run_that_goes_on_longer_is_told_once(make: Callable[..., Run])
     assert sorted(expected(broken.path)["eval/perplexity"]) == [4, 8, 12]
     client = MlflowClient(tracking_uri=f"sqlite:///{broken.path / 'mlflow' / 'mlflow.db'}")
     about = client.get_run((broken.path / "mlflow" / "run_id").read_text()).data
-    assert about.params["training.rounds"] == "8"  # a parameter of MLflow's cannot change
+    assert about.params["training.rounds"] == "8"  # MLflow cannot change a parameter
 
 
-def test_steps_of_central_training_are_told_as_they_are_saved(experiment: Experiment) -> None:
+def test_steps_of_central_training_are_tracked_as_they_are_saved(experiment: Experiment) -> None:
     experiment.config.write_text(experiment.config.read_text().partition("[training]")[0])
     central = ("training.kind=central", "training.steps=20", "training.batch_size=9", "evaluation.references=100")
     settings = config.load(experiment.config, (*central, "evaluation.every=10", "system.checkpoint_every=7"))
@@ -225,7 +225,7 @@ def test_tensorboard_is_the_default_and_no_part_of_a_digest(experiment: Experime
         config.load(experiment.config, ["system.tracking=['comet']"])
 
 
-def test_trackers_that_fail_at_the_start(
+def test_trackers_that_fail_at_the_start_do_not_stop_the_run(
     make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make("run")
@@ -241,7 +241,7 @@ def test_trackers_that_fail_at_the_start(
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_missing_package_is_said_at_first(
+def test_a_missing_package_is_reported_before_the_run_exists(
     make: Callable[..., Run], kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, kind, None)
@@ -251,8 +251,8 @@ def test_a_missing_package_is_said_at_first(
     assert not (tmp_path / "run").exists()
 
 
-def test_news_are_each_round_once_also_where_it_is_trained_again(make: Callable[..., Run]) -> None:
-    """And no line before it is whole."""
+def test_news_have_each_round_once_also_if_it_is_trained_again(make: Callable[..., Run]) -> None:
+    """A line is news only once it is complete."""
     run = make("run", ())
     news = News(run.path)
     assert not list(news.take())

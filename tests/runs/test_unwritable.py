@@ -1,4 +1,4 @@
-"""Run folders that cannot be written are refused before anything is computed, as results are stored in them."""
+"""Run folders that cannot be written are refused before any computation, because results are stored in them."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ MOUNTING = ("unshare", "--mount", "--map-root-user", "sh", "-c", READ_ONLY, "sh"
 
 @pytest.fixture
 def run(trained_here: Trained, tmp_path: Path) -> Path:
-    """A run of its own, without checkpoints: whoever begins to compute says that there is none."""
+    """Return a copy of a run without checkpoints: if a command starts to compute, it reports that there is none."""
     copy = tmp_path / "experiment" / "run"
     shutil.copytree(trained_here().parent, copy.parent)
     for path in (copy / "checkpoints").iterdir():
@@ -28,19 +28,19 @@ def run(trained_here: Trained, tmp_path: Path) -> Path:
 
 
 def refused(folder: Path, *arguments: str | Path) -> str:
-    """What a command says that is refused with exit code 2, in one line."""
+    """Return the message of a command that is refused with exit code 2, in one line."""
     done = Experiment(folder).call(*arguments, check=False)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
     return done.stderr
 
 
 @pytest.mark.parametrize("options", [(), ("--shadows",)])
-def test_attacks_are_refused_where_their_rows_have_no_place(run: Path, options: tuple[str, ...]) -> None:
+def test_attacks_are_refused_if_their_rows_cannot_be_stored(run: Path, options: tuple[str, ...]) -> None:
     (run / "membership").write_text("no folder")
     assert f"{run / 'membership'}: {MESSAGE}" in refused(run.parent, "membership", run, *options)
 
 
-def test_an_evaluation_is_refused_where_its_rows_have_no_place(run: Path) -> None:
+def test_an_evaluation_is_refused_if_its_rows_cannot_be_stored(run: Path) -> None:
     shutil.rmtree(run / "rows")
     (run / "rows").write_text("no folder")
     checkpoint = run / "checkpoints" / "round-000001.safetensors"
@@ -51,7 +51,7 @@ def test_an_evaluation_is_refused_where_its_rows_have_no_place(run: Path) -> Non
 
 
 def test_a_read_only_folder_is_refused(run: Path) -> None:
-    """By a mount, which holds for root too."""
+    """A mount makes the folder read-only, which also holds for root."""
     probe = subprocess.run([*MOUNTING, str(run), "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("folders cannot be mounted read-only here")
