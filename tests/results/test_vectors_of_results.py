@@ -44,7 +44,7 @@ def test_detectable_effects_have_the_power(canaries: int, seeds: int, alpha: flo
     effect = power.detectable_exposure(canaries, seeds, SPREAD, alpha, wanted)
     assert power.power_of_exposure(effect, canaries, seeds, SPREAD, alpha) == pytest.approx(wanted, abs=1e-6)
     assert power.detectable_exposure(1, 1) == math.inf
-    assert power.detectable_exposure(12, 1, power.Spread(0.0, 0.0)) >= 0
+    assert power.detectable_exposure(12, 1, power.Spread(0.0, 0.0)) == pytest.approx(0, abs=1e-9)
 
 
 def test_numbers_of_canaries_and_seeds_are_the_least() -> None:
