@@ -276,6 +276,12 @@ class Planting:
         return replace(self, overlay=overlay, sharers=sharers, insertions=insertions)
 
 
+def say_crowded(share: float) -> None:
+    """Print a warning if canaries replace more than half of all records, by their share."""
+    if sentence := spec.crowding(share):
+        say(f"warning: {sentence}")
+
+
 def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
     """Return a memory-mapped file with `count` values; raise ValueError if the number differs."""
     values = memory_map(path, dtype)

@@ -39,6 +39,7 @@ from flsim.base.files import digest, new_file, new_folder, refuse_unwritable, wr
 from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
 from flsim.base.settings import flat
+from flsim.canaries.planting import say_crowded
 from flsim.canaries.population import Population, open_population, planting_of, verify_population, write_population
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split, labelled_steps
@@ -113,6 +114,7 @@ class Run:
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed, train, settings.rounds_over(train))
             planting.say_absent()
+            say_crowded(len(planting.overlay.records) / train.records)
             refuse_failing(settings.model, planting.canaries, corpus.test_users, settings.evaluation, settings.seed)
             dump(with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):

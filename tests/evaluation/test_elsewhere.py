@@ -359,7 +359,7 @@ def test_a_user_with_mostly_canaries_is_a_warning(tmp_path: Path, flsim: Flsim, 
     where = ("--vocabulary", tmp_path / "words.txt", "--users", "1", "--records", str(records), "--out", tmp_path / "p")
     code, _, err = flsim("data", "canaries", *where, "--set", "insertions=[4]", "--set", "count=1")
     assert code == 0, err
-    assert ("more than half of the records of 1 of 1 users" in err) == is_crowded
+    assert ("more than half of all records (57%)" in err) == is_crowded
     assert bool(CanarySet.read(tmp_path / "p").warning) == is_crowded
     (tmp_path / "words.txt").write_text("")
     assert "words.txt: must have one word per line, at least one" in flsim("data", "canaries", *where)[2]

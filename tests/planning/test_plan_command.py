@@ -112,6 +112,18 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
     assert planned(flsim, *arguments)["power"] is None
 
 
+@pytest.mark.parametrize(("copies", "is_crowded"), [(96, False), (97, True)])
+def test_mostly_canaries_are_a_warning_of_plan_and_run(
+    experiment: Experiment, flsim: Flsim, copies: int, is_crowded: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of 192 records are no warning, and one record more is."""
+    change = f"canaries={{ count = 1, insertions = [{copies}] }}"
+    _, _, err = flsim(experiment.config, "--set", change)
+    Run.create(load(experiment.config, [change]), experiment.folder / "run")
+    assert err == capsys.readouterr().err
+    assert ("warning: Canaries replace more than half of all records (51%), so the model" in err) == is_crowded
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
