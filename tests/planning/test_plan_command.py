@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from flsim.runs.evaluate import EvaluationHParams
 from flsim.runs.folder import Run
 from flsim.runs.sweeps.definition import Planned, planned_runs, tier_of
 from flsim.runs.sweeps.definition import load as load_sweep
+from server.cluster import internals
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -110,6 +112,15 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
     assert (code, err) == (0, "")
     assert not [words for words in ("Statistical power", "Largest provable epsilon", "sharers") if words in out]
     assert planned(flsim, *arguments)["power"] is None
+
+
+def test_cores_are_those_of_the_affinity_also_for_ray(experiment: Experiment, flsim: Flsim) -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert planned(flsim, experiment.config)["machine"]["cores"] == internals.cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @pytest.mark.parametrize(("copies", "is_crowded"), [(96, False), (97, True)])
