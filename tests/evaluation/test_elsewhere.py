@@ -384,7 +384,8 @@ def test_a_summary_of_a_model_that_knows_nothing(copied: Run, drawn: CanarySet, 
     text = " ".join(out.split())
     assert "Memorization is not proven: no phrase of the training data is detected." in text
     assert "A loss of privacy of one user is not proven: no lower bound on epsilon is above 0." in text
-    assert f"That these phrases are not memorized: of phrases such as these, up to {100 * share:.0f}% may be detectable (95% confidence)" in text
+    assert "That these phrases are not memorized: of phrases" in text
+    assert f"up to {100 * share:.0f}% may be detectable (95% confidence)" in text
     assert "differential privacy with epsilon below" not in text
 
 

@@ -145,8 +145,8 @@ def _open(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
     share = upper_bound(hits, count, LEVEL)
     if hits < count:
         yield (
-            f"That {'other' if hits else 'these'} phrases are not memorized: of phrases such as these, up to {100 * share:.0f}% may be "
-            f"detectable (95% confidence), and stronger attacks may find more."
+            f"That {'other' if hits else 'these'} phrases are not memorized: of phrases such as these, up to "
+            f"{100 * share:.0f}% may be detectable (95% confidence), and stronger attacks may find more."
         )
     yield "Anything about real records: they differ from random phrases in length, in content and in repetition."
     yield f"An upper bound on the loss of privacy of one {subject.unit}: an attack proves only lower bounds."
