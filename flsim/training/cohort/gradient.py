@@ -56,8 +56,8 @@ class Terms:
 
     # matrices [rows, m] and [rows, n] by the name of the weight [m, n] whose gradient is their product
     products: dict[str, tuple[Tensor, Tensor]]
-    # a matrix [rows, n], or one and factors [rows], by the name of the bias [n] whose gradient is the sum of rows, or of
-    # rows times factors
+    # a matrix [rows, n], or one and factors [rows], by the name of the bias [n] whose gradient is the sum of rows, or
+    # of rows times factors
     sums: dict[str, Tensor | tuple[Tensor, Tensor]]
 
     def with_factors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
