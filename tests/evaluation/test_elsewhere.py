@@ -21,6 +21,7 @@ from flsim.base.files import file_digest
 from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, WordList
 from flsim.canaries.population import roster_of
 from flsim.results.rows import read_run_file
+from flsim.runs.elsewhere import CanariesElsewhere, OtherModel
 from flsim.runs.folder import Run, load_model
 
 OF_OURS = """
@@ -387,6 +388,19 @@ def test_a_summary_of_a_model_that_knows_nothing(copied: Run, drawn: CanarySet, 
     assert "That these phrases are not memorized: of phrases" in text
     assert f"up to {100 * share:.0f}% may be detectable (95% confidence)" in text
     assert "differential privacy with epsilon below" not in text
+
+
+@pytest.mark.parametrize(
+    ("factory", "is_random"), [("layer", True), ("layer.apply(lambda one: nn.init.ones_(one.weight))", False)]
+)
+def test_weights_that_are_random_are_a_warning(
+    drawn: CanarySet, tmp_path: Path, capsys: pytest.CaptureFixture[str], factory: str, is_random: bool
+) -> None:
+    (tmp_path / "fresh.py").write_text(
+        f"from torch import nn\n\ndef made():\n    layer = nn.Linear(2, 2, False)\n    return {factory}\n"
+    )
+    OtherModel(f"{tmp_path / 'fresh.py'}:made", {}).load(None, CanariesElsewhere.of_folder(drawn, tmp_path))
+    assert ("each call makes other weights, such as random ones; load" in capsys.readouterr().err) == is_random
 
 
 def test_weights_that_do_not_fit_are_named(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
