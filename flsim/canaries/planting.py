@@ -447,7 +447,6 @@ def _drawn_copies(split: Holders, canaries: tuple[spec.Canary, ...], seed: int) 
 
 
 def _injected(canaries: tuple[spec.Canary, ...]) -> Planting:
-    """Return the planting of canaries that only pseudo-users hold."""
     users = np.array([canary.pseudo_users or 0 for canary in canaries], np.int64)
     copies = np.array([canary.copies or 0 for canary in canaries], np.int64)
     is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)

@@ -82,7 +82,6 @@ def _rounds(run: RunResults) -> Sequence[int]:
 
 
 def _columns(cells: dict[str, Any], run: RunResults, round_: int | None) -> dict[str, Any]:
-    """Return the cells of the columns of `RUN`."""
     is_final = run.status == "completed" and round_ == run.rounds
     return cells | {"partition": run.partition, "seed": run.seed, "series": run.series, "is_final": is_final}
 

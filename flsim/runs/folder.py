@@ -176,7 +176,6 @@ class Run:
                 f"{path}: this folder has measurements of a model that was trained elsewhere, and this command needs "
                 "a run with its training, users and checkpoints; name a run folder"
             )
-
         if not (path / "config.toml").is_file():
             raise InputError(f"{path}: not a run folder (it has no config.toml); create one with `flsim run`")
         return cls(path, load(path / "config.toml"))

@@ -107,16 +107,13 @@ def drawn(copied: Run) -> CanarySet:
 
 def test_canaries_are_those_of_a_run_over_such_users(copied: Run, drawn: CanarySet) -> None:
     """Phrases, coins, sharers and copies; the corpus of the run holds none of the phrases, so that none was redrawn."""
-    pd.testing.assert_frame_equal(roster_of(drawn.planting, copied.corpus.vocabulary), read_roster_as_written(copied))
+    roster = roster_of_run(copied)
+    roster = roster.assign(**{name: roster[name].map(list) for name in ("tokens", "words")})
+    pd.testing.assert_frame_equal(roster_of(drawn.planting, copied.corpus.vocabulary), roster)
 
 
 def roster_of_run(run: Run) -> pd.DataFrame:
     return pd.read_parquet(run.path / "planted" / "roster.parquet")
-
-
-def read_roster_as_written(run: Run) -> pd.DataFrame:
-    roster = roster_of_run(run)
-    return roster.assign(**{name: roster[name].map(list) for name in ("tokens", "words")})
 
 
 @pytest.mark.parametrize("kind", ["parquet", "instructions"])
