@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import RayError
 
 from flsim.base.errors import Interrupted, RunFailed
-from flsim.base.machine import PeakMemory
+from flsim.base.machine import PeakMemory, cores
 from flsim.base.progress import say
 from flsim.base.rng import stream
 from flsim.data.corpus import Split
@@ -116,7 +116,7 @@ def sweep(
                 "began": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
                 "seconds": round(time.time() - began, 1),
                 "peak_memory": None if address else memory.total,
-                "cores": os.cpu_count(),
+                "cores": cores(),
                 "at_once": at_once,
                 "trained": trained,
                 "failed": failed,

@@ -96,10 +96,6 @@ def trained_in_one_go(path: Path) -> State:
     return state
 
 
-def status_of(path: Path) -> str:
-    return str(json.loads((path / "run.json").read_text())["status"])
-
-
 @pytest.mark.nightly
 def test_a_run_reports_that_it_waits_and_trains_after_another_is_interrupted(begin: Begin) -> None:
     """The second run waits for a CPU, because the first run has no end and holds both until it is interrupted."""
@@ -126,7 +122,7 @@ def test_a_killed_training_continues_from_its_newest_checkpoint(begin: Begin) ->
     code, said = run.finish()
     assert code == 1
     assert said.splitlines()[-1].startswith("flsim: training failed 1 times, last with: its process died")
-    assert status_of(run.path) == "failed"
+    assert json.loads((run.path / "run.json").read_text())["status"] == "failed"
     kept = final_state(run.path).round
     again = begin("run", *long, options=["--resume"])
     wait_for_step(run.path, kept + 70)

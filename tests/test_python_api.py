@@ -129,6 +129,7 @@ def message_of(call: Callable[[], object]) -> str:
         (lambda: flsim.infer_membership("runs/x", attacks="loss"), r"attacks must be a list, such as \['loss'\]"),
         (lambda: flsim.infer_users("runs/x", device="gpu"), "device gpu: torch finds no such device; use cpu"),
         (lambda: flsim.extract_personal_data(anything(["runs/x"])), r"runs: found a list, not a path; .* \*runs"),
+        (lambda: flsim.frames(anything(["runs/x"])), r"runs: found a list, not a path; .* \*runs"),
         (lambda: flsim.run("x.toml", "runs/x", overrides="training.rounds=3"), r"overrides must be a list, such as \["),
     ],
 )

@@ -25,6 +25,11 @@ def machine_memory() -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
+def cores() -> int:
+    """Return the number of CPU cores that this process and its children may use, as with `taskset`."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def of_group(controller: str, *names: str) -> str:
     """Return the first existing file of a controller in the control group of this process; empty without one."""
     for line in text_of(GROUP).splitlines():

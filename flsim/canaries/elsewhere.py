@@ -34,7 +34,7 @@ from flsim.base.extensions import custom_call_errors, is_custom, resolve
 from flsim.base.files import digest, file_digest, from_json, inside, naming, new_folder, write_json
 from flsim.canaries.planting import UNREADABLE, Planting, draw_canaries, plant, read_table, refuse_too_many
 from flsim.canaries.population import BY_ROUND, FILE, refuse_by_round, roster_of, write_roster
-from flsim.canaries.spec import Canary, CanaryHParams
+from flsim.canaries.spec import Canary, CanaryHParams, crowding
 from flsim.data.corpus import Split
 from flsim.data.records import SPECIAL_TOKENS, TOKENIZER, Layout, Vocabulary
 from flsim.data.tokenizer import FOLDER, Tokenizer, TokenMap, TokenVocabulary
@@ -204,25 +204,15 @@ class CanarySet:
         return {"canaries": settings, "seed": self.seed, "prefix": self.prefix, "layout": layout, "unit": self.unit}
 
     @property
-    def _holders(self) -> NDArray[np.int64]:
-        """Return the user of each record that a canary replaces, int64 [n]."""
-        return np.searchsorted(self.users.user_offsets, self.planting.overlay.records, side="right") - 1
-
-    @property
     def warning(self) -> str:
-        """Return a sentence on users of whom canaries replace more than half of the records; empty without any."""
-        crowded = int((2 * np.bincount(self._holders, minlength=len(self.users)) > self.users.counts).sum())
-        if not crowded:
-            return ""
-        return (
-            f"Canaries replace more than half of the records of {crowded:,} of {len(self.users):,} users, so the model "
-            "learns little else; lower insertions, count, p_u or p_e."
-        )
+        """Return a sentence if canaries replace more than half of all records; empty otherwise."""
+        return crowding(len(self.planting.overlay.records) / self.users.records)
 
     def records(self, is_instruction: bool = False) -> Iterator[dict[str, Any]]:
         """Yield a row for each record that a canary replaces, in the order of users and their records."""
-        overlay, offsets, holders = self.planting.overlay, self.users.user_offsets, self._holders.tolist()
-        for record, holder, index in zip(overlay.records.tolist(), holders, overlay.canaries, strict=True):
+        overlay, offsets = self.planting.overlay, self.users.user_offsets
+        holders = np.searchsorted(offsets, overlay.records, side="right") - 1
+        for record, holder, index in zip(overlay.records.tolist(), holders.tolist(), overlay.canaries, strict=True):
             canary = self.planting.canaries[index]
             place = {"user": self.users.names[holder], "record": record - int(offsets[holder]), "canary": canary.id}
             yield place | self.text_of(canary, is_instruction)

@@ -276,6 +276,12 @@ class Planting:
         return replace(self, overlay=overlay, sharers=sharers, insertions=insertions)
 
 
+def say_crowded(share: float) -> None:
+    """Print a warning if canaries replace more than half of all records, by their share."""
+    if sentence := spec.crowding(share):
+        say(f"warning: {sentence}")
+
+
 def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
     """Return a memory-mapped file with `count` values; raise ValueError if the number differs."""
     values = memory_map(path, dtype)
@@ -441,7 +447,6 @@ def _drawn_copies(split: Holders, canaries: tuple[spec.Canary, ...], seed: int) 
 
 
 def _injected(canaries: tuple[spec.Canary, ...]) -> Planting:
-    """Return the planting of canaries that only pseudo-users hold."""
     users = np.array([canary.pseudo_users or 0 for canary in canaries], np.int64)
     copies = np.array([canary.copies or 0 for canary in canaries], np.int64)
     is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)

@@ -316,3 +316,9 @@ def expected_share(hparams: CanaryHParams, records: int) -> float:
     if hparams.insertions:
         return expected_copies(hparams, records) / max(records, 1)
     return 1 - math.prod(1 - one.p_u * one.p_e for one in configurations(hparams) if not one.users)
+
+
+def crowding(share: float) -> str:
+    """Return a sentence if canaries replace more than half of all records, by their share; empty otherwise."""
+    what = f"Canaries replace more than half of all records ({100 * share:.0f}%), so the model learns little else"
+    return f"{what}; lower insertions, count, p_u or p_e." if share > 0.5 else ""

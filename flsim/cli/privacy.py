@@ -1,7 +1,6 @@
 """`flsim privacy` and `flsim plan`: the epsilon of a plan or a run, and the resources of a plan."""
 
 import math
-import os
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -249,6 +248,7 @@ def plan(
     """
     import torch
 
+    from flsim.base.machine import cores
     from flsim.planning.measure import Machine, measure, scratch
     from flsim.planning.plan import page, plan_of, read_request
     from flsim.results.power import Spread
@@ -260,7 +260,7 @@ def plan(
         raise InputError("--effect 0: must be above 0")
     stated = {"canaries": sd_canaries, "seeds": sd_seeds}
     spread = Spread(**{over: bits for over, bits in stated.items() if bits is not None})
-    machine = Machine(os.cpu_count() or 1, torch.cuda.device_count())
+    machine = Machine(cores(), torch.cuda.device_count())
     with scratch() as folder:
         request = read_request(file, folder, tier, seeds, only or (), corpus, set_ or ())
         is_measured = calibration and request.is_there

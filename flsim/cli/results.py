@@ -242,7 +242,7 @@ def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | Non
 def trace(
     run: Annotated[Path, typer.Argument()],
     canary: Annotated[list[str] | None, typer.Option(show_default="all canaries")] = None,
-    out: options.FigureOut = None,
+    out: Annotated[Path | None, typer.Option(callback=options.check_figure, show_default="no figure")] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
     as_csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
@@ -259,6 +259,7 @@ def trace(
     Args:
         run: Run folder, e.g. runs/demo/iid.
         canary: Id of a canary, e.g. c07; repeatable.
+        out: Figure to write in place of the text, .png, .svg or .pdf, e.g. trace.png; replaces an existing file.
         as_json: Print a JSON list instead of text.
         as_csv: Print CSV instead of text.
     """
@@ -277,6 +278,9 @@ def trace(
         traces.plot_trace(results, table, out)
     if as_json:
         typer.echo(json.dumps(json_rows(table)))
+    elif out is not None and not as_csv:
+        counts = f"Canaries: {table['canary'].nunique():,}. Evaluations: {table['round'].nunique():,}"
+        typer.echo(f"Figure: {out}. {counts}. Without --out, flsim trace prints a row for each.")
     else:
         steps = [line["effective_step"] for line in roundlog.read(run) if line.get("effective_step") is not None]
         text = traces.to_text(table, results) + traces.steps_to_text(steps)

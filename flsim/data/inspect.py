@@ -109,7 +109,6 @@ def unit_of(reason: str) -> str | None:
 
 
 def _words_per_user(split: Split) -> Ints:
-    """Return the number of words of each user, int64 [users]."""
     users = np.asarray(split.user_offsets)
     bounds = (
         (window, start, *np.searchsorted(users, (start, start + len(window))))

@@ -11,6 +11,7 @@ import numpy as np
 from flsim.attacks.audit.audit import ceiling, ceiling_of_coins
 from flsim.base.errors import InputError
 from flsim.base.progress import say
+from flsim.canaries.planting import say_crowded
 from flsim.canaries.spec import configurations, expected_copies
 from flsim.data.corpus import Corpus, Split, position_type
 from flsim.data.stores import located
@@ -386,6 +387,7 @@ def plan_of(
 ) -> Plan:
     planned, train, whole_cluster = request.planned, request.train, request.whole_cluster
     scale = measure.scale_of(measure.rows_of(planned), train, request.published)
+    say_crowded(scale.share)
     slots = 1 if whole_cluster else max(machine.runs_at_once(run.config, at_once) for run in planned)
     slots = min(slots, len(planned))
     costs, measurement = measured or ({}, None)

@@ -579,7 +579,6 @@ def _contrasts(
 
 
 def _level(factor: str, profile: _Profile) -> tuple[Any, ...]:
-    """Return the values of a factor's settings by key."""
     return tuple(profile.levels.get(factor, {}).items())
 
 
@@ -595,18 +594,13 @@ def _rank(factor: str, profile: _Profile) -> tuple[Any, ...]:
 
 
 def _partition(partition: str) -> str:
-    """Return the name of a partition within a sentence."""
     return PARTITIONS[partition].replace("N", "n")
-
-
-def _clip(clip: float | None, quantile: float | None) -> str:
-    return f"clip at quantile {quantile:g}" if quantile else "no clip" if clip is None else f"clip {clip:g}"
 
 
 # The text of a factor's values, for factors whose text is not only the values of its settings.
 WORDS: Mapping[str, Callable[..., str]] = {
     PARTITION: _partition,
-    CLIP: _clip,
+    CLIP: lambda clip, at: f"clip at quantile {at:g}" if at else "no clip" if clip is None else f"clip {clip:g}",
     NOISE: lambda noise: f"z={noise:g}" if noise else "no noise",
     "Batch size": "b_r={}".format,
     "Cohort size": "b_u={}".format,

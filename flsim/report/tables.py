@@ -300,15 +300,21 @@ def membership(gathered: Gathered) -> list[Block]:
     return [*shown(table, title, most=16), Note(MEMBERS), *shadows, *curves]
 
 
+def _epsilons(run: RunView, round_: int) -> pd.DataFrame:
+    noise = math.nan if run.config is None else run.config.privacy.noise_multiplier
+    return epsilons_of(run.results, round_).drop(columns="run").reset_index(drop=True).assign(noise=noise)
+
+
 def privacy(gathered: Gathered) -> list[Block]:
-    """Return the section on the mechanism of each setting, and on each epsilon with its convention."""
-    spent = list[pd.DataFrame]()
-    for setting in gathered.settings:
-        for run, round_ in setting.shown_runs[:1]:
-            rows = epsilons_of(run.results, round_)
-            noise = math.nan if run.config is None else run.config.privacy.noise_multiplier
-            spent += [rows.assign(label=setting.label, noise=noise)] if len(rows) else []
+    """Return the section on the noise of each setting, or of each seed if seeds differ, with the epsilons."""
+    spent, without = list[pd.DataFrame](), list[str]()
     unknown = [setting.label for setting in gathered.settings if not any(run.config for run in setting.runs)]
+    for setting in gathered.settings:
+        of_runs = [(_label(setting, run), _epsilons(run, round_)) for run, round_ in setting.shown_runs]
+        if all(rows.equals(of_runs[0][1]) for _, rows in of_runs):
+            of_runs = [(setting.label, rows) for _, rows in of_runs[:1]]
+        spent += [rows.assign(label=label) for label, rows in of_runs if len(rows)]
+        without += [label for label, rows in of_runs if not len(rows) and setting.label not in unknown]
     about = [Note(f"The privacy of training is not known for: {'; '.join(unknown)}.")] if unknown else []
     if len(unknown) == len(gathered.settings):
         return [*about]
@@ -316,7 +322,6 @@ def privacy(gathered: Gathered) -> list[Block]:
         return [Note("No run added noise, so no ε is finite: none of these runs is differentially private."), *about]
     table = pd.concat(spent, ignore_index=True)
     known = pd.DataFrame([asdict(convention) | {"convention": convention.name} for convention in CONVENTIONS])
-    without = [setting.label for setting in gathered.settings if setting.label not in {*table["label"], *unknown}]
     configs = [run.config for setting in gathered.settings for run, _ in setting.shown_runs if run.config]
     notes = sorted({config.canaries.about_injections or "" for config in configs if config.privacy.mechanism == "dp"})
     notes += [f"Without noise, ε is infinite for: {'; '.join(without)}."] if without else []

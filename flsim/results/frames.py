@@ -42,7 +42,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.population import SCHEMA, is_drawn
 from flsim.measures.built_in import QUANTITIES
 from flsim.results.rows import RunResults, read_run
-from flsim.results.sweeps import PARTITION, SweepRun, is_sweep, read_sweep, without_copies
+from flsim.results.sweeps import PARTITION, SweepRun, expanded, is_sweep, read_sweep, without_copies
 from flsim.results.tables import KINDS, canary_table, described, memorization_table, quantities_of, types
 from flsim.results.tables import TYPES as CANARY_TABLE
 
@@ -82,7 +82,6 @@ def _rounds(run: RunResults) -> Sequence[int]:
 
 
 def _columns(cells: dict[str, Any], run: RunResults, round_: int | None) -> dict[str, Any]:
-    """Return the cells of the columns of `RUN`."""
     is_final = run.status == "completed" and round_ == run.rounds
     return cells | {"partition": run.partition, "seed": run.seed, "series": run.series, "is_final": is_final}
 
@@ -93,8 +92,8 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
     The module `flsim.results.frames` describes the columns.
 
     Args:
-        paths: run folders, folders of sweeps, or patterns such as ``"runs/*"``; other paths that match a pattern are
-            skipped.
+        paths: run folders, folders of sweeps, or folders that hold some, such as the folder of a demo; or patterns
+            such as ``"runs/*"``; other paths that match a pattern are skipped.
 
     Returns:
         The frames of runs and of canaries.
@@ -106,7 +105,7 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
         >>> runs, canaries = flsim.frames("runs/*")                            # doctest: +SKIP
         >>> runs[runs.is_final].groupby("partition").mean_exposure.mean()          # doctest: +SKIP
     """
-    runs = [run for path in paths for run in _read(str(path))]
+    runs = [run for path in expanded(paths) for run in _read(str(path))]
     unique = without_copies([run for _, run, _ in runs], [run for _, run, planned in runs if planned])
     runs = [listed for listed in runs if listed[1] in unique]
     if not runs:

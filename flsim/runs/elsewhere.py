@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from flsim.base.files import (
     remove_abandoned,
     write_json,
 )
+from flsim.base.progress import say
 from flsim.canaries.elsewhere import MANIFEST, CanarySet, Unit
 from flsim.canaries.planting import Overlay, Planting
 from flsim.canaries.population import write_roster
@@ -217,7 +218,16 @@ class OtherModel:
 
     def load(self, weights: Path | None, canaries: CanariesElsewhere) -> Any:
         if self.folder is None or weights is None:
-            return loading.load_other(self.spec, self.arguments, weights, self.context, "--model ")
+            make = partial(loading.load_other, self.spec, self.arguments, weights, self.context, "--model ")
+            state = torch.get_rng_state()
+            model = make()
+            is_drawn = weights is None and not torch.equal(state, torch.get_rng_state())
+            if is_drawn and loading.weights_digest(model) != loading.weights_digest(make()):
+                say(
+                    f"warning: --model {self.spec}: each call makes other weights, such as random ones; load trained "
+                    "weights in the function, or name them with --state"
+                )
+            return model
         if not canaries.are_of_model:
             raise InputError(
                 f"--model {self.spec}: canaries have words, but the model has tokens; draw canaries with flsim data "

@@ -251,7 +251,6 @@ def measure_model(
 
 
 def _chosen(subject: Subject, hparams: EvaluationHParams) -> dict[str, Measure]:
-    """Return the measures of canaries, or of the model, by name."""
     chosen = {measure.name: measure for measure in ALWAYS} | measures(hparams.also)
     return {name: measure for name, measure in chosen.items() if measure.subject == subject}
 

@@ -20,7 +20,7 @@ tensorboard/, mlflow/, wandb/  the numbers of rounds and evaluations, for tracke
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,7 @@ from flsim.base.files import digest, new_file, new_folder, refuse_unwritable, wr
 from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
 from flsim.base.settings import flat
+from flsim.canaries.planting import say_crowded
 from flsim.canaries.population import Population, open_population, planting_of, verify_population, write_population
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split, labelled_steps
@@ -113,6 +114,7 @@ class Run:
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed, train, settings.rounds_over(train))
             planting.say_absent()
+            say_crowded(len(planting.overlay.records) / train.records)
             refuse_failing(settings.model, planting.canaries, corpus.test_users, settings.evaluation, settings.seed)
             dump(with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
@@ -174,7 +176,6 @@ class Run:
                 f"{path}: this folder has measurements of a model that was trained elsewhere, and this command needs "
                 "a run with its training, users and checkpoints; name a run folder"
             )
-
         if not (path / "config.toml").is_file():
             raise InputError(f"{path}: not a run folder (it has no config.toml); create one with `flsim run`")
         return cls(path, load(path / "config.toml"))
@@ -455,7 +456,7 @@ def evaluate_checkpoint(
     """
     opened = Run.open(Path(run))
     state, model = restored_model(opened, Path(path), device)
-    without = [_without(opened, other, device) for other in calibrate]
+    without = [other_model(opened, other, device, "--calibrate", _unfit_to_calibrate) for other in calibrate]
     hparams = replace(opened.config.evaluation, **changes)
     try:
         rows = evaluate(
@@ -547,26 +548,26 @@ def base_of(run: Run, device: str) -> TrainableModel:
     return model.to(torch.device(device))
 
 
-def _without(run: Run, path: Path, device: str) -> TrainableModel:
-    """Return the model of another run without these canaries, which calibrates their scores."""
+def other_model(run: Run, path: Path, device: str, option: str, unfit: Callable[[Run, Run], str]) -> TrainableModel:
+    """Return the base of a run, or the model of a checkpoint of another run; InputError if `unfit` returns a reason."""
     if path == BASE:
         return base_of(run, device)
     if not path.is_file():
-        raise InputError(f"{path}: no such checkpoint")
+        raise InputError(f"{option} {path}: no such checkpoint; name a file in the folder checkpoints/ of a run")
     other = Run.open(path.resolve().parent.parent)
-    if other.corpus.digest != run.corpus.digest:
-        raise InputError(
-            f"{path}: this checkpoint was trained on another corpus than {run.path}; calibrate with runs on the "
-            "same corpus"
-        )
-    seen = {canary.tokens for canary in other.canaries} & {canary.tokens for canary in run.canaries}
-    if seen:
-        raise InputError(
-            f"{path}: this checkpoint was trained with {len(seen)} of the measured canaries; calibrate with a "
-            "run of another seed"
-        )
+    if why := unfit(run, other):
+        raise InputError(f"{option} {path}: {why}")
     announce(other.config, "architecture")
     return restored_model(other, path, device)[1]
+
+
+def _unfit_to_calibrate(run: Run, other: Run) -> str:
+    """Return why the scores of another run cannot calibrate those of the run's canaries; empty if they can."""
+    if other.corpus.digest != run.corpus.digest:
+        return f"this checkpoint was trained on another corpus than {run.path}; calibrate with runs on the same corpus"
+    seen = {canary.tokens for canary in other.canaries} & {canary.tokens for canary in run.canaries}
+    what = f"this checkpoint was trained with {len(seen)} of the measured canaries"
+    return f"{what}; calibrate with a run of another seed" if seen else ""
 
 
 def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:

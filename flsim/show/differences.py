@@ -118,7 +118,6 @@ def table_of_pairs(frame: pd.DataFrame, pairs: Sequence[Pair]) -> Table:
 
 
 def _units(wide: pd.DataFrame) -> list[list[Column]]:
-    """Return units of columns that stay together."""
     template = "{:.1f}" if (column(wide, "seeds") > 1).any() else "{:.0f}"
     quantities, units = quantities_in_pairs(wide), list[list[Column]]()
     for quantity in quantities:
@@ -128,7 +127,8 @@ def _units(wide: pd.DataFrame) -> list[list[Column]]:
             note = CEILING if quantity.is_primary and _are_many_at_ceiling(wide) else ""
             units.append(_difference(wide, quantity.name, f"{quantity.heading}, a-b", signed(quantity), note))
     units.append([_utility(wide, quantity) for quantity in of_model(quantities)])
-    units += [_like_perplexity(wide), _published(wide, quantities)]
+    like = _difference(wide, f"like_{PRIMARY.name}", "Eq. perp.", signed(PRIMARY), LIKE_PERPLEXITY)
+    units += [[unit for unit in like if any(unit.cells)], _published(wide, quantities)]
     return [unit for unit in units if any(cell for of_unit in unit for cell in of_unit.cells)]
 
 
@@ -154,15 +154,7 @@ def _are_many_at_ceiling(wide: pd.DataFrame) -> bool:
     return any((share >= MANY).fillna(value=False).any() for share in shares)
 
 
-def _like_perplexity(wide: pd.DataFrame) -> list[Column]:
-    """Return the columns of the difference at equal perplexity; empty if no row has it."""
-    name = f"like_{PRIMARY.name}"
-    cells = _difference(wide, name, "Eq. perp.", signed(PRIMARY), LIKE_PERPLEXITY)
-    return [unit for unit in cells if any(unit.cells)]
-
-
 def _utility(wide: pd.DataFrame, quantity: Quantity) -> Column:
-    """Return the column of a number of the model in a and in b."""
     standard = of_model(STANDARD)
     names, axes = ", ".join(number.heading for number in standard), " and ".join(number.axis for number in standard)
     cells = _both(wide, quantity.name, quantity.format, quantity.scale)
@@ -248,7 +240,6 @@ def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
 
 
 def _sides(groups: Groups) -> list[Groups]:
-    """Return the IID and the non-IID groups."""
     return [[group for group in groups if group[0].partition == partition] for partition in PARTITIONS]
 
 

@@ -74,7 +74,6 @@ def _is_unfinished(table: pd.DataFrame) -> bool:
 
 
 def _remarks(table: pd.DataFrame) -> str:
-    """Return the sentences below a table that are about runs."""
     if "seeds" in table:
         text, names, whys = "", "Excluded from " + table["setting"], table.get("left_out")
     else:
@@ -106,7 +105,6 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
 
 
 def _seeds(table: pd.DataFrame) -> list[Column]:
-    """Return the columns of averaged and diverged runs."""
     is_partial = "left_out" in table
     given = [f"/{given}" if is_partial else "" for given in table["given"]]
     cells = [f"{seeds}{rest}" for seeds, rest in zip(table["seeds"], given, strict=True)]
@@ -303,7 +301,6 @@ def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[list[Col
 
 
 def _paper(name: str, template: str = "", scale: float = 1) -> Field:
-    """Return the field of the published value of a column."""
     return Field("Paper", f"published_{name}", template, scale, note=PAPER)
 
 

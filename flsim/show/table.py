@@ -175,7 +175,8 @@ def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: i
     for row, (words_of_row, *others) in enumerate(zip(*(label.cells for label in words), strict=True), 1):
         text += note(_escaped(f"{row}. {words_of_row}" + "".join(f" ({other})" for other in others if other)), width)
     is_tight = any(_tight(table) <= width < _tight(table) + 2 * len(table) for table in tables)
-    parts = [text] * bool(text) + [_markdown(table, "" if is_tight else " ") for table in tables]
+    pad, named = "" if is_tight else " ", len(labels) - len(words) + bool(words)
+    parts = [text] * bool(text) + [_markdown(table, pad, named * bool(place)) for place, table in enumerate(tables)]
     return "\n".join([*parts, _notes(tables, units, width) + more])
 
 
@@ -251,8 +252,8 @@ def _printed(columns: Columns) -> int:
     return sum(max(map(len, [heading, *column.cells])) + 2 for heading, column in zip(headings, columns, strict=True))
 
 
-def _markdown(columns: Columns, pad: str) -> str:
-    """Return one table; `pad` is on both sides of every cell."""
+def _markdown(columns: Columns, pad: str, named: int = 0) -> str:
+    """Return one table, without rows that are empty after `named` columns; `pad` is on both sides of every cell."""
     widths = _widths(columns)
 
     def line(cells: Sequence[str]) -> str:
@@ -266,7 +267,8 @@ def _markdown(columns: Columns, pad: str) -> str:
         "-" * (size - column.is_number) + ":" * column.is_number for size, column in zip(widths, columns, strict=True)
     ]
     rows = zip(*(map(_escaped, column.cells) for column in columns), strict=True)
-    return "".join([line([_escaped(column.heading) for column in columns]), line(rule), *map(line, rows)])
+    shown = [line(row) for row in rows if any(row[named:])]
+    return "".join([line([_escaped(column.heading) for column in columns]), line(rule), *shown])
 
 
 def _tabular(columns: Columns) -> str:

@@ -69,7 +69,6 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
 
 
 def _planted(table: pd.DataFrame, run: RunResults) -> list[dict[Any, Any]]:
-    """Return the rows of the roster of the canaries in a table."""
     roster = run.roster[run.roster["canary"].isin(table["canary"])]
     return roster.assign(copies=roster.get("planned_insertions")).to_dict("records")
 

@@ -302,7 +302,6 @@ def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int
 
 
 def _tokens(layout: Layout) -> Tensor:
-    """Return two records of four tokens, int64 [2, 4]."""
     bos, first, last = layout.bos, layout.first_word, layout.last_word
     return torch.tensor([[bos, first, last, first], [bos, last, last, first]])
 

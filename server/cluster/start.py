@@ -67,6 +67,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     if address is not None and head is not None:
         raise InputError("--address joins a cluster, and --head starts a cluster; use only one of these options")
+    cpus = internals.cores() if cpus is None else cpus
     with ExitStack() as stack:
         if head is not None:
             address = stack.enter_context(_head(head, cpus))
@@ -112,7 +113,7 @@ def ending_with_this_process() -> Callable[[], None]:
     return end_with_parent
 
 
-def _connect(address: str | None, cpus: int | None) -> None:
+def _connect(address: str | None, cpus: int) -> None:
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address and "://" in address:
         raise InputError(
@@ -157,7 +158,7 @@ def _this_code() -> dict[str, list[str]]:
 
 
 @contextmanager
-def _head(place: str, cpus: int | None) -> Iterator[str]:
+def _head(place: str, cpus: int) -> Iterator[str]:
     """Start a head node whose processes end with this process, as after `ray start --block`; yield its address.
 
     A token is only required if the environment sets RAY_AUTH_MODE, because users would have to copy one of flsim.
@@ -166,8 +167,7 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
     refuse_without_room(internals.temporary_folder())
     address = f"{host}:{port}"
     command = [sys.executable, "-c", internals.RAY_WITHOUT_CLIENTS, "start", "--head", "--block"]
-    command += [f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
-    command += [] if cpus is None else [f"--num-cpus={cpus}"]
+    command += [f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false", f"--num-cpus={cpus}"]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             command,

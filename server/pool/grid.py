@@ -81,7 +81,9 @@ class Client:
         if reply.has_error():
             return reply, {}
         reply.content, replied = apart(reply.content)
-        return reply, {name: _decoded(record) for name, record in replied.items()} if holds else replied
+        if holds:
+            return reply, {name: {key: one.numpy() for key, one in record.items()} for name, record in replied.items()}
+        return reply, replied
 
     def sum(self, message: Message, *parts: Values) -> tuple[Message, Arrays]:
         """Add arrays in the order of `parts`; return an empty reply, and the sums."""
@@ -99,10 +101,6 @@ def added(parts: Sequence[Values]) -> Arrays:
                 total += other[record][name]
         sums[record] = ArrayRecord({name: Array(total) for name, total in totals.items()})
     return sums
-
-
-def _decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:
-    return {name: array.numpy() for name, array in record.items()}
 
 
 # A pool of Ray actors that can die at any moment; its owner assigns jobs, sets deadlines, and repeats jobs.
@@ -303,7 +301,6 @@ class EvaluationService:
         self._ended.clear()
 
     def _jobs(self) -> list[_Job]:
-        """Return the jobs, queued or in work."""
         return [*self._waiting, *(job for _, job in self._pool.busy())]
 
     def _advance(self) -> None:
@@ -616,7 +613,9 @@ class RayGrid:
                 parts = [part.arrays for part in job.parts]
                 job.replied = self._processes.send(nearest(idle, job.parts), job, "sum", job.message, *parts, values=2)
                 continue
-            arguments = job.message, self._context(job.node), self._holds, [*job.arrays], *job.arrays.values()
+            config = {"partition-id": job.node, "num-partitions": self._shards}
+            context = Context(run_id=RUN, node_id=job.node, node_config=config, state=RecordDict(), run_config={})
+            arguments = job.message, context, self._holds, [*job.arrays], *job.arrays.values()
             job.replied = self._processes.send(idle[0], job, "run", *arguments, values=2)
 
     def _job(self, message: Message, stored: dict[int, ObjectRef]) -> Job:
@@ -628,10 +627,6 @@ class RayGrid:
                 stored[id(record)] = ray.put(record)
         references = {name: stored[id(record)] for name, record in arrays.items()}
         return Job(message, references, [self._held[node] for node in summed_nodes(message)])
-
-    def _context(self, node: int) -> Context:
-        config = {"partition-id": node, "num-partitions": self._shards}
-        return Context(run_id=RUN, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
     def _withdraw(self, nodes: set[int]) -> None:
         """Drop earlier messages to nodes; a process that still works on one of them hangs, and is killed."""

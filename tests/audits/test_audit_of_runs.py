@@ -25,7 +25,7 @@ from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.checkpoint import load
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.attacks.audit import bounds
-from flsim.attacks.audit.audit import COLUMNS, Subject, audit_subject, subject_of
+from flsim.attacks.audit.audit import COLUMNS, Subject, audit_subject, subject_of, tables
 from flsim.attacks.audit.bounds import Allowed, delta_of_gaussian, epsilon_of_gaussian
 from flsim.attacks.audit.claim import Claim, LedgerTest
 from flsim.attacks.audit.rounds import CanaryUsers, epsilon_of_cosines
@@ -213,6 +213,11 @@ def test_a_simulation_is_audited_as_its_run(trained_here: Trained, partition: st
     algorithm = api.FedAvg(6, sampler="poisson", local=LOCAL, privacy=privacy, canary_users=users, shards=1)
     of_run = api.audit(run)
     assert {"epsilon", "trade-off", "epsilon, canary users by coins"} <= set(of_run["method"])
+    shown = tables(audit_subject(subject_of(run)).frame)
+    assert set(shown["Tests of the ledger"].frame["method"].str.partition(",")[0]) == {"trade-off", *OF_ROUNDS}
+    for part in "".join(table.markdown() for table in shown.values()).split("\n\n"):
+        cells = [line.strip("|").split("|")[1:] for line in part.splitlines() if line.startswith("|")][2:]
+        assert all(any(map(str.strip, line)) for line in (*cells, *zip(*cells, strict=True)))
     of_simulation = simulated(corpus_of(run), algorithm, partition, 4)
     pd.testing.assert_frame_equal(of_simulation.drop(columns=NAMES), of_run.drop(columns=NAMES), check_exact=True)
     assert set(of_simulation["run"]) == {"simulation"}

@@ -35,7 +35,7 @@ from flsim.models.architectures import ModelHParams
 from flsim.models.language_model import LoraHParams
 from flsim.results.rows import read_run_file
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig, load
-from flsim.runs.config.files import ListedSection, sections
+from flsim.runs.config.files import sections
 from flsim.runs.folder import Run, evaluate_checkpoint
 from flsim.runs.sweeps.definition import MOST_RUNS
 from flsim.training.update import State
@@ -401,17 +401,15 @@ SECTIONS = sections()
 DATA = DataHParams(Path("corpus"))
 
 
-def keys_of(listed: list[ListedSection]) -> set[str]:
-    return {f"{section.name}.{setting.name}" for section in listed for setting in section.settings}
-
-
 @pytest.mark.parametrize(("kind", "config"), [("federated", FederatedConfig(DATA)), ("central", CentralConfig(DATA))])
 def test_all_keys_of_a_configuration_are_listed(kind: str, config: FederatedConfig | CentralConfig) -> None:
     values = asdict(config)
     values["model.lora"] = asdict(LoraHParams())
     del values["model"]["lora"]
     keys = {f"{name}.{key}" for name, section in values.items() if isinstance(section, dict) for key in section}
-    assert keys_of([section for section in SECTIONS if section.kind in ("", kind)]) == keys | {".seed"}
+    listed = [section for section in SECTIONS if section.kind in ("", kind)]
+    found = {f"{section.name}.{setting.name}" for section in listed for setting in section.settings}
+    assert found == keys | {".seed"}
 
 
 def test_every_setting_has_complete_sentences_and_every_number_a_unit() -> None:

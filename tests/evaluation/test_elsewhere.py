@@ -21,6 +21,7 @@ from flsim.base.files import file_digest
 from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, WordList
 from flsim.canaries.population import roster_of
 from flsim.results.rows import read_run_file
+from flsim.runs.elsewhere import CanariesElsewhere, OtherModel
 from flsim.runs.folder import Run, load_model
 
 OF_OURS = """
@@ -106,16 +107,13 @@ def drawn(copied: Run) -> CanarySet:
 
 def test_drawn_canaries_equal_those_of_a_run_over_equal_users(copied: Run, drawn: CanarySet) -> None:
     """Phrases, coins, sharers and copies are equal. The run redrew no phrase, because its corpus has none of them."""
-    pd.testing.assert_frame_equal(roster_of(drawn.planting, copied.corpus.vocabulary), read_roster_as_written(copied))
+    roster = roster_of_run(copied)
+    roster = roster.assign(**{name: roster[name].map(list) for name in ("tokens", "words")})
+    pd.testing.assert_frame_equal(roster_of(drawn.planting, copied.corpus.vocabulary), roster)
 
 
 def roster_of_run(run: Run) -> pd.DataFrame:
     return pd.read_parquet(run.path / "planted" / "roster.parquet")
-
-
-def read_roster_as_written(run: Run) -> pd.DataFrame:
-    roster = roster_of_run(run)
-    return roster.assign(**{name: roster[name].map(list) for name in ("tokens", "words")})
 
 
 @pytest.mark.parametrize("kind", ["parquet", "instructions"])
@@ -359,7 +357,7 @@ def test_users_of_mostly_canaries_cause_a_warning(tmp_path: Path, flsim: Flsim, 
     where = ("--vocabulary", tmp_path / "words.txt", "--users", "1", "--records", str(records), "--out", tmp_path / "p")
     code, _, err = flsim("data", "canaries", *where, "--set", "insertions=[4]", "--set", "count=1")
     assert code == 0, err
-    assert ("more than half of the records of 1 of 1 users" in err) == is_crowded
+    assert ("more than half of all records (57%)" in err) == is_crowded
     assert bool(CanarySet.read(tmp_path / "p").warning) == is_crowded
     (tmp_path / "words.txt").write_text("")
     assert "words.txt: must have one word per line, at least one" in flsim("data", "canaries", *where)[2]
@@ -382,9 +380,24 @@ def test_a_summary_of_an_untrained_model(copied: Run, drawn: CanarySet, flsim: F
     planted = int((drawn.planting.insertions > 0).sum())
     share = 1 - 0.05 ** (1 / planted)  # the bound for no hit in n trials
     text = " ".join(out.split())
-    assert "Memorization is not proven: no phrase is detected." in text
+    assert "Memorization is not proven: no phrase of the training data is detected." in text
+    assert "A loss of privacy of one user is not proven: no lower bound on epsilon is above 0." in text
+    assert "That these phrases are not memorized: of phrases" in text
     assert f"up to {100 * share:.0f}% may be detectable (95% confidence)" in text
     assert "differential privacy with epsilon below" not in text
+
+
+@pytest.mark.parametrize(
+    ("factory", "is_random"), [("layer", True), ("layer.apply(lambda one: nn.init.ones_(one.weight))", False)]
+)
+def test_weights_that_are_random_are_a_warning(
+    drawn: CanarySet, tmp_path: Path, capsys: pytest.CaptureFixture[str], factory: str, is_random: bool
+) -> None:
+    (tmp_path / "fresh.py").write_text(
+        f"from torch import nn\n\ndef made():\n    layer = nn.Linear(2, 2, False)\n    return {factory}\n"
+    )
+    OtherModel(f"{tmp_path / 'fresh.py'}:made", {}).load(None, CanariesElsewhere.of_folder(drawn, tmp_path))
+    assert ("each call makes other weights, such as random ones; load" in capsys.readouterr().err) == is_random
 
 
 def test_weights_that_do_not_fit_are_named(copied: Run, flsim: Flsim, tmp_path: Path) -> None:

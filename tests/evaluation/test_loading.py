@@ -38,10 +38,6 @@ def net(tmp_path: Path) -> Path:
     return tmp_path / "net.py"
 
 
-def save_npz(weights: dict[str, torch.Tensor], path: Path) -> None:
-    np.savez(path, *[value.numpy() for value in weights.values()])
-
-
 SAVERS: dict[str, Any] = {
     "plain.pt": torch.save,
     "nested.ckpt": lambda weights, path: torch.save({"epoch": 3, "state_dict": weights}, path),
@@ -49,7 +45,7 @@ SAVERS: dict[str, Any] = {
     "parallel.pth": lambda weights, path: torch.save({f"module.{k}": v for k, v in weights.items()}, path),
     "compiled.bin": lambda weights, path: torch.save({f"_orig_mod.{k}": v for k, v in weights.items()}, path),
     "own.safetensors": save_file,
-    "flower.npz": save_npz,
+    "flower.npz": lambda weights, path: np.savez(path, *[value.numpy() for value in weights.values()]),
     "named.npz": lambda weights, path: np.savez(path, **{k: v.numpy() for k, v in reversed(weights.items())}),
 }
 

@@ -105,13 +105,10 @@ def test_prompts_elicit_data_that_the_model_writes_after_them() -> None:
     assert elicited(model, [quoted], LAYOUT, VOCABULARY, Finder()) == set()
 
 
-def occurrence(user: str, value: str, prompt: str = "to") -> Occurrence:
-    return Occurrence(user, ("mail address", value), tuple(ids(prompt)), 5)
-
-
 def test_coverage_within_and_across_users_by_hand() -> None:
     """User a has data 1 and 2, b has 2 and 3, and c has 4 without a prompt. Held-out x has 5 and 1, and y has 6."""
-    train, others = ([occurrence(*pair) for pair in side.split()] for side in ("a1 a2 b2 b3 c4", "x5 x1 y6"))
+    to, sides = tuple(ids("to")), ("a1 a2 b2 b3 c4", "x5 x1 y6")
+    train, others = ([Occurrence(one[0], ("mail address", one[1]), to, 5) for one in side.split()] for side in sides)
     pairs = {("a", "1"), ("a", "3"), ("b", "2"), ("b", "4"), ("a", "2"), ("b", "5"), ("b", "9")}
     generated = {(user, ("mail address", value)) for user, value in pairs}
     of_others = {("x", ("mail address", "5")), ("y", ("mail address", "5"))}

@@ -118,7 +118,7 @@ def test_a_claim_about_users_bounds_the_replacement_of_a_user(trained_here: Trai
         (("--out", "roc.txt"), "plots have the formats .png, .svg and .pdf"),
         (("--shadows", "--out", "roc.png"), "attacks with shadow models have no figure; remove --out or --shadows"),
         (("--attack", "ez"), "attack ez: needs a reference; name one with --reference"),
-        (("--reference", "nowhere"), "--reference nowhere: no such checkpoint"),
+        (("--reference", "nowhere"), "--reference nowhere: no such checkpoint; name a file"),
     ],
 )
 def test_refusals_are_one_line(copied: Path, flsim: Flsim, options: tuple[str, ...], message: str) -> None:

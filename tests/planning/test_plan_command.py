@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from flsim.runs.evaluate import EvaluationHParams
 from flsim.runs.folder import Run
 from flsim.runs.sweeps.definition import Planned, planned_runs, tier_of
 from flsim.runs.sweeps.definition import load as load_sweep
+from server.cluster import internals
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -110,6 +112,27 @@ def test_a_run_without_canaries_has_no_power_and_no_provable_epsilon(experiment:
     assert (code, err) == (0, "")
     assert not [words for words in ("Statistical power", "Largest provable epsilon", "sharers") if words in out]
     assert planned(flsim, *arguments)["power"] is None
+
+
+def test_cores_are_those_of_the_affinity_also_for_ray(experiment: Experiment, flsim: Flsim) -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert planned(flsim, experiment.config)["machine"]["cores"] == internals.cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(("copies", "is_crowded"), [(96, False), (97, True)])
+def test_mostly_canaries_are_a_warning_of_plan_and_run(
+    experiment: Experiment, flsim: Flsim, copies: int, is_crowded: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of 192 records are no warning, and one record more is."""
+    change = f"canaries={{ count = 1, insertions = [{copies}] }}"
+    _, _, err = flsim(experiment.config, "--set", change)
+    Run.create(load(experiment.config, [change]), experiment.folder / "run")
+    assert err == capsys.readouterr().err
+    assert ("warning: Canaries replace more than half of all records (51%), so the model" in err) == is_crowded
 
 
 @pytest.mark.parametrize(

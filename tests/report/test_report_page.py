@@ -89,6 +89,24 @@ def test_each_epsilon_has_its_convention(page: Page) -> None:
     assert "replace-one-rdp 152.8 0.001 user fixed-size replace-one 2S rdp tight 1 30" in privacy
 
 
+def test_seeds_with_different_noise_have_each_their_own(page: Page, sweep: Made) -> None:
+    """A second seed of the private IID setting has z = 2, and a third one has no noise."""
+    gathered = gather([sweep.path])
+    (setting,) = [one for one in gathered.settings if one.label == sweep.settings["dp-iid"]]
+    (run,) = setting.runs
+    assert run.config
+    noisier = replace(run.config, privacy=replace(run.config.privacy, noise_multiplier=2.0))
+    setting.runs.append(replace(run, results=replace(run.results, seed=1), config=noisier))
+    plain_rows = run.results.rows[~run.results.rows["metric"].str.startswith("epsilon")]
+    setting.runs.append(replace(run, results=replace(run.results, seed=2, rows=plain_rows)))
+    table, *notes = privacy(gathered)
+    assert isinstance(table, ReportTable)
+    noise = {(row[0], row[-2]) for row in table.rows if row[0].startswith(setting.label)}
+    assert noise == {(f"{setting.label}, seed 0", "1"), (f"{setting.label}, seed 1", "2")}
+    (without,) = [note.text for note in notes if isinstance(note, Note) and note.text.startswith("Without noise")]
+    assert f"{setting.label}, seed 2" in without
+
+
 def test_the_settings_of_seeds_without_settings_are_those_of_other_seeds(tmp_path: Path) -> None:
     """The first run folder of a setting has no config.toml."""
     made = write_sweep(tmp_path / "sweep", tmp_path / "corpus")

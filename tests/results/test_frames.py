@@ -59,6 +59,7 @@ def test_the_frame_of_runs_has_a_row_per_evaluation(make_partitions: Callable[..
         ours = runs.loc[runs["round"] == at, table.columns].reset_index(drop=True)
         pd.testing.assert_frame_equal(ours, table)
     assert {name: str(kind) for name, kind in runs.dtypes.items() if name in RUN} == RUN
+    pd.testing.assert_frame_equal(frames(tmp_path)[0], runs)  # the folder that has the runs, as in other functions
 
 
 def test_the_frame_of_canaries_has_the_stored_rows_and_the_roster(make_partitions: Callable[..., list[Path]]) -> None:

@@ -187,10 +187,6 @@ def test_a_metric_of_only_some_canaries_is_refused(make_run: MakeRun) -> None:
         run.evaluation(7)
 
 
-def results_of(rows: pd.DataFrame, canaries: list[str]) -> RunResults:
-    return RunResults("iid", "a", "completed", None, 9, 9, rows, pd.DataFrame({"canary": canaries}))
-
-
 @settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["rs", "bs"]), st.sampled_from(["", "b", "a"])), unique=True)
@@ -198,7 +194,7 @@ def results_of(rows: pd.DataFrame, canaries: list[str]) -> RunResults:
 def test_values_equal_a_search_through_all_rows(keys: list[tuple[int, str, str]]) -> None:
     """Rows are in any order, and some canaries lack a value."""
     rows = pd.DataFrame([("iid", *key, index / 7) for index, key in enumerate(keys)], columns=SCHEMA.names)
-    results = results_of(rows, ["a", "b"])
+    results = RunResults("iid", "a", "completed", None, 9, 9, rows, pd.DataFrame({"canary": ["a", "b"]}))
     for round_, metric in product(range(4), ("rs", "bs", "none")):
         values = {canary: index / 7 for index, (at, name, canary) in enumerate(keys) if (at, name) == (round_, metric)}
         of_model = values.pop("", None)

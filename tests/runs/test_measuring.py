@@ -71,7 +71,7 @@ def test_models_that_cannot_calibrate_are_refused(
     run, path = checkpoint_of(experiment, "run")
     with pytest.raises(InputError, match="trained with 4 of the measured canaries; calibrate with a run of"):
         evaluate_checkpoint(run.path, path, calibrate=[path])
-    with pytest.raises(InputError, match="nowhere: no such checkpoint"):
+    with pytest.raises(InputError, match="--calibrate nowhere: no such checkpoint; name a"):
         evaluate_checkpoint(run.path, path, calibrate=[Path("nowhere")])
     make_corpus(random_users(24, 8, 36, seed=5), test=random_users(4, 8, 36), vocabulary_size=40, name="elsewhere")
     text = experiment.config.read_text().replace('corpus = "corpus"', 'corpus = "elsewhere"')

@@ -97,6 +97,10 @@ def test_the_trace_command_has_the_participation(experiment: Experiment) -> None
     assert row["participations"] == (found["canary"] == "c1").sum()
     assert row["sharer_rounds"] == sorted(set(found.loc[found["canary"] == "c1", "round"]))
     assert (experiment.folder / "trace.png").read_bytes().startswith(b"\x89PNG")
+    drawn = experiment.call("trace", "run", "--out", "trace.png").stdout
+    assert drawn == (
+        "Figure: trace.png. Canaries: 4. Evaluations: 1. Without --out, flsim trace prints a row for each.\n"
+    )
     refused = experiment.call("trace", "run", "--canary", "c9", check=False)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "run run: there is no canary c9; the canaries are c0 to c3" in refused.stderr

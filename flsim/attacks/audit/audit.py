@@ -281,22 +281,26 @@ RATES = (
         "Allowed %", "allowed", "{:.1f}", 100, note="Allowed: the largest share that the ledger allows any attacker."
     ),
 )
+RIGHT = (
+    Field("Right", "detected", "{:,}", note="Right: number of canaries found or coins guessed, of all."),
+    Field("Of", "trials", "{:,}"),
+)
 STATEMENTS = (
     (
         Field("Kind", "kind"),
-        Field("Right", "detected", "{:,}", note="Right: number of canaries found or coins guessed, of all."),
-        Field("Of", "trials", "{:,}"),
+        *RIGHT,
         Field("Estimate", "estimate", "{:.2f}"),
         Field("At least", "low", "{:.2f}", note="At least: lower bound on epsilon, of one user or record."),
         Field("Delta", "delta", "{:.2g}"),
     ),
-    (
-        Field("Ledger's", "allowed", "{:.3g}", is_late=True),
-        Field("Ledger", "verdict"),
-        Field("Needed", "needed", "{:,}", note=NEEDED),
-        Field("Limit", "refutable", "{:.2f}", note=LIMIT),
-        Field("p", "p_value", "{:.2g}"),
-    ),
+    (Field("Ledger's", "allowed", "{:.3g}"),),
+)
+TESTS = (
+    *RIGHT,
+    Field("Ledger", "verdict"),
+    Field("Needed", "needed", "{:,}", note=NEEDED),
+    Field("Limit", "refutable", "{:.2f}", note=LIMIT),
+    Field("p", "p_value", "{:.2g}"),
 )
 
 
@@ -613,14 +617,16 @@ def to_text(subject: Subject, audited: Result) -> str:
 
 
 def tables(frame: pd.DataFrame, labels: Sequence[Field] = ()) -> dict[str, Table]:
-    """Return the tables of rows of audits by title: of found canaries, and of statements, with labels of their rows."""
-    rates, others = frame[frame["method"] == "tpr"], frame[frame["method"] != "tpr"]
-    verdicts = pd.Series(map(in_words, others.to_dict("records")), others.index, "object")
-    others = others.assign(verdict=verdicts)
-    kinds = " ".join(text for kind, text in KINDS.items() if kind in set(others["kind"]))
+    """Return the tables of rows of audits by title: found canaries, statements, tests, with labels of their rows."""
+    frame = frame.assign(verdict=pd.Series(map(in_words, frame.to_dict("records")), frame.index, "object"))
+    is_rate, is_test = frame["method"] == "tpr", frame["verdict"].notna()
+    statements = frame[~is_rate & ~is_test]
+    kinds = " ".join(text for kind, text in KINDS.items() if kind in set(statements["kind"]))
+    method = Field("Method", "method")
     by_title = {
-        "Detected canaries": table_of(rates, [*labels, Field("FPR", "fpr", "{:.2g}", note=FPR)], [RATES]),
-        "Statements about epsilon": table_of(others, [*labels, Field("Method", "method", note=kinds)], STATEMENTS),
+        "Detected canaries": table_of(frame[is_rate], [*labels, Field("FPR", "fpr", "{:.2g}", note=FPR)], [RATES]),
+        "Statements about epsilon": table_of(statements, [*labels, replace(method, note=kinds)], STATEMENTS),
+        "Tests of the ledger": table_of(frame[is_test], [*labels, method], [TESTS]),
     }
     return {title: table for title, table in by_title.items() if len(table.frame)}
 

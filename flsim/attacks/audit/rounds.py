@@ -249,7 +249,6 @@ def delta_of_cosines(mean: float, deviation: float, dimension: int, epsilon: flo
 
 
 def _beyond(mean: float, deviation: float) -> float:
-    """Return the probability of a normal value below -1 or above 1."""
     return float(scipy.special.ndtr((-1 - mean) / deviation) + scipy.special.ndtr((mean - 1) / deviation))
 
 

@@ -21,6 +21,7 @@ WRITTEN = next(flag for flag in flags(QUANTITIES.values()) if flag.is_standard a
 LEVEL = 0.05  # probability of a wrong detection among all canaries
 MOST_LINES = 6  # of a table by copies; more numbers of copies are grouped by powers of two
 FIRST = "Copies in training"
+FROM = {"epsilon": "ranks", "epsilon, coins": "guesses of coins"}  # methods of bounds on epsilon
 UNKNOWN = ""  # in place of a number that was not measured
 
 
@@ -119,19 +120,20 @@ def _follows(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
         least = copies(int(hits["copies"].min()))
         yield f"Memorization is proven: the model's probabilities show that phrases of {least} were in training."
     else:
-        yield "Memorization is not proven: no phrase is detected."
+        yield "Memorization is not proven: no phrase of the training data is detected."
     if len(extracted):
         least = copies(int(extracted["copies"].min()))
         phrases = "1 phrase" if len(extracted) == 1 else f"{len(extracted)} phrases, the rarest"
         yield f"Extraction is possible: the model writes {phrases} of {least}."
-    for row in audit_subject(subject).frame.to_dict("records"):
-        if row["kind"] == "bound" and pd.notna(row["low"]) and row["low"] > 0:
-            how = {"epsilon": "ranks", "epsilon, coins": "guesses of coins"}.get(row["method"])
-            if how:
-                yield (
-                    f"Training does not give one {unit} differential privacy with epsilon below {row['low']:.2f} "
-                    f"(delta {row['delta']:g}, 95% confidence, from {how})."
-                )
+    rows = audit_subject(subject).frame.query("kind == 'bound' and low > 0").to_dict("records")
+    bounds = [(row, FROM[row["method"]]) for row in rows if row["method"] in FROM]
+    for row, how in bounds:
+        yield (
+            f"Training does not give one {unit} differential privacy with epsilon below {row['low']:.2f} "
+            f"(delta {row['delta']:g}, 95% confidence, from {how})."
+        )
+    if not bounds:
+        yield f"A loss of privacy of one {unit} is not proven: no lower bound on epsilon is above 0."
     alarms = int(canaries.loc[canaries["copies"] == 0, "detected"].sum())
     if alarms:
         yield f"Something is wrong: {alarms} controls are detected. Was their text in the training data after all?"
@@ -143,8 +145,8 @@ def _open(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
     share = upper_bound(hits, count, LEVEL)
     if hits < count:
         yield (
-            f"That other phrases are not memorized: of phrases such as these, up to {100 * share:.0f}% may be "
-            f"detectable (95% confidence), and stronger attacks may find more."
+            f"That {'other' if hits else 'these'} phrases are not memorized: of phrases such as these, up to "
+            f"{100 * share:.0f}% may be detectable (95% confidence), and stronger attacks may find more."
         )
     yield "Anything about real records: they differ from random phrases in length, in content and in repetition."
     yield f"An upper bound on the loss of privacy of one {subject.unit}: an attack proves only lower bounds."

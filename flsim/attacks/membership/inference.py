@@ -56,7 +56,7 @@ from flsim.results.rows import MEASUREMENTS, read_run_file
 from flsim.results.sweeps import over_runs
 from flsim.runs.config.custom_code import announce
 from flsim.runs.elsewhere import MeasuredModel, model_in
-from flsim.runs.folder import BASE, Run, base_of, newest_checkpoint, restored_model
+from flsim.runs.folder import Run, newest_checkpoint, other_model, restored_model
 from flsim.training.update import State
 from flsim.training.update import threads as threads_of_torch
 
@@ -215,7 +215,7 @@ class Attacked:
         """Return N records with N keys of random streams, with the attacked model, and with that before training."""
         run, reference, device = self.run, self.hparams.reference, self.hparams.device
         untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
-        other = None if reference is None else _reference_model(run, reference, device)
+        other = None if reference is None else other_model(run, reference, device, "--reference", _unfit_reference)
         subject = run.corpus.vocabulary, unigram_of(run.corpus), run.config.seed, run.corpus.layout, other, context
         candidates = Candidates(self.model, records, keys, *subject)
         return candidates, candidates.before(as_measured(run, untrained))
@@ -275,22 +275,13 @@ def as_measured(run: Run, model: TrainableModel) -> TrainableModel:
     return model if bits is None else quantized(model, bits)
 
 
-def _reference_model(run: Run, path: Path, device: str) -> TrainableModel:
-    """Return the model of a checkpoint that read no record of the run's corpus."""
-    if path == BASE:
-        return base_of(run, device)
-    if not path.is_file():
-        raise InputError(f"--reference {path}: no such checkpoint")
-    other = Run.open(path.resolve().parent.parent)
-    why = ""
+def _unfit_reference(run: Run, other: Run) -> str:
+    """Return why a model read records of the run's corpus, or cannot read them; empty if it fits."""
     if other.corpus.digest == run.corpus.digest:
-        why = "this checkpoint was trained on the corpus of the run; name a checkpoint from another corpus"
-    elif other.corpus.vocabulary.words != run.corpus.vocabulary.words or other.corpus.layout != run.corpus.layout:
-        why = "the vocabulary of this checkpoint differs from that of the run; use one with the run's vocabulary"
-    if why:
-        raise InputError(f"--reference {path}: {why}")
-    announce(other.config, "architecture")
-    return restored_model(other, path, device)[1]
+        return "this checkpoint was trained on the corpus of the run; name a checkpoint from another corpus"
+    if other.corpus.vocabulary.words != run.corpus.vocabulary.words or other.corpus.layout != run.corpus.layout:
+        return "the vocabulary of this checkpoint differs from that of the run; use one with the run's vocabulary"
+    return ""
 
 
 # A model that was trained elsewhere under attack, with its canaries or with files of text as members.

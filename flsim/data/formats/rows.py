@@ -287,8 +287,9 @@ _LEAF = re.compile(rb'\s*\{\s*"(?:(?:users|num_samples|hierarchies)"\s*:\s*\[|us
 def read_json(part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post]:
     """Yield one post per text; `flsim.data.formats.posts.posts_of` states which ones are dropped."""
     values = _values(part.path, part.source)
-    if len(values) == 1 and _is_leaf(values[0]):
-        yield from _leaf_posts(values[0][LEAF_DATA], part, dropped)
+    leaf = values[0] if len(values) == 1 else None
+    if isinstance(leaf, dict) and leaf.keys() <= LEAF_KEYS and isinstance(leaf.get(LEAF_DATA), dict):
+        yield from _leaf_posts(leaf[LEAF_DATA], part, dropped)
         return
     for number, value in enumerate(values, start=1):
         try:
@@ -337,10 +338,6 @@ def _values(data: Path, source: Path) -> list[Any]:
 
 def _skip(text: str, place: int) -> int:
     return _WHITE_SPACE.match(text, place).end()  # type: ignore[union-attr]
-
-
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() <= LEAF_KEYS and isinstance(value.get(LEAF_DATA), dict)
 
 
 def _leaf_posts(data: dict[str, Any], part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post]:

@@ -208,7 +208,6 @@ def hdf5(data: Path, source: Path) -> Iterator[Any]:
 
 
 def _clients(data: Path, source: Path) -> tuple[str | bytes, ...]:
-    """Return the names of clients in the file's order."""
     with hdf5(data, source) as file:
         if GROUP not in file:
             raise InputError(f"{source}: no group {GROUP}; its groups: {', '.join(map(str, file)) or 'none'}")

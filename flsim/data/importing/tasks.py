@@ -17,13 +17,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from os import sched_getaffinity
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flsim.base.errors import InputError, as_list, at_least_one
+from flsim.base.machine import cores
 from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import Corpus, CorpusWriter
@@ -528,7 +528,7 @@ def import_corpus(
     }
     with scratch(out, plan) as pieces:
         size = sum(of.data.stat().st_size * (UNPACKED if is_compressed(of.data) else 1) for of in opened)
-        default = min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1
+        default = min(cores(), MOST_WORKERS) if size > SMALL else 1
         with Pool(workers or default) as pool:
             steps = ImportSteps(pieces, pool, hparams, fit_vocabulary, text, delimiter, cutting)
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary, word_file)

@@ -402,7 +402,6 @@ class Screen:
 
 
 def _results_in_short(run: Path) -> str:
-    """Return the results of an ended run in a few words."""
     try:
         results = read_run(run)
         if results.status == "diverged":

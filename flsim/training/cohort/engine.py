@@ -308,7 +308,6 @@ class StackedTrainer:
 
 
 def _model_of(kernels: Kernels) -> Any:
-    """Return the class of the model, which takes the kernels."""
     return PositionModel if isinstance(kernels, PositionKernels) else StackedModel
 
 

@@ -19,7 +19,8 @@ from flsim.training.cohort.kernels import Products, Scratch, aligned
 from flsim.training.cohort.packing import Steps
 
 LOGITS = 2**22  # number of logits in memory at a time: 16 MB in float32, about what the caches of a processor hold
-NORMAL = 1e-20, 1e30  # sums of exponentials that lose no digits
+SUMS = 1e-20, 1e30  # range of sums of exponentials that lose no digits
+LEAST_OF_TARGET = 1e-20  # smallest exponential of a target that loses no digits as a share of such a sum
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,14 @@ class Terms:
 
     # matrices [rows, m] and [rows, n] by the name of the weight [m, n] whose gradient is their product
     products: dict[str, tuple[Tensor, Tensor]]
-    # a matrix [rows, n] and factors [rows] by the name of the bias [n] whose gradient is the sum of rows times factors
-    sums: dict[str, tuple[Tensor, Tensor]]
+    # a matrix [rows, n], or one and factors [rows], by the name of the bias [n] whose gradient is the sum of rows, or
+    # of rows times factors
+    sums: dict[str, Tensor | tuple[Tensor, Tensor]]
+
+    def with_factors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield the names, matrices and factors of `sums`."""
+        for name, of in self.sums.items():
+            yield (name, *of) if isinstance(of, tuple) else (name, of, of.new_ones(len(of)))
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ class PackedModel(ABC):
         for terms in (cells, *output):
             for name, (left, right) in terms.products.items():
                 gradients[name] = torch.bmm(by_record(left).transpose(1, 2), by_record(right))
-            for name, (values, factors) in terms.sums.items():
+            for name, values, factors in terms.with_factors():
                 sums = torch.bmm(by_record(values).transpose(1, 2), by_record(factors[:, None]))
                 gradients[name] = sums.squeeze(2)
         gradients["embedding"].index_put_((record, batch.inputs), cells.read[:count], accumulate=True)
@@ -149,7 +156,7 @@ class PackedModel(ABC):
     def _add(self, terms: Terms, scale: float, into: Params) -> None:
         for name, (left, right) in terms.products.items():
             self._products.add(left.T, right, scale, into[name])
-        for name, (values, factors) in terms.sums.items():
+        for name, values, factors in terms.with_factors():
             into[name].addmv_(values.T, factors, alpha=scale)
 
     def _zeros(self, names: Iterable[str]) -> Params:
@@ -224,14 +231,14 @@ class PackedModel(ABC):
             return real[own, targets], real.exp_().sum(1)
 
         chosen, sums = exponentials(is_shifted=False)
-        if not bool(((sums > NORMAL[0]) & (sums < NORMAL[1])).all()):
+        if not bool(((sums > SUMS[0]) & (sums < SUMS[1])).all()):
             chosen, sums = exponentials(is_shifted=True)
         of_targets = logits[own, targets]
         logits[own, targets] = of_targets - sums
         logits[count:] = 0
         torch.reciprocal(sums, out=factors[:count])
         # Near a probability of 1, a difference of logarithms has few digits; near 0, only the difference is finite.
-        losses = torch.where(of_targets > NORMAL[0], (sums / of_targets).log(), sums.log() - chosen)
+        losses = torch.where(of_targets > LEAST_OF_TARGET, (sums / of_targets).log(), sums.log() - chosen)
         return losses, logits, factors
 
 
@@ -273,7 +280,7 @@ class PackedRecurrent(PackedModel):
 
         def backward(d_outputs: Tensor) -> Gradients:
             products: dict[str, tuple[Tensor, Tensor]] = {}
-            sums: dict[str, tuple[Tensor, Tensor]] = {}
+            sums: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
             d_hidden = d_outputs
             if projection is not None:
                 products["projection"] = hidden, d_outputs
@@ -322,14 +329,14 @@ class Cell(ABC):
     def _gradients(self, hidden: Tensor, d_inputs: Tensor, d_recurrent: Tensor) -> Gradients:
         """Return gradients from those by the contributions of inputs and of the past to the gates, [N, gates x H]."""
         d_read = self._buffer("d_read", self._read.shape[1])
-        before, ones = shifted(hidden, self._sizes, self._buffer("before")), hidden.new_ones(len(hidden))
+        before = shifted(hidden, self._sizes, self._buffer("before"))
         return Gradients(
             read=torch.mm(d_inputs, self._weight("weight_ih"), out=d_read),
             products={
                 self._named("weight_ih"): (d_inputs, self._read),
                 self._named("weight_hh"): (d_recurrent, before),
             },
-            sums={self._named("bias_ih"): (d_inputs, ones), self._named("bias_hh"): (d_recurrent, ones)},
+            sums={self._named("bias_ih"): d_inputs, self._named("bias_hh"): d_recurrent},
         )
 
 
@@ -477,7 +484,7 @@ class PackedCIFG(PackedModel):
                     "recurrent_weight": (operand("before", before), low_d_gates),
                     "projection": (operand("hidden", tape.hidden), operand("d_outputs", d_outputs)),
                 },
-                sums={"gate_bias": (d_gates, d_gates.new_ones(len(d_gates)))},
+                sums={"gate_bias": d_gates},
             )
 
         return tape.outputs, backward

@@ -249,7 +249,6 @@ def _gate(output, column, weights, gate, valid, own, inside, PRECISION: tl.const
 
 @triton.jit
 def _times(starts, T, BT: tl.constexpr):
-    """Return how many times a user has."""
     t = tl.arange(0, BT)
     return tl.sum((tl.load(starts + t, t < T, other=0) < tl.load(starts + T)).to(tl.int32) * (t < T), 0)
 
@@ -513,7 +512,6 @@ class TritonPositionKernels(TritonKernels, PositionKernels):
     def _launch_positions(
         self, gates: Tensor, projection: Tensor, starts: Tensor, rows: int
     ) -> tuple[tuple[int, int], dict[str, int | str]]:
-        """Return the grid and the sizes of a launch of the recurrence."""
         (users, positions, _), (_, units, width), times = gates.shape, projection.shape, starts.shape[1] - 1
         width_block = block(width)
         row_block = block(rows, max(DOT, min(ROWS, STATE // width_block)))
