@@ -202,8 +202,8 @@ def test_handlers_are_what_they_were(number: int) -> None:
 
 
 @pytest.mark.slow
-def test_any_round_of_a_private_run_is_equal(trained: Trained, flsim: Flsim, tmp_path: Path) -> None:
-    run = shutil.copytree(trained(*SETTINGS), tmp_path / "run")
+def test_any_round_of_a_private_run_is_equal(copy_of_trained: Trained, flsim: Flsim) -> None:
+    run = copy_of_trained(*SETTINGS)
     # Checkpoints: evaluated rounds, and the last before the end.
     for round_, start in ((1, 0), (10, 0), (27, 25), (30, 25)):
         said = flsim("verify", run, "--round", str(round_))[1]

@@ -63,9 +63,9 @@ def table_of(run: Path) -> str:
 
 
 @pytest.mark.nightly
-def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, trained: Trained, flower: Flower) -> None:
+def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, trained_here: Trained, flower: Flower) -> None:
     tiny.config.write_text(TREE)
-    reference = trained()
+    reference = trained_here()
     Run.create(config.load(tiny.config), tiny.folder / "simulated")  # one that ended before its first round
     asked = run_config(tiny, "simulated", resume=True)
     port = str(free_port())
@@ -120,12 +120,14 @@ class Deployment:
 
 
 @pytest.mark.slow
-def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, trained: Trained, flower: Flower) -> None:
+def test_supernodes_train_the_same_run_though_one_is_killed(
+    tiny: Experiment, trained_here: Trained, flower: Flower
+) -> None:
     tiny.config.write_text(TREE)
     deployment = Deployment(flower)
     stranger = deployment.supernode("stranger", register=False)
     first, _ = deployment.supernode("first"), deployment.supernode("second")
-    reference = trained()
+    reference = trained_here()
     wait_until(lambda: deployment.online() == 2, flower)
     assert stranger.wait(timeout=60) != 0
 
