@@ -35,7 +35,7 @@ test: setup lint ## lint, type-check, the tests of every day: minutes
 	$(PYTEST) -m "not slow and not nightly"
 
 test-slow: setup ## the tests that kill, cut, fill, damage and outlast real runs: a quarter of an hour
-	$(PYTEST) -m "slow and not nightly"
+	$(PYTEST) -m "slow and not nightly" $$(grep -rlF --include='test_*.py' mark.slow tests)  # no other file is imported
 
 docs: setup      ## the documentation site, in site/; a dead link, a missing name or prose against the rules is an error
 	$(BIN)/python .ci/prose.py

@@ -202,8 +202,8 @@ def test_signal_handlers_are_restored(number: int) -> None:
 
 
 @pytest.mark.slow
-def test_verify_repeats_any_round_of_a_private_run(trained: Trained, flsim: Flsim, tmp_path: Path) -> None:
-    run = shutil.copytree(trained(*SETTINGS), tmp_path / "run")
+def test_verify_repeats_any_round_of_a_private_run(copy_of_trained: Trained, flsim: Flsim) -> None:
+    run = copy_of_trained(*SETTINGS)
     # The run keeps checkpoints of the evaluated rounds 10, 20 and 30, and of round 25, the last before the end.
     for round_, start in ((1, 0), (10, 0), (27, 25), (30, 25)):
         said = flsim("verify", run, "--round", str(round_))[1]

@@ -63,9 +63,9 @@ def table_of(run: Path) -> str:
 
 
 @pytest.mark.nightly
-def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, trained: Trained, flower: Flower) -> None:
+def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, trained_here: Trained, flower: Flower) -> None:
     tiny.config.write_text(TREE)
-    reference = trained()
+    reference = trained_here()
     Run.create(config.load(tiny.config), tiny.folder / "simulated")  # a run that ended before its first round
     asked = run_config(tiny, "simulated", resume=True)
     port = str(free_port())
@@ -119,17 +119,29 @@ class Deployment:
         return self.flower.output.count("SuperNode ID: ")
 
 
+def copy_of_app(folder: Path) -> Path:
+    """What `flwr run` sends, without the environment beside it, whose every path it matches against .gitignore."""
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, folder / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
 @pytest.mark.slow
-def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, trained: Trained, flower: Flower) -> None:
+def test_supernodes_train_the_same_run_though_one_is_killed(
+    tiny: Experiment, trained_here: Trained, flower: Flower
+) -> None:
     tiny.config.write_text(TREE)
+    app = copy_of_app(tiny.folder / "app")
     deployment = Deployment(flower)
     stranger = deployment.supernode("stranger", register=False)
     first, _ = deployment.supernode("first"), deployment.supernode("second")
-    reference = trained()
+    reference = trained_here()
     wait_until(lambda: deployment.online() == 2, flower)
     assert stranger.wait(timeout=60) != 0
 
-    running = flower.start("flwr", "run", ROOT, "--stream", "--run-config", run_config(tiny, "deployed"))
+    running = flower.start("flwr", "run", app, "--stream", "--run-config", run_config(tiny, "deployed"))
     assert len(wait_for_round(tiny.folder / "deployed", 1)) >= 2  # a node may start more than one client process
     first.send_signal(signal.SIGKILL)
     assert running.wait(timeout=300) == 0
@@ -137,7 +149,7 @@ def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, tr
     assert_same(reference, tiny.folder / "deployed")
     assert table_of(tiny.folder / "deployed") == table_of(reference)
 
-    said = flower.flwr("run", ROOT, "--stream", "--run-config", run_config(tiny, "deployed"))
+    said = flower.flwr("run", app, "--stream", "--run-config", run_config(tiny, "deployed"))
     path = tiny.folder / "deployed"
     assert f"\nflsim: {path}: already exists; continue it with resume=true, or name another folder\n" in said
     (run, *_) = json.loads(flower.flwr("list", "--format", "json", "--limit", "1"))["runs"]
@@ -171,9 +183,7 @@ def test_paths_that_are_not_absolute_are_refused(name: str, config: str, out: st
 def test_simulated_clients_run_the_code_that_was_submitted(tmp_path: Path) -> None:
     """Ray's processes import first from the folder in which the SuperLink was started; other code there is refused."""
     refuse_other_code(tmp_path)
-    for name in ("flsim", "clients", "server"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    refuse_other_code(tmp_path)
+    refuse_other_code(copy_of_app(tmp_path))
     with (tmp_path / "flsim" / "base" / "rng.py").open("a") as file:
         file.write("\n")
     with pytest.raises(InputError, match="clients would run the code in this folder, which differs"):

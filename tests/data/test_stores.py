@@ -117,12 +117,12 @@ def test_a_fetched_corpus_equals_the_pushed_corpus(store: Store, small: Corpus, 
 
 @pytest.mark.slow
 def test_a_run_is_the_same_and_refuses_another_corpus(
-    store: Store, experiment: Experiment, trained: Trained, make_corpus: MakeCorpus, tmp_path: Path
+    store: Store, experiment: Experiment, trained_here: Trained, make_corpus: MakeCorpus, tmp_path: Path
 ) -> None:
     push(tmp_path / "corpus", URI)
     settings = f"data.corpus='{URI}'"
     assert load(experiment.config, [settings]).digest == load(experiment.config).digest
-    assert_same(trained(), experiment.run("far", settings))
+    assert_same(trained_here(), experiment.run("far", settings))
     assert load(experiment.folder / "far" / "config.toml").data.corpus == URI
     assert len(cached(tmp_path)) == 1
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from documents import ROOT, Block, blocks_of, commands_of
 from flower_commands import Flower, wait_until
+from helpers import Experiment
 from raynodes import free_port
 
 from flsim.attacks.audit.audit import subject_of
@@ -33,10 +34,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
             saved(block, folder)
         elif block.language == "sh":
             for program, *words in commands_of(block):
-                command = [sys.executable, *(["-m", "flsim"] if program == "flsim" else []), *words]
-                ran = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-                assert ran.returncode == 0, ran.stderr
-                outputs[" ".join(words)] = ran.stdout
+                if program == "flsim":
+                    outputs[" ".join(words)] = Experiment(folder).call(*words).stdout
+                else:
+                    subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, check=True)
     return folder, outputs
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,10 +161,13 @@ def test_a_second_command_waits_while_another_trains_the_run(experiment: Experim
     options = ("--out", "one", "--in-process", *OPTIONS, "--set", "training.rounds=4000")
     process = start(experiment, *options)
     wait_for_round(experiment.folder / "one", 2)
+    kill(process.pid, signal.SIGSTOP)  # it still has the run, and leaves the processor to the other
     other = start(experiment, *options, "--resume")
     wait_for(experiment.folder / "said", "waiting for the end of .*, which trains this run")
     kill(other.pid)
     other.wait()
-    assert process.poll() is None
+    rounds = len(digests(experiment.folder / "one"))
+    kill(process.pid, signal.SIGCONT)
+    wait_for_round(experiment.folder / "one", rounds + 2)
     kill(process.pid)
     process.wait()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from evaluator_work import work
 
+from server.cluster import internals
 from server.pool.grid import EvaluationService
 
 HERE = Path(__file__).parent
@@ -22,7 +23,9 @@ def local_ray() -> Iterator[None]:
         patch.setenv("PYTHONPATH", os.pathsep.join([*map(str, (HERE, HERE.parent / "support", HERE.parents[1]))]))
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # nor are there processes that no test uses
+        with internals.without_services():
+            ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         yield
         ray.shutdown()
 

@@ -33,7 +33,7 @@ class Flower:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # at 0.1, a SuperLink and two nodes use half a core
             "RAY_ADDRESS": "local",  # otherwise Flower's simulation joins any Ray cluster on this machine
         }
 

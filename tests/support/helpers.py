@@ -143,7 +143,7 @@ def wait_for_round(run: Path, round_: int) -> list[str]:
 
 
 def killed_and_whole(experiment: Experiment, *overrides: str, workers: int = 1) -> tuple[Path, Path]:
-    """Return the folders of a run that is killed after round 4 and resumed, and of an uninterrupted run."""
+    """Return the folders of a run on Ray, killed in its fifth round and resumed, and of a complete run without Ray."""
     options = tuple(part for override in overrides for part in ("--set", override))
     killed = experiment.folder / "killed"
     process = start(experiment, "--out", killed.name, *options)
@@ -151,7 +151,7 @@ def killed_and_whole(experiment: Experiment, *overrides: str, workers: int = 1) 
     process.kill()
     process.wait()
     experiment.flsim("run", experiment.config, "--out", killed.name, *options, "--resume")
-    return killed, experiment.run("whole", *overrides)
+    return killed, experiment.run("whole", *overrides, options=["--in-process"])
 
 
 PARTITION = """

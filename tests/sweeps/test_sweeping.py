@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from helpers import final_params
+from helpers import Experiment, final_params
 from raynodes import without_agents
 from rich.console import Console
 from waiting import hear_ctrl_c, wait_until
@@ -125,7 +125,7 @@ FAILING = """
 [[grids]]
 name = "good"
 axes = { "data.partition" = ["iid", "non-iid"] }
-set = { training = { kind = "central", steps = 3_000, batch_size = 4, learning_rate = 0.1 } }
+set = { training = { kind = "central", steps = 1_500, batch_size = 4, learning_rate = 0.1 } }
 
 [[grids]]
 name = "bad"                       # more users in a round than the coins leave
@@ -164,16 +164,17 @@ def test_a_killed_sweep_continues_and_a_failed_run_does_not_stop_the_others(tmp_
     assert (code, "2 of 3 runs are finished" in messages) == (1, True), messages
     assert (folder.run("good-iid-seed0") / "rounds.jsonl").stat().st_mtime_ns == changed
     write_sweep(tmp_path, base, FAILING, users=13)
-    assert "its corpus was created with other settings than those of sweep.toml" in finish(folder)[2]
+    refused = Experiment(tmp_path).call("sweep", "sweep.toml", "--out", "out", check=False)
+    assert "its corpus was created with other settings than those of sweep.toml" in refused.stderr
     write_sweep(tmp_path, base, FAILING.replace("0.1", "0.2"))
-    code, _, messages = finish(folder)
-    assert code == 2
-    assert "its run good-iid-seed0 has other settings than those of sweep.toml; name another --out" in messages
+    refused = Experiment(tmp_path).call("sweep", "sweep.toml", "--out", "out", check=False)
+    assert refused.returncode == 2
+    assert "its run good-iid-seed0 has other settings than those of sweep.toml; name another --out" in refused.stderr
     assert read_sweep(folder.path).runs[0].name == "good-iid-seed0"
 
 
-EVERY = 5_000  # steps between checkpoints of the central run, which take some seconds
-CENTRAL = f"""kind = "central", steps = {3 * EVERY}, batch_size = 4, learning_rate = 0.1 }},
+EVERY = 2_500  # steps between checkpoints of the central run, which take some seconds
+CENTRAL = f"""kind = "central", steps = {2 * EVERY}, batch_size = 4, learning_rate = 0.1 }},
     system = {{ checkpoint_every = {EVERY} """
 ON_RAY = "rounds = 300, cohort = 4 }, system = { shards = 2, checkpoint_every = 1_000_000 "
 

@@ -28,19 +28,18 @@ from flsim.data.importing.scratch import Pieces, ResumableError
 
 # Unpacking of the only text file in a 7-Zip archive, the format of Stack Exchange dumps in the Internet Archive.
 
-try:
-    import py7zr
-except ImportError:  # py7zr is in the extra `7z`; only this format needs it
-    py7zr = None
-
 MAGIC = b"7z\xbc\xaf\x27\x1c"
 DUMP = "posts.xml"  # the file of a Stack Exchange archive that contains text
 
 
 def unpack_seven_zip(packed: Path, source: Path, out: Path) -> None:
     """Unpack the only file of an archive, or its Posts.xml, to `out`, atomically; names in the archive are ignored."""
-    if py7zr is None:
-        raise InputError(f"{source}: 7z archives need py7zr, the extra '7z', which is not installed; pip install py7zr")
+    try:
+        import py7zr  # from the extra `7z`; here, because each process of any import would load it
+    except ImportError as error:
+        raise InputError(
+            f"{source}: 7z archives need py7zr, the extra '7z', which is not installed; pip install py7zr"
+        ) from error
     try:
         with py7zr.SevenZipFile(packed) as archive:
             name = _member(archive, source)

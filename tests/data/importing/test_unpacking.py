@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import lzma
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,7 +176,7 @@ def test_archives_that_cannot_be_read_are_one_line(tmp_path: Path, flsim: Flsim,
 
 
 def test_without_py7zr_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flsim.data.importing.sources.py7zr", None)
+    monkeypatch.setitem(sys.modules, "py7zr", None)  # an import of it fails
     archive = write(tmp_path / "ai.7z", seven_zip({"Posts.xml": AI}))
     with pytest.raises(InputError, match=r"ai\.7z: 7z archives need py7zr, the extra '7z', which is not installed"):
         import_corpus([archive], tmp_path / "corpus", HPARAMS)
