@@ -16,15 +16,7 @@ from flsim.algorithms.algorithm import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError
-from flsim.base.extensions import (
-    Option,
-    by_content,
-    configured,
-    is_custom,
-    options_of,
-    parts,
-    short_name,
-)
+from flsim.base.extensions import Option, by_content, configured, is_custom, options_of, parts, short_name
 from flsim.models.architectures import ModelHParams, build
 from flsim.privacy.conventions import conventions_of
 from flsim.privacy.ledger import Entry, Ledger, PrivacyHParams, epsilon

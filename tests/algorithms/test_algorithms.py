@@ -154,10 +154,7 @@ def test_unsupported_settings_and_wrong_algorithms_are_refused(bias: ModelHParam
 
 
 @settings(max_examples=30)
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=12),
-    st.integers(0, 12),
-)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=12), st.integers(0, 12))
 def test_users_read_their_last_state_before_any_repeatable_round(
     tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[int, int]], goes_back: int
 ) -> None:

@@ -144,9 +144,7 @@ def test_a_checkpoint_has_the_models_in_training_and_resumes_to_the_same_bits(
     assert max(held) >= 3
 
 
-def test_records_read_are_those_of_the_rounds_in_which_users_began(
-    users: flsim.Planted,
-) -> None:
+def test_records_read_are_those_of_the_rounds_in_which_users_began(users: flsim.Planted) -> None:
     """5 of 8 records of a user are in the user's batches, and the round in which the user began determines which."""
     method = fedbuff(12, 3, local=flsim.LocalSGD(batch_size=1, max_records=5))
     training = training_of(method, users, 6)

@@ -50,11 +50,7 @@ def summed(state: State, users: Sequence[UpdateSum]) -> UpdateSum:
 
 
 def step(
-    state: State,
-    users: Sequence[UpdateSum],
-    privacy: PrivacyHParams,
-    training: FedAvgHParams = TRAINING,
-    seed: int = 0,
+    state: State, users: Sequence[UpdateSum], privacy: PrivacyHParams, training: FedAvgHParams = TRAINING, seed: int = 0
 ) -> State:
     return fedavg.step(
         state, summed(state, users), training, privacy, seed=seed, population=POPULATION, vocabulary_size=12

@@ -178,9 +178,7 @@ def test_damaged_lines_count_as_missing(damage: str, tmp_path: Path) -> None:
     assert (tmp_path / FILE).read_text().count('"users": 50') == 1
 
 
-def test_the_number_of_users_depends_on_total_and_not_on_free_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_number_of_users_depends_on_total_and_not_on_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The users fill 0.9 of the share of memory, to the byte. The tensors are fake, and only claim to be on a GPU."""
     about = SimpleNamespace(total_memory=0, multi_processor_count=100)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)

@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from flsim.algorithms.summation import (
-    BranchReply,
-    Reply,
-    ShardReply,
-    ShardWork,
-    TreeSum,
-    branches,
-    default_branch,
-)
+from flsim.algorithms.summation import BranchReply, Reply, ShardReply, ShardWork, TreeSum, branches, default_branch
 from flsim.training.update import Counts, UpdateSum
 
 SIZES = st.floats(1e-3, 1e12)  # so different that another order of additions gives other bits

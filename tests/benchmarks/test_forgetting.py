@@ -44,5 +44,5 @@ def test_the_command_measures_what_the_page_says_and_draws_it(benchmark_command:
         for row in setting["rounds"]:
             assert abs(row["measured_separation"] - row["separation"]) < 4 * row["standard_error"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("forgetting-k-means.png", "forgetting-means.png", "forgetting-order.png"),
+        *("forgetting-k-means.png", "forgetting-means.png", "forgetting-order.png")
     ]

@@ -17,11 +17,7 @@ from benchmarks.gpu import profiles
 ROOT = Path(__file__).parents[2]
 FIGURES = {  # some figures of each part
     "env": {"Triton", "copy in memory", "product in bf16", "product in float32"},
-    "engine": {
-        "float32, 1 at once",
-        "bf16, 2 at once",
-        "bf16, 2 at once: memory by StackedTrainer.memory",
-    },
+    "engine": {"float32, 1 at once", "bf16, 2 at once", "bf16, 2 at once: memory by StackedTrainer.memory"},
     "tests": {"test_stacked_cuda.py", "test_central_stacked_cuda.py"},
     "central": {"ours", "ours, bf16", "plain", "ours: distance from the plain loop's model"},
     "repeat": {"bf16: the same round again", "float32: central training after a resume"},

@@ -124,10 +124,7 @@ def test_what_is_written_is_read(
 
 
 @settings(max_examples=60)
-@given(
-    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8),
-    data=st.data(),
-)
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8), data=st.data())
 def test_a_selection_counts_the_remaining_copies(sizes: list[int], data: st.DataObject) -> None:
     """Counts equal those of lists in which each record is a canary or not, and kept or not."""
     records = sum(sizes)

@@ -32,8 +32,7 @@ from flsim.data.records import By, Vocabulary
 TOKENS = ("the", "number", "is", "-", *reversed(digits), *ascii_lowercase, "seven", "eight")  # ids of digits descend
 VOCABULARY = Vocabulary(TOKENS, tuple(range(len(TOKENS), 0, -1)))
 HOLES = st.one_of(
-    st.builds(Hole, st.sampled_from("dlwk"), st.integers(1, 99)),
-    st.sampled_from([Hole("card", 16), Hole("ssn", 9)]),
+    st.builds(Hole, st.sampled_from("dlwk"), st.integers(1, 99)), st.sampled_from([Hole("card", 16), Hole("ssn", 9)])
 )
 TEXTS = st.text(st.characters(exclude_characters="{}", exclude_categories=["Cs"]), min_size=1)
 
@@ -146,10 +145,7 @@ def test_the_space_has_every_filling_once(template: str) -> None:
 
 def test_the_first_and_last_filling_of_a_large_space() -> None:
     """The first and last fillings are the ends of the ranges of cards and social security numbers, and not beyond."""
-    for hole, first, last in (
-        ("{card}", "0000000000000000", "9999999999999995"),
-        ("{ssn}", "001010001", "899999999"),
-    ):
+    for hole, first, last in (("{card}", "0000000000000000", "9999999999999995"), ("{ssn}", "001010001", "899999999")):
         (part,) = Secrets.from_template(hole, VOCABULARY).parts
         ends = part.fill(np.array([0, part.fillings - 1]))
         assert [text_of(row).replace(" ", "") for row in ends.tolist()] == [first, last]

@@ -257,12 +257,7 @@ def test_errors_of_stores_are_one_line(store: Store, small: Corpus) -> None:
 
 @pytest.mark.parametrize(("options", "says"), [("size=4k", "no space for"), ("nr_inodes=9", "No space left on device")])
 def test_a_full_disk_is_one_line(
-    store: Store,
-    small: Corpus,
-    disk: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    options: str,
-    says: str,
+    store: Store, small: Corpus, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, options: str, says: str
 ) -> None:
     """A lack of bytes is known before the fetch, and a lack of inodes only during it; both errors are one line."""
     push(small.path, URI)

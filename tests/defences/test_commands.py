@@ -76,10 +76,7 @@ def test_sanitizing_with_a_custom_optimizer_records_the_digest_of_its_code(exper
     ],
 )
 def test_bad_input_is_refused_in_one_line_and_leaves_no_output(
-    experiment: Experiment,
-    make_corpus: MakeCorpus,
-    arguments: list[str],
-    message: str,
+    experiment: Experiment, make_corpus: MakeCorpus, arguments: list[str], message: str
 ) -> None:
     make_corpus([[]], name="empty")
     command = ["data", arguments[0], "--out", "made", *arguments[1:]]

@@ -11,19 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faulty import (
-    FURTHER,
-    OPTIONS,
-    assert_equal_runs,
-    begin,
-    digests,
-    ended,
-    go_on,
-    kill,
-    of_run,
-    resume,
-    sick_client,
-)
+from faulty import FURTHER, OPTIONS, assert_equal_runs, begin, digests, ended, go_on, kill, of_run, resume, sick_client
 from helpers import Experiment, Trained, assert_same, finish, start, wait_for_round
 from raynodes import named
 from waiting import hear_ctrl_c

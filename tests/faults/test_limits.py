@@ -36,10 +36,7 @@ LIMITS = {
 @pytest.mark.parametrize("form", ["federated", "central"])
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS.keys())
 def test_a_run_that_a_limit_ends_resumes_without_the_limit(
-    experiment: Experiment,
-    trained: Trained,
-    form: str,
-    limit: Callable[[], AbstractContextManager[Surroundings]],
+    experiment: Experiment, trained: Trained, form: str, limit: Callable[[], AbstractContextManager[Surroundings]]
 ) -> None:
     if form == "central":
         experiment.config.write_text(CENTRAL)

@@ -128,8 +128,7 @@ FAR = np.array([-38.0, -20.0, -8.0, -5.0, -4.3, -4.2, -3.0, -1.0, 0.0, 1.0, 8.0]
 
 
 @pytest.mark.parametrize(
-    ("alpha", "expected"),
-    [(0, log_ndtr(FAR)), (1, 2 * log_ndtr(FAR)), (-1, log_ndtr(FAR) + np.log(2 - ndtr(FAR)))],
+    ("alpha", "expected"), [(0, log_ndtr(FAR)), (1, 2 * log_ndtr(FAR)), (-1, log_ndtr(FAR) + np.log(2 - ndtr(FAR)))]
 )
 def test_log_cdf_equals_its_closed_form(alpha: float, expected: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
     """F(u; 1) is Phi(u)^2, because the density is 2 phi Phi. F(u; -a) is 1 - F(-u; a), so F(u; -1) is Phi (2 - Phi)."""

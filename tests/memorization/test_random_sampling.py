@@ -215,13 +215,7 @@ def lively(model: CIFGLanguageModel, layout: Layout, seed: int, scale: float) ->
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 def test_bounds_give_the_rank_of_the_path_without_bounds(
-    seed: int,
-    scale: float,
-    words: int,
-    prefix: list[int],
-    summed: int,
-    likely: tuple[int, ...],
-    dtype: torch.dtype,
+    seed: int, scale: float, words: int, prefix: list[int], summed: int, likely: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     """Ranks and `decide` agree for references of one to five words, canaries in R or not, and any order of checks."""
     layout = Layout(40)

@@ -20,17 +20,7 @@ from flsim.base.statistics import holm
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.planning.measure import Cost, Machine, Measurement, UserNumbers, checkpoints_of, configuration_of, table
-from flsim.planning.plan import (
-    Plan,
-    Request,
-    corpus_bytes,
-    groups_of,
-    page,
-    plan_of,
-    power_of,
-    provable_of,
-    run_disk,
-)
+from flsim.planning.plan import Plan, Request, corpus_bytes, groups_of, page, plan_of, power_of, provable_of, run_disk
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.table import report
 from flsim.results.power import SD_CANARIES, SD_SEEDS, Spread, detectable_exposure, seeds_for

@@ -259,10 +259,7 @@ def test_small_tiers_are_trained_for_similar_shares_of_the_published_amounts(tab
 
 @pytest.mark.parametrize(
     ("trained", "left_out"),
-    [
-        ("federated", ("data.shadow='user'", "seed=3")),
-        ("central", ("data.shadow='record'", "data.user_holdout=0.1")),
-    ],
+    [("federated", ("data.shadow='user'", "seed=3")), ("central", ("data.shadow='record'", "data.user_holdout=0.1"))],
 )
 def test_excluded_users_and_records_are_not_counted(
     experiment: Experiment, tmp_path: Path, trained: str, left_out: tuple[str, ...]

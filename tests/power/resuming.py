@@ -60,8 +60,7 @@ def without_ray() -> Iterator[None]:
         patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
         patch.setattr("server.sweep._as_resources_allow", jobs_here)
         patch.setattr(
-            "server.central._service_of",
-            lambda run, _: EvaluationInProcess(run.path.resolve(), evaluate_checkpoint),
+            "server.central._service_of", lambda run, _: EvaluationInProcess(run.path.resolve(), evaluate_checkpoint)
         )
         yield
 

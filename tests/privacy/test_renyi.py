@@ -5,13 +5,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from dp_accounting import (
-    ComposedDpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-    PoissonSampledDpEvent,
-    SelfComposedDpEvent,
-)
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
 from flsim.base.arrays import Floats

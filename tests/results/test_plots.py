@@ -224,9 +224,7 @@ def utility_seeds(make_run: MakeRun) -> list[RunResults]:
     return found
 
 
-def test_over_seeds_perplexity_is_a_geometric_mean(
-    utility_seeds: list[RunResults],
-) -> None:
+def test_over_seeds_perplexity_is_a_geometric_mean(utility_seeds: list[RunResults]) -> None:
     figure = draw_against_utility(utility_seeds, over_seeds=True)
     (panel,) = figure.axes
     (line,) = panel.get_lines()

@@ -36,7 +36,7 @@ MINIMAL: dict[str, Any] = {
     ],
     "tiers": {
         "tiny": TINY
-        | {"grids": {"a": {"set": {"local": {"batch_size": 9}}, "axes": {"training.rounds": [10, 20, 30]}}}},
+        | {"grids": {"a": {"set": {"local": {"batch_size": 9}}, "axes": {"training.rounds": [10, 20, 30]}}}}
     },
 }
 

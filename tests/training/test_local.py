@@ -183,8 +183,7 @@ def exact_norm(update: Params) -> float:
 
 @given(tensors=UPDATES, bound=st.floats(1e-6, 1e6))
 def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction(
-    tensors: list[np.ndarray],
-    bound: float,
+    tensors: list[np.ndarray], bound: float
 ) -> None:
     """The oracles are `exact_norm`, and the update times bound / norm if the norm exceeds the bound."""
     update = params(tensors)

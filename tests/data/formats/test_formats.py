@@ -136,10 +136,7 @@ READERS: dict[str, Callable[[Path, Rows], tuple[list[Post], Counter[str]]]] = {
 @pytest.mark.parametrize("form", READERS)
 def test_null_and_blank_authors_and_texts(tmp_path: Path, form: str) -> None:
     rows: Rows = [("a", "b"), (None, "x"), ("", "x"), (" \t", "x"), ("a", None), ("a", ""), ("a", " \n"), (None, None)]
-    assert READERS[form](tmp_path, rows) == (
-        [Post("a", ["b"])],
-        {"posts_without_user": 4, "posts_without_text": 3},
-    )
+    assert READERS[form](tmp_path, rows) == ([Post("a", ["b"])], {"posts_without_user": 4, "posts_without_text": 3})
 
 
 @pytest.mark.parametrize("form", READERS)

@@ -67,11 +67,7 @@ def test_variants_of_valid_dumps_are_read(tmp_path: Path, content: bytes) -> Non
 
 @pytest.mark.parametrize(
     "declaration",
-    [
-        "<!ENTITY leak SYSTEM '{secret}'>",
-        "<!ENTITY % leak SYSTEM '{secret}'> %leak;",
-        "<!ENTITY leak 'harmless'>",
-    ],
+    ["<!ENTITY leak SYSTEM '{secret}'>", "<!ENTITY % leak SYSTEM '{secret}'> %leak;", "<!ENTITY leak 'harmless'>"],
 )
 def test_entities_are_refused(tmp_path: Path, declaration: str) -> None:
     secret = tmp_path / "secret"

@@ -12,15 +12,7 @@ import pytest
 import torch
 from interpreting import COUNTS, AtOnce, D, H, N, U, V, check, normal
 from smoothing import smooth_steps
-from stacking import (
-    amplification,
-    assert_within,
-    model_of,
-    random_population,
-    relative_error,
-    start_of,
-    train_stacked,
-)
+from stacking import amplification, assert_within, model_of, random_population, relative_error, start_of, train_stacked
 from torch import Tensor
 from torch_positions import TorchPositionKernels
 from training_oracle import train_cohort

@@ -20,10 +20,7 @@ LONGEST = st.lists(st.integers(1, 9), min_size=LAYOUT.record_words, max_size=LAY
 
 records_strategy = st.lists(st.lists(st.integers(1, 9), max_size=LAYOUT.record_words) | LONGEST, max_size=12)
 hparams_strategy = st.builds(
-    LocalHParams,
-    epochs=st.integers(1, 3),
-    batch_size=st.integers(1, 5),
-    max_records=st.none() | st.integers(1, 9),
+    LocalHParams, epochs=st.integers(1, 3), batch_size=st.integers(1, 5), max_records=st.none() | st.integers(1, 9)
 )
 
 

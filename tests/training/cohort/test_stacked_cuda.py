@@ -7,15 +7,7 @@ import pytest
 import torch
 from populations import InMemory
 from smoothing import smooth_steps
-from stacking import (
-    amplification,
-    assert_within,
-    model_of,
-    random_population,
-    relative_error,
-    start_of,
-    train_stacked,
-)
+from stacking import amplification, assert_within, model_of, random_population, relative_error, start_of, train_stacked
 from training_oracle import train_cohort
 
 from flsim.data.records import Layout
