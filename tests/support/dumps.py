@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -43,27 +44,27 @@ def folder_bytes(folder: Path, without: str = "") -> dict[str, bytes]:
 
 
 def peak_kilobytes(code: str, *arguments: Path) -> int:
-    """Return the peak of the total memory of a Python process and its child processes; shared memory counts once.
+    """Return the peak memory of a Python process plus that of its largest child process.
 
-    Pages of files do not count. The system can reclaim these pages, and the share of a library that counts for a
-    process depends on the number of other processes on the machine that have loaded the library.
+    The peak of the total would depend on which peaks of processes coincide, and so on the load of the machine. Pages of
+    files do not count, because the system can reclaim them.
     """
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("memory is read from /proc/PID/smaps_rollup, which this system has not")
-    peak = 0
+    peaks = Counter[int]()
     with subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
-            peak = max(peak, sum(map(_kilobytes, (process.pid, *children(process.pid)))))
+            peaks |= Counter({pid: _kilobytes(pid) for pid in (process.pid, *children(process.pid))})
             time.sleep(0.005)
     assert process.returncode == 0
-    return peak
+    return peaks.pop(process.pid) + max(peaks.values(), default=0)
 
 
 def _kilobytes(pid: int) -> int:
-    """Return the memory of a process without pages of files; memory shared by n processes counts as 1/n."""
+    """Return the memory of a process without pages of files and of its parent; shared memory counts as 1/n."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty:", "Pss_Shmem:")))
     return 0  # the process has ended
 
 
