@@ -27,8 +27,8 @@ LIMITS: dict[str, tuple[Callable[[parts.Setup], parts.Measured], float]] = {
     "recurrence": (profiles.recurrence, 110),
     "central": (parts.central, 90),
     "repeat": (parts.repeat, 50),
-    "lora": (parts.lora, 120),
     "ranks": (parts.ranks, 80),
+    "lora": (parts.lora, 120),
     "tests": (parts.tests, 400),  # most of which compiles kernels
 }
 SHORTEST = 5.0  # seconds; with less time a part is not started

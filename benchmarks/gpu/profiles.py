@@ -56,10 +56,10 @@ def _profiled(setup: Setup) -> tuple[Any, int]:
 
 
 def recurrence(setup: Setup) -> Measured:
-    """Measure the recurrence by position with other tiles: milliseconds of a step, forward and backward.
+    """Measure milliseconds of the recurrence in a step, forward and backward: other tiles, and weights on the chip.
 
     Set the fastest tiles as `BLOCK` and `STAGES` of `flsim.training.cohort.triton_positions`. If the recurrence of
-    `resident` is faster, it replaces that of this module.
+    `benchmarks.gpu.resident` is faster, use it there.
     """
     if setup.device != "cuda":
         yield Figure("tiles", "a CPU has no kernel with tiles")

@@ -1,21 +1,21 @@
 """A candidate for the recurrence by position: several programs share a user, and their weights stay on the chip.
 
-`flsim.training.cohort.triton_positions` streams all recurrent weights of a user at every time. Here, each of P programs
-has some units of a user, and loads their weights once, into shared memory. At every time, each program writes the part
-of r that its units contribute, and waits until all P programs of the user have done so; then it sums the parts, in the
-order of the units. So the order of programs does not change a bit of the results.
+`flsim.training.cohort.triton_positions` streams all recurrent weights of a user at every time. Here, a group of P
+programs has one block of rows of one user. Each program has some units, and loads their weights once, into shared
+memory. At every time, each program writes the part of r that its units contribute, and waits until all programs of its
+group have written theirs. Then it sums the parts in the order of the units. The results therefore have the same bits
+for every order of programs.
 
-Programs that wait need the others to run. Each program therefore takes a number when it starts, and the numbers from
-P i to P i + P - 1 belong to group i: programs of the first groups are always running, and finish without those of later
-groups. The GPU must run at least P programs at once.
+A program that waits needs the other programs of its group to run. Each program therefore takes the next number when it
+starts, and the numbers from P i to P i + P - 1 are group i. All programs of a group have then started before any
+program of the next group, and no group needs a later group. The GPU must run at least P programs at once; otherwise the
+kernel never ends.
 
-A group is one block of rows of one user. The width of the embedding, D, is two blocks of columns, because blocks have
-powers of two as sizes: 96 is 64 + 32, which saves a quarter of the shared memory.
+The width of the embedding, D, is two blocks of columns, because blocks have powers of two as sizes: 96 is 64 + 32,
+which saves a quarter of the shared memory.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-
-from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -23,18 +23,18 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from flsim.training.cohort.triton_kernels import DOT, _advanced, _differentiated, block
-from flsim.training.cohort.triton_positions import ROWS, STATE, TritonPositionKernels, _times
+from flsim.training.cohort.triton_positions import TritonPositionKernels, _times
 
-UNITS = 128  # units of a program: 98 KB of weights in bfloat16 if D is 96, so that a multiprocessor has two programs
-WARPS = 4  # with at most 255 registers of a thread, so that registers allow two programs, too
+UNITS = 128  # units of a program: 98 KB of weights in bfloat16 if D is 96; two programs fit on a multiprocessor
+WARPS = 4  # with at most 255 registers of a thread, two programs fit, too
 
 
 @triton.jit
-def _group(flags, P: tl.constexpr):
-    """Return the group and the part of this program, and the group's number of arrivals, as a pointer."""
-    number = tl.atomic_add(flags, 1, sem="relaxed")
+def _group(counters, P: tl.constexpr):
+    """Return the group of this program, its part, and a pointer to the group's number of arrivals."""
+    number = tl.atomic_add(counters, 1, sem="relaxed")
     group = number // P
-    return group, number % P, flags + 1 + group
+    return group, number % P, counters + 1 + group
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def _recur_resident(
     hidden,
     starts,
     parts,
-    flags,
+    counters,
     T,
     N,
     BLOCKS,
@@ -114,7 +114,7 @@ def _recur_resident(
     PRECISION: tl.constexpr,
 ):
     """Run some units of some rows of a user over all times; c and the weights stay on the chip."""
-    group, part, arrivals = _group(flags, P)
+    group, part, arrivals = _group(counters, P)
     user = (group // BLOCKS).to(tl.int64)
     rows = tl.arange(0, BB)
     row = group % BLOCKS * BB + rows
@@ -184,7 +184,7 @@ def _recur_resident_back(
     cells,
     starts,
     parts,
-    flags,
+    counters,
     T,
     N,
     BLOCKS,
@@ -200,7 +200,7 @@ def _recur_resident_back(
     PRECISION: tl.constexpr,
 ):
     """Run some units of some rows of a user backwards; the gradient by c and the weights stay on the chip."""
-    group, part, arrivals = _group(flags, P)
+    group, part, arrivals = _group(counters, P)
     user = (group // BLOCKS).to(tl.int64)
     rows = tl.arange(0, BB)
     row = group % BLOCKS * BB + rows
@@ -292,21 +292,17 @@ class ResidentPositionKernels(TritonPositionKernels):
 
     def _launch_groups(
         self, gates: Tensor, projection: Tensor, starts: Tensor, rows: int
-    ) -> tuple[tuple[int], tuple[Tensor, Tensor], dict[str, Any]]:
+    ) -> tuple[tuple[int], tuple[Tensor, Tensor], dict[str, int | str]]:
         """Return the grid, the memory that groups share, and the sizes of a launch.
 
-        The memory is parts of r, float32 [2, groups, P, BB, D], and the number of programs and the arrivals of each
-        group, int32 [1 + groups], which a launch must find at 0.
+        The memory is the parts of r, float32 [2, groups, P, BB, D], and counters, int32 [1 + groups]: of programs that
+        started, and of arrivals in each group. Counters must be 0 at the launch.
         """
-        (users, positions, _), (_, units, width), times = gates.shape, projection.shape, starts.shape[1] - 1
-        row_block, unit_block = block(rows, max(DOT, min(ROWS, STATE // block(width)))), block(units, UNITS)
-        first = max(DOT, block(width) // 2)
-        blocks, programs = triton.cdiv(rows, row_block), triton.cdiv(units, unit_block)
-        groups = users * blocks
-        sizes: dict[str, Any] = {"T": times, "N": positions, "BLOCKS": blocks, "GROUPS": groups}
-        sizes |= {"D": width, "BD": first, "BE": block(width - first), "H": units, "BH": unit_block}
-        sizes |= {"P": programs, "BB": row_block, "BT": block(times)}
-        sizes |= {"PRECISION": self._precision, "num_warps": WARPS, "num_stages": 1}
-        parts = gates.new_empty(2, groups, programs, row_block, width, dtype=torch.float32)
-        flags = torch.zeros(1 + groups, dtype=torch.int32, device=gates.device)
-        return (groups * programs,), (parts, flags), sizes
+        (blocks, users), sizes = self._launch_positions(gates, projection, starts, rows)
+        (_, units, width), groups, unit_block = projection.shape, users * blocks, block(projection.shape[1], UNITS)
+        first, programs = max(DOT, block(width) // 2), triton.cdiv(units, unit_block)
+        sizes |= {"BD": first, "BE": block(width - first), "BH": unit_block, "P": programs, "BLOCKS": blocks}
+        sizes |= {"GROUPS": groups, "num_warps": WARPS, "num_stages": 1}
+        parts = gates.new_empty(2, groups, programs, int(sizes["BB"]), width, dtype=torch.float32)
+        counters = torch.zeros(1 + groups, dtype=torch.int32, device=gates.device)
+        return (groups * programs,), (parts, counters), sizes

@@ -26,8 +26,12 @@ def machine_memory() -> int:
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process and its children may use, as with `taskset`."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of CPU cores that this process may use; affinity (`taskset`) and a container may limit it."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, period = of_group("cpu", "cpu.max").split() or (
+        of_group("cpu", name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    )
+    return max(1, min(allowed, int(quota) // int(period))) if quota.isdigit() and period.isdigit() else allowed
 
 
 def of_group(controller: str, *names: str) -> str:

@@ -319,6 +319,6 @@ def expected_share(hparams: CanaryHParams, records: int) -> float:
 
 
 def crowding(share: float) -> str:
-    """Return a sentence if canaries replace more than half of all records, by their share; empty otherwise."""
-    what = f"Canaries replace more than half of all records ({100 * share:.0f}%), so the model learns little else"
+    """Return a warning if `share`, the share of all records that canaries replace, is above 0.5; otherwise ""."""
+    what = f"Canaries replace more than half of all records ({100 * share:.1f}%), so the model learns little else"
     return f"{what}; lower insertions, count, p_u or p_e." if share > 0.5 else ""

@@ -279,8 +279,8 @@ def trace(
     if as_json:
         typer.echo(json.dumps(json_rows(table)))
     elif out is not None and not as_csv:
-        counts = f"Canaries: {table['canary'].nunique():,}. Evaluations: {table['round'].nunique():,}"
-        typer.echo(f"Figure: {out}. {counts}. Without --out, flsim trace prints a row for each.")
+        counts = f"canaries: {table['canary'].nunique():,}; evaluations: {table['round'].nunique():,}"
+        typer.echo(f"The figure is {out} ({counts}). Without --out, the command prints a row for each.")
     else:
         steps = [line["effective_step"] for line in roundlog.read(run) if line.get("effective_step") is not None]
         text = traces.to_text(table, results) + traces.steps_to_text(steps)

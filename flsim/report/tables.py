@@ -306,7 +306,7 @@ def _epsilons(run: RunView, round_: int) -> pd.DataFrame:
 
 
 def privacy(gathered: Gathered) -> list[Block]:
-    """Return the section on the noise of each setting, or of each seed if seeds differ, with the epsilons."""
+    """Return the section on privacy: noise and epsilons of each setting, or of each seed if its seeds differ."""
     spent, without = list[pd.DataFrame](), list[str]()
     unknown = [setting.label for setting in gathered.settings if not any(run.config for run in setting.runs)]
     for setting in gathered.settings:

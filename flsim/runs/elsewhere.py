@@ -221,12 +221,15 @@ class OtherModel:
             make = partial(loading.load_other, self.spec, self.arguments, weights, self.context, "--model ")
             state = torch.get_rng_state()
             model = make()
-            is_drawn = weights is None and not torch.equal(state, torch.get_rng_state())
-            if is_drawn and loading.weights_digest(model) != loading.weights_digest(make()):
-                say(
-                    f"warning: --model {self.spec}: each call makes other weights, such as random ones; load trained "
-                    "weights in the function, or name them with --state"
-                )
+            if weights is None and not torch.equal(state, torch.get_rng_state()):
+                first = loading.weights_digest(model)
+                del model  # memory may have room for one model only
+                model = make()
+                if loading.weights_digest(model) != first:
+                    say(
+                        f"warning: --model {self.spec}: two calls of the function make different weights, so they may "
+                        "be random; load trained weights in the function, or name them with --state"
+                    )
             return model
         if not canaries.are_of_model:
             raise InputError(

@@ -167,8 +167,8 @@ def _plain(value: Any) -> Any:
 def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: int = TERMINAL) -> str:
     """Return aligned tables, each at most `width` characters wide, then the notes of all columns, then `more`.
 
-    Cells have no padding if the table only fits without padding. If labels are too long for a unit, rows are numbered,
-    and a list above has the labels.
+    Tables after the first omit rows without a value. Cells have no padding if the table only fits without padding. If
+    labels are too long for a unit, rows are numbered, and a list above has the labels.
     """
     words, tables = _fitting(labels, units, _tight, width)
     text = ""

@@ -16,7 +16,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import node, ray_constants, services, utils, worker
 
-from flsim.base import machine
 from flsim.base.errors import RunFailed
 
 # The command `ray`. Its heads would open port 10001 for remote clients if grpcio is installed, and `ray start` has no
@@ -32,11 +31,6 @@ SERVICES = ("start_api_server", "start_monitor", "start_log_monitor")  # methods
 def temporary_folder() -> Path:
     """Return the folder of Ray's sessions, which the public `RuntimeContext.get_temp_dir` knows only afterwards."""
     return Path(get_default_ray_temp_dir())
-
-
-def cores() -> int:
-    """Return the number of CPU cores that Ray may use here: Ray knows the limit of a container, but no affinity."""
-    return min(machine.cores(), int(utils.get_num_cpus(override_docker_cpu_warning=True)))
 
 
 def logs_folder() -> Path | None:

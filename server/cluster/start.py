@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flsim.base.errors import InputError, Interrupted, RunFailed, first_line, in_one_line, last_line
 from flsim.base.logs import log
-from flsim.base.machine import PACKAGES, processor, versions
+from flsim.base.machine import PACKAGES, cores, processor, versions
 from flsim.base.progress import say
 from flsim.data.corpus import Corpus
 from flsim.data.stores import is_uri, located
@@ -56,8 +56,8 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
     """Provide Ray, initialised in this thread, until the block ends: at an address ("auto" searches), or local.
 
     `cpus` are the cores of a local cluster, on loopback only, or of a head that other nodes can join at the "HOST:PORT"
-    `head` of this machine. InputError without a cluster there, or if no head can start; Interrupted by the keyboard;
-    RunFailed if no local cluster starts.
+    `head` of this machine; by default, all that this process may use. InputError without a cluster there, or if no head
+    can start; Interrupted by the keyboard; RunFailed if no local cluster starts.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Task events are only useful for a dashboard, and the control store keeps 100,000: hundreds of MB in a long run.
@@ -67,7 +67,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     if address is not None and head is not None:
         raise InputError("--address joins a cluster, and --head starts a cluster; use only one of these options")
-    cpus = internals.cores() if cpus is None else cpus
+    cpus = cores() if cpus is None else cpus  # Ray considers the quota of a container, but not affinity
     with ExitStack() as stack:
         if head is not None:
             address = stack.enter_context(_head(head, cpus))

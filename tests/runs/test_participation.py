@@ -99,7 +99,7 @@ def test_the_trace_command_has_the_participation(experiment: Experiment) -> None
     assert (experiment.folder / "trace.png").read_bytes().startswith(b"\x89PNG")
     drawn = experiment.call("trace", "run", "--out", "trace.png").stdout
     assert drawn == (
-        "Figure: trace.png. Canaries: 4. Evaluations: 1. Without --out, flsim trace prints a row for each.\n"
+        "The figure is trace.png (canaries: 4; evaluations: 1). Without --out, the command prints a row for each.\n"
     )
     refused = experiment.call("trace", "run", "--canary", "c9", check=False)
     assert (refused.returncode, refused.stdout) == (2, "")

@@ -4,6 +4,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,10 @@ class AtOnce:
         processes = [fork.Process(target=self._kernel[(1,)], args=arguments, kwargs=named) for _ in range(programs)]
         for process in processes:
             process.start()
-        for process in processes:
+        while not any(process.exitcode for process in processes) and any(process.is_alive() for process in processes):
+            wait([process.sentinel for process in processes if process.is_alive()])
+        for process in processes:  # a program that fails lets those of its group wait forever
+            process.kill()
             process.join()
         assert {process.exitcode for process in processes} == {0}
 

@@ -282,7 +282,12 @@ RATES = (
     ),
 )
 RIGHT = (
-    Field("Right", "detected", "{:,}", note="Right: number of canaries found or coins guessed, of all."),
+    Field(
+        "Right",
+        "detected",
+        "{:,}",
+        note="Right: number of canaries found, or of correct guesses, among Of.",
+    ),
     Field("Of", "trials", "{:,}"),
 )
 STATEMENTS = (

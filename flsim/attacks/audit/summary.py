@@ -21,7 +21,10 @@ WRITTEN = next(flag for flag in flags(QUANTITIES.values()) if flag.is_standard a
 LEVEL = 0.05  # probability of a wrong detection among all canaries
 MOST_LINES = 6  # of a table by copies; more numbers of copies are grouped by powers of two
 FIRST = "Copies in training"
-FROM = {"epsilon": "ranks", "epsilon, coins": "guesses of coins"}  # methods of bounds on epsilon
+FROM = {  # methods of bounds on epsilon
+    "epsilon": "ranks", "epsilon, coins": "guesses of coins",
+    "epsilon, canary users by coins": "guesses of coins of canary users",
+}  # fmt: skip
 UNKNOWN = ""  # in place of a number that was not measured
 
 

@@ -276,7 +276,7 @@ def as_measured(run: Run, model: TrainableModel) -> TrainableModel:
 
 
 def _unfit_reference(run: Run, other: Run) -> str:
-    """Return why a model read records of the run's corpus, or cannot read them; empty if it fits."""
+    """Return why models of `other` cannot be references for `run`; empty if they can."""
     if other.corpus.digest == run.corpus.digest:
         return "this checkpoint was trained on the corpus of the run; name a checkpoint from another corpus"
     if other.corpus.vocabulary.words != run.corpus.vocabulary.words or other.corpus.layout != run.corpus.layout:

@@ -35,7 +35,7 @@ DUMP = "posts.xml"  # the file of a Stack Exchange archive that contains text
 def unpack_seven_zip(packed: Path, source: Path, out: Path) -> None:
     """Unpack the only file of an archive, or its Posts.xml, to `out`, atomically; names in the archive are ignored."""
     try:
-        import py7zr  # from the extra `7z`; here, because each process of any import would load it
+        import py7zr  # from the extra `7z`; imported here, because otherwise every process of every import loads it
     except ImportError as error:
         raise InputError(
             f"{source}: 7z archives need py7zr, the extra '7z', which is not installed; pip install py7zr"

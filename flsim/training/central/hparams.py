@@ -83,7 +83,7 @@ class CentralHParams:
     it, and then `weight_decay` adds its part, as in torch's optimizers.
 
     Attributes:
-        epochs: Number of passes over all records; with DP-SGD, up to one step more in each epoch. Unit: epochs.
+        epochs: Number of passes over all records. With DP-SGD, the steps of each epoch are rounded up. Unit: epochs.
         steps: In place of `epochs`: number of steps. Unit: steps.
         words: In place of `epochs`: number of training words to read. Training ends with the step that reaches this
             number if all steps have equally many words. Unit: words.

@@ -185,6 +185,7 @@ def test_two_programs_whose_weights_stay_on_the_chip_fit_a_multiprocessor(
         shared, registers = (resource // 2 for resource in MULTIPROCESSOR)
         assert one.metadata.shared + RESERVED <= shared
         assert 32 * one.metadata.num_warps * usage(one.asm["cubin"], "REG", tmp_path) <= registers
+        assert one.metadata.shared >= 4 * 96 * resident.UNITS * 2  # three gates and the projection, in bfloat16
         loads = waiting_loads(one, depth=1)
         assert loads
         assert all("tensor<16x" in line for line in loads)
