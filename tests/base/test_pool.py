@@ -177,6 +177,28 @@ def test_a_container_has_the_memory_of_its_group(
     assert machine_memory() == whole
 
 
+@pytest.mark.parametrize(
+    ("group", "folder", "files"),
+    [
+        ("0::/pod/a", "pod/a", {"cpu.max": "{} 100000"}),  # version 2
+        ("3:cpu,cpuacct:/pod/a", "cpu/pod/a", {"cpu.cfs_quota_us": "{}", "cpu.cfs_period_us": "100000"}),  # version 1
+    ],
+)
+def test_a_container_has_the_cores_of_its_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, folder: str, files: dict[str, str]
+) -> None:
+    """A part of a core does not count, but there is at least one core."""
+    (tmp_path / "cgroup").write_text(f"{group}\n")
+    monkeypatch.setattr(machine, "GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    allowed = machine.cores()
+    (tmp_path / folder).mkdir(parents=True)
+    for quota, expected in (("max", allowed), ("-1", allowed), ("150000", 1), ("50000", 1), ("9900000", allowed)):
+        for name, content in files.items():
+            (tmp_path / folder / name).write_text(content.format(quota) + "\n")
+        assert machine.cores() == min(allowed, expected)
+
+
 # The memory of a process includes its descendants, with shared pages counted once.
 
 
