@@ -120,7 +120,7 @@ class Deployment:
 
 
 def copy_of_app(folder: Path) -> Path:
-    """What `flwr run` sends, without the environment beside it, whose every path it matches against .gitignore."""
+    """Return a copy of what `flwr run` sends. It matches every path of a virtual environment against .gitignore."""
     for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name)
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):

@@ -95,7 +95,7 @@ def test_a_round_at_a_learning_rate_of_zero_changes_no_control_variate(bias: Mod
 
 
 def test_repeated_rounds_do_not_read_states_that_they_wrote_before(bias: ModelHParams, tmp_path: Path) -> None:
-    """As after a fault, users keep the states that round 3 may need, and training from round 3 gives the same bits."""
+    """Users keep the states that round 3 may need, so training that repeats from there after a fault has equal bits."""
     local = LocalHParams(batch_size=2, learning_rate=0.7)
     training = training_of(bias, "scaffold", local, user_states=UserStates(tmp_path))
     engine = training.engine_here()

@@ -152,7 +152,7 @@ def test_the_ledger_has_the_rounds_that_were_run(sampler: str) -> None:
 
 
 def test_noise_and_adaptation_follow_the_clip_of_the_state() -> None:
-    """Of 20 users of norms 0 to about 3, a few have norms within 0.1: without noise, b is exactly their share."""
+    """A few of 20 users have norms within the clip 0.1; without noise, b is exactly the share of these users."""
     privacy = PrivacyHParams("clip", clip=0.1, target_quantile=0.5)
     state = state_of(privacy=privacy)
     users = users_of(state, 20, 0.1)

@@ -199,7 +199,7 @@ def test_p_values_of_paired_differences() -> None:
 
 @given(*[st.integers(0, CANARIES)] * 2)
 def test_chance_is_fishers_exact_test(one: int, other: int) -> None:
-    """Of one + other memorized of 2 n, those of the first model are hypergeometric; p sums all that are no likelier."""
+    """p is that of Fisher's exact test: the hypergeometric probabilities of all counts that are at most as likely."""
     odds = stats.hypergeom.pmf(range(CANARIES + 1), 2 * CANARIES, one + other, CANARIES)
     p = odds[odds <= odds[one] * (1 + 1e-9)].sum()
     assert differ_by_more_than_chance((one, other), (CANARIES, CANARIES)) == (p < 0.05)

@@ -80,7 +80,7 @@ def test_utility_of_chosen_users_reads_only_their_records() -> None:
 
 
 def test_utility_of_a_model_that_always_predicts_word_1() -> None:
-    """Of the targets 1 1 2 EOS; 3 1 EOS; 1 OOV EOS, it predicts 4 of 6 words and 4 of 10 tokens."""
+    """The model predicts 4 of 6 words and 4 of 10 tokens of the targets 1 1 2 EOS, 3 1 EOS and 1 OOV EOS."""
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(4, 6))
     with torch.no_grad():
         model.output_bias[1] = 1.0

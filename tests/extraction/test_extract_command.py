@@ -158,7 +158,7 @@ def test_a_corpus_without_held_out_authors_is_refused(tmp_path: Path) -> None:
 
 
 def test_planted_text_of_held_out_users_is_not_a_control(tmp_path: Path) -> None:
-    """Of three held-out records, one begins with the canary, and only the other two are controls."""
+    """One of three held-out records begins with the canary, so only the other two are controls."""
     users = {"ann": [[1, 2, 3, 4], [3, 4, 1, 2]], "bob": [[5, 6, 1, 2]]}
     held_out = {"eve": [[7, 8, 9, 1], [9, 8, 7, 1], [2, 8, 2, 1]]}
     run_of(write_corpus(tmp_path / "corpus", {"train": users, "heldout": held_out, "test": {"bob": [[1]]}}), tmp_path)

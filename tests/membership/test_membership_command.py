@@ -51,7 +51,7 @@ def copied(trained_here: Trained, tmp_path: Path) -> Path:
 
 
 def test_help_names_all_attacks() -> None:
-    """The help has a list of its own, because importing the attacks would load torch for `flsim --help`."""
+    """The help has a separate list, because importing the attacks would load torch for `flsim --help`."""
     assert ATTACKS.split(", ") == list(BUILT_IN)
 
 

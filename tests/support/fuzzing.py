@@ -1,6 +1,6 @@
 """Program that reads damaged files: ``python fuzzing.py FOLDER FORMAT FIRST LAST``.
 
-The program is a process of its own because libhdf5 may crash. Each case prints its number before it begins, and its
+The program is a separate process, because libhdf5 may crash. Each case prints its number before it begins, and its
 outcome at its end. A timer kills a case that takes too long, which counts as a crash.
 """
 
