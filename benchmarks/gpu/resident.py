@@ -38,6 +38,14 @@ def _group(counters, P: tl.constexpr):
 
 
 @triton.jit
+def _share(group, part, BLOCKS, BB: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BH: tl.constexpr):
+    """Return the user, the rows in the block and of the user, both blocks of columns, and the units of this program."""
+    rows = tl.arange(0, BB)
+    user = (group // BLOCKS).to(tl.int64)
+    return user, rows, group % BLOCKS * BB + rows, tl.arange(0, BD), BD + tl.arange(0, BE), part * BH + tl.arange(0, BH)
+
+
+@triton.jit
 def _arrive(arrivals):
     """Make what all threads of this program wrote visible to its group."""
     tl.debug_barrier()
@@ -115,12 +123,7 @@ def _recur_resident(
 ):
     """Run some units of some rows of a user over all times; c and the weights stay on the chip."""
     group, part, arrivals = _group(counters, P)
-    user = (group // BLOCKS).to(tl.int64)
-    rows = tl.arange(0, BB)
-    row = group % BLOCKS * BB + rows
-    d = tl.arange(0, BD)
-    e = BD + tl.arange(0, BE)
-    h = part * BH + tl.arange(0, BH)
+    user, rows, row, d, e, h = _share(group, part, BLOCKS, BB, BD, BE, BH)
     inside = h < H
     recurrent += user * D * 3 * H
     projection += user * H * D
@@ -201,12 +204,7 @@ def _recur_resident_back(
 ):
     """Run some units of some rows of a user backwards; the gradient by c and the weights stay on the chip."""
     group, part, arrivals = _group(counters, P)
-    user = (group // BLOCKS).to(tl.int64)
-    rows = tl.arange(0, BB)
-    row = group % BLOCKS * BB + rows
-    d = tl.arange(0, BD)
-    e = BD + tl.arange(0, BE)
-    h = part * BH + tl.arange(0, BH)
+    user, rows, row, d, e, h = _share(group, part, BLOCKS, BB, BD, BE, BH)
     inside = h < H
     recurrent += user * D * 3 * H
     projection += user * H * D

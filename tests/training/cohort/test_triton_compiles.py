@@ -30,7 +30,7 @@ RESERVED = 1024  # bytes of shared memory that CUDA uses in each program: the sa
 STACK = 16  # largest stack of a thread, in bytes, for values that do not fit into registers
 # Functions that kernels call, and that are not launched.
 CALLED = {"_tanh", "_summed", "_gate", "_advanced", "_differentiated", "_former", "_settle", "_times", "_rows"}
-CALLED |= {"_store_gradient", "_group", "_arrive", "_wait", "_at", "_sum", "_three", "_both"}
+CALLED |= {"_store_gradient", "_group", "_share", "_arrive", "_wait", "_at", "_sum", "_three", "_both"}
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int32: "*i32"}
 
 
