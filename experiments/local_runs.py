@@ -45,6 +45,8 @@ differences at 5%, and Holm's correction over the four sizes of Table 1:
    partitions, and higher with Momentum than with SGD for IID data.
 11. `table4:smoke:0-4 --half`: as at the chosen learning rates, mean exposure after ten epochs is higher with cohorts of
    4 than of 40 users, and with batches of 32 than of 256 records.
+12. `flsim demo --seed N` for seeds 10 to 29: mean exposure is higher with IID than with non-IID data, at the end of
+   training and at equal perplexity. At equal perplexity, seeds 5 to 9 left this open.
 
 The same command with the same `--out` continues what is not finished.
 
