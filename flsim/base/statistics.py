@@ -266,14 +266,20 @@ def auroc_interval(
     rng: np.random.Generator,
     confidence: float = 0.95,
 ) -> tuple[float, float]:
-    """Return the bootstrap interval (percentiles) of the area, drawing complete `units`, such as users, of both."""
+    """Return the bootstrap interval (percentiles) of the area, drawing complete `units`, such as users, of both.
+
+    If scores are separated, so are those of every draw. The bound is then that of Clopper and Pearson, with the area as
+    the probability that a unit of the smaller side is in order.
+    """
     sides = [_by_unit(scores, names) for scores, names in zip((members, others), units, strict=True)]
     areas = []
     for _ in range(RESAMPLES):
         resampled = [np.concatenate([side[i] for i in rng.integers(len(side), size=len(side))]) for side in sides]
         areas.append(auroc(*resampled))
-    low, high = np.quantile(areas, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+    tail, smaller = (1 - confidence) / 2, min(map(len, sides))
+    low, high = np.quantile(areas, [tail, 1 - tail])
+    of_separated = lower_bound(smaller, smaller, tail)
+    return (of_separated if low == 1 else float(low)), (1 - of_separated if high == 0 else float(high))
 
 
 def _by_unit(scores: Floats, units: Sequence[object]) -> list[Floats]:

@@ -133,6 +133,14 @@ def test_bootstraps_draw_units() -> None:
     assert auroc_interval(members, others, units, rng, confidence=0.6) == (0.0, 1.0)
 
 
+def test_intervals_of_separated_scores_depend_on_the_units_of_the_smaller_side() -> None:
+    """Three units are in order with a probability of 0.025 if each has a probability of 0.025 ** (1 / 3)."""
+    above, below, units = np.array([3.0, 4.0, 5.0, 5.0]), np.array([0.0, 1.0, 2.0]), (list("abcc"), list("xyz"))
+    rng = np.random.default_rng(0)
+    assert auroc_interval(above, below, units, rng) == pytest.approx((0.025 ** (1 / 3), 1.0))
+    assert auroc_interval(below, above, units[::-1], rng) == pytest.approx((0.0, 1 - 0.025 ** (1 / 3)))
+
+
 def test_areas_count_equal_scores_half() -> None:
     assert auroc(np.array([1.0, 2.0]), np.array([1.0, 0.0, 2.0])) == pytest.approx((1.5 + 2.5) / 6)
 
