@@ -276,6 +276,8 @@ def of_users(event: DpEvent, records: int) -> DpEvent:
         case SelfComposedDpEvent(event=part, count=count):
             return SelfComposedDpEvent(of_users(part, records), count)
         case PoissonSampledDpEvent(sampling_probability=rate, event=GaussianDpEvent(noise_multiplier=noise)):
+            if rate == 1:
+                return GaussianDpEvent(noise / records)
             if records == 1:
                 return event
             sampled = np.arange(records + 1)

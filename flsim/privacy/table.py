@@ -49,15 +49,21 @@ def calibrate(planned: Entry, target: float, delta: float, convention: Conventio
 
 
 def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tuple[float, float]:
-    """Return (low, high) with excess(low) >= 0 >= excess(high); step sizes grow."""
-    step = math.copysign(math.log(1.2), excess(start))
-    at = start
-    while excess(at + step) * step > 0:
+    """Return (low, high) with excess(low) >= 0 >= excess(high); steps grow, and halve before a refused value."""
+    step, at = math.copysign(math.log(1.2), excess(start)), start
+    while True:
+        try:
+            if excess(at + step) * step <= 0:
+                return min(at, at + step), max(at, at + step)
+        except InputError:
+            if abs(step) < TOLERANCE:
+                raise
+            step /= 2
+            continue
         at += step
         step *= 2
         if abs(at) > math.log(RANGE):
             raise InputError(f"{failure} at this delta (tried up to {math.exp(at):.1g}); raise epsilon or delta")
-    return min(at, at + step), max(at, at + step)
 
 
 SOUND: dict[Relation, str] = {
@@ -124,8 +130,10 @@ def calibrated(planned: Entry, target: float, delta: float, records: int | None 
     lines, guess = [], 1.0
     for convention in tracked("calibrating noise", _about(Ledger((planned,)), records)):
         try:
-            # losses of large epsilons cannot be tabulated, so the search for users begins with much noise
-            guess = calibrate(planned, target, delta, convention, guess * (convention.records or 1))
+            if convention.records:  # RDP has no limit, and its noise multiplier is near that of losses
+                of_rdp = replace(convention, accountant="rdp", conversion="tight")
+                guess = calibrate(planned, target, delta, of_rdp, guess)
+            guess = calibrate(planned, target, delta, convention, guess)
             lines.append(EpsilonLine(convention, target, guess))
         except InputError as error:
             lines.append(EpsilonLine(convention, target, note=str(error)))
