@@ -125,10 +125,7 @@ class Evaluations:
 
 @contextmanager
 def supervised(
-    run: Run,
-    evaluation_gpus: float = 0.0,
-    service: EvaluationService | None = None,
-    stop: Stop | None = None,
+    run: Run, evaluation_gpus: float = 0.0, service: EvaluationService | None = None, stop: Stop | None = None
 ) -> Iterator[Evaluations]:
     """Train in the block, from the run's newest checkpoint, and evaluate each checkpoint that it submits.
 

@@ -110,10 +110,7 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
     metadata["seal"] = _seal_of(metadata)
     with new_file(path) as partial:
         try:
-            partial.touch()  # with the permissions of the run's other files, unlike a file of safetensors
-            mode = partial.stat().st_mode
             save_file(_tensors(state), partial, metadata)
-            partial.chmod(mode)
         except SafetensorError as error:  # for example on a full disk
             raise OSError(errno.EIO, f"the checkpoint cannot be written ({first_line(error)})", str(path)) from error
     return path

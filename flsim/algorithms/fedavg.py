@@ -112,8 +112,8 @@ class FederatedAveraging:
     def requests(self, state: State) -> list[RoundRequest]:
         """Return one request per shard that has users in the cohort of the next round, in shard order.
 
-        Pseudo-users belong to the last shard. In asynchronous training, each round of a model has such a list,
-        ascending.
+        Pseudo-users belong to the last shard. With FedBuff, the lists of all rounds in which
+        users began are returned, ascending.
         """
         cohort, sent = self.cohort(state.round), {slot: state.moments[slot] for slot in self.method.slots}
         started = self._sampler.started(self.seed, state.round, len(self.users), cohort)
@@ -265,7 +265,7 @@ def train_user(
 ) -> tuple[float, int]:
     """Train the model in place on a user's batches; return the summed cross-entropy, nats, and its positions."""
     parameters: list[Tensor] = list(model.trainable.values())
-    anchor = [parameter.detach().clone() for parameter in parameters]
+    anchor = [parameter.detach().clone() for parameter in parameters] if hparams.proximal else []
     optimizer, device = hparams.optimizer_over(parameters, rate), model.device
     total, tokens = 0.0, 0
     for step in batches:

@@ -118,6 +118,11 @@ def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str,
 
 def refuse_injections(algorithm: FedAvgHParams, privacy: PrivacyHParams) -> None:
     """Raise InputError if pseudo-users cannot take part in training."""
+    if sampling.sampler_class(configured(algorithm, "sampler")).is_asynchronous:
+        raise InputError(
+            'training.sampler "fedbuff" lets pseudo-users of canaries.injections begin in no round; use another '
+            "sampler, or plant with canaries.windows"
+        )
     method = algorithm_named(configured(algorithm, "algorithm"))
     if method.user_slots:
         raise InputError(

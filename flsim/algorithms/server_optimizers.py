@@ -106,7 +106,7 @@ ADAM = elementwise("Adam", _both, _adaptive(lambda v, square, beta2: beta2 * v +
 YOGI = elementwise("Yogi", _both, _adaptive(lambda v, square, beta2: v - (1 - beta2) * square * torch.sign(v - square)))
 
 SERVER_OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "yogi": YOGI, "adagrad": ADAGRAD}
-# optimizers whose step has the length of the update; the others normalize the update
+# optimizers whose step is proportional to the sum of updates; the others divide by its size
 ALONG_UPDATE = ("sgd", "momentum")
 
 

@@ -75,7 +75,7 @@ def default_branch(shards: int) -> int:
 
 
 def branches(shards: Iterable[int], branch: int) -> dict[int, list[int]]:
-    """Return the shards of each branch of consecutive shards, ascending; missing ones are omitted, 0 is one branch."""
+    """Return given shards by branch, ascending; a branch has `branch` consecutive numbers, or all if it is 0."""
     members: dict[int, list[int]] = {}
     for shard in shards:
         members.setdefault(shard // branch if branch else 0, []).append(shard)
@@ -108,15 +108,16 @@ class TreeSum:
         number = reply.shard // self._branch if self._branch else 0
         branch = self._branches[number]
         branch.add(reply.shard, reply.update)
-        if branch.is_complete and branch.total is not None:
+        if not branch.missing and branch.total is not None:
             self._total.add(number, branch.total)
             branch.total = None
 
     @property
     def total(self) -> UpdateSum | None:
         """Return the complete sum, None if there is no shard; raise ValueError while replies are missing."""
-        if not self._total.is_complete:
-            raise ValueError("replies are missing from the sum: shards")
+        if self._total.missing:
+            missing = [shard for number in self._total.missing for shard in self._branches[number].missing]
+            raise ValueError(f"replies are missing from the sum: shards {missing}")
         return self._total.total
 
     @property
@@ -134,8 +135,8 @@ class _Fold:
         self._is_own = False  # whether `total` has separate memory from all parts
 
     @property
-    def is_complete(self) -> bool:
-        return not self._missing
+    def missing(self) -> list[int]:
+        return [key for key in self._missing if key not in self._early]
 
     def add(self, key: int, part: UpdateSum) -> None:
         if key not in self._missing or key in self._early:

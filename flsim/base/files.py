@@ -207,12 +207,15 @@ def new_file(path: Path) -> Iterator[Path]:
     # Not the number of the process, which threads share, and also processes of two machines or containers.
     partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
     partial.touch(exist_ok=False)
+    made = partial.stat()
     with ExitStack() as stack:
         stack.callback(partial.unlink, missing_ok=True)
         with suppress(OSError):  # a filesystem without locks
             stack.enter_context(held(partial))
         with naming(path):
             yield partial
+            if partial.stat().st_ino != made.st_ino:
+                partial.chmod(made.st_mode)  # safetensors replaces the file by one that only its owner can read
             sync(partial)
         partial.replace(path)
         sync(path.parent)  # a name is durable only after its folder is synced

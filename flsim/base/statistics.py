@@ -10,10 +10,10 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from flsim.base.arrays import Floats
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 
-Floats = NDArray[np.float64]
 ROUNDING = 9  # decimals of a bit: far below any exposure's resolution, so equal differences are ties
 RESAMPLES = 1_000  # of a bootstrap
 EXCHANGES = 9_999  # random exchanges of a log-rank test

@@ -233,7 +233,7 @@ class SanitizationHParams:
     @property
     def label(self) -> str:
         """Return the name of this defence in a table of runs."""
-        return f"sanitized {self.share:.0%}"
+        return f"sanitized {100 * self.share:g}%"
 
 
 def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int, device: str = "cpu") -> Corpus:

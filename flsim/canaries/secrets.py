@@ -1,7 +1,7 @@
 """Secrets: a template, fixed text with holes, and the space R of its fillings as tokens of a corpus.
 
-Carlini et al. (2018), "The Secret Sharer", section 3.2: a format s, such as "the random number is ...", whose holes are
-filled with r, which is drawn uniformly from a randomness space R. See `flsim.canaries.spec`.
+Carlini et al. (2018), "The Secret Sharer", sections 3.2 and 4.1: a format s, such as "the random number is ...", whose
+holes are filled with r, which is drawn uniformly from a randomness space R. See `flsim.canaries.spec`.
 
 {d9}     9 digits
 {l4}     4 lower-case letters

@@ -70,6 +70,8 @@ def bounds_of(window: Window, rounds: int | None) -> Bounds:
     start, end = (round(bound * length) for bound in window)
     if rounds is not None and end > start >= rounds:
         raise InputError(f"windows {list(window)} begins after the last of {rounds:,} rounds; set an earlier window")
+    if window[0] < window[1] and start == end:
+        raise InputError(f"windows {list(window)} contains none of {length:,} rounds; set a longer window")
     return start + 1 if start or end == start else None, None if window[1] == 1 and end > start else end
 
 
@@ -206,7 +208,7 @@ class CanaryHParams:
         return is_injected or any(is_share(window) and tuple(window) != ALWAYS for window in self.windows)
 
     def unknown_words(self, prefix: int) -> int:
-        """Return the number of a canary's words, of the longest phrase, that are not known before or by `prefix`."""
+        """Return the number of words, of the longest phrase, after the first `prefix` or after known text."""
         if self.phrases:
             return max(1, *(len(phrase.split()) - prefix for phrase in self.phrases))
         return unknown_symbols(self.template) if self.template else self.length - prefix

@@ -52,10 +52,7 @@ def _version_option(
     version: Annotated[
         bool,
         typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Print versions of main packages, and exit.",
+            "--version", callback=_print_version, is_eager=True, help="Print versions of main packages, and exit."
         ),
     ] = False,
 ) -> None:

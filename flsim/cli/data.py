@@ -142,10 +142,7 @@ def import_(
 
 
 @data.command("inspect", rich_help_panel=LOOK)
-def inspect_(
-    corpus: From,
-    as_json: Json = False,
-) -> None:
+def inspect_(corpus: From, as_json: Json = False) -> None:
     """Describe a corpus.
 
     Prints the numbers of users, records and words, quantiles of the lengths of records and users, which users are
@@ -159,10 +156,7 @@ def inspect_(
 
 
 @data.command("push", rich_help_panel=LOOK)
-def push_(
-    corpus: Annotated[Path, typer.Argument()],
-    uri: Annotated[str, typer.Argument(metavar="URI")],
-) -> None:
+def push_(corpus: Annotated[Path, typer.Argument()], uri: Annotated[str, typer.Argument(metavar="URI")]) -> None:
     """Copy a corpus into an object store.
 
     Runs on other machines read the copy when their data.corpus is the URI.
@@ -248,11 +242,7 @@ of_models = partial(typer.Option, rich_help_panel="The two models")
 
 @data.command(rich_help_panel=CHANGE)
 def plant(
-    corpus: From,
-    config: Annotated[Path, typer.Option()],
-    out: Out,
-    set_: Overrides = None,
-    as_json: Json = False,
+    corpus: From, config: Annotated[Path, typer.Option()], out: Out, set_: Overrides = None, as_json: Json = False
 ) -> None:
     """Plant canaries in the train records of a corpus.
 

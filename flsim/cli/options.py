@@ -81,8 +81,7 @@ TableOut = Annotated[
     ),
 ]
 Round = Annotated[
-    int | None,
-    of_point(help="Evaluated round of each run, e.g. 100.", show_default="the last of each run"),
+    int | None, of_point(help="Evaluated round of each run, e.g. 100.", show_default="the last of each run")
 ]
 Epoch = Annotated[
     float | None,
@@ -111,8 +110,7 @@ FigureOut = Annotated[
     ),
 ]
 CheckpointRound = Annotated[
-    int | None,
-    of_point(help="Round of the checkpoint, e.g. 100.", show_default="the newest of each run"),
+    int | None, of_point(help="Round of the checkpoint, e.g. 100.", show_default="the newest of each run")
 ]
 ClaimDelta = Annotated[
     float | None,

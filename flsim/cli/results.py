@@ -287,10 +287,7 @@ def trace(
         typer.echo(traces.to_csv(table) if as_csv else text, nl=False)
 
 
-def report(
-    paths: Annotated[list[Path], typer.Argument()],
-    out: Annotated[Path, typer.Option()],
-) -> None:
+def report(paths: Annotated[list[Path], typer.Argument()], out: Annotated[Path, typer.Option()]) -> None:
     """Write one HTML file about runs or a sweep.
 
     The file has tables, figures, settings, data, privacy and provenance. The file loads no other files, needs no

@@ -282,9 +282,7 @@ PATH_PROVEN = of_flag(
     about="whether it is the most likely continuation, proven by shortest-path search; - if unknown",
 )
 PATH_NODES = of_count(
-    name="path_nodes",
-    description="Number of beginnings of sequences that the shortest-path search read.",
-    places=(),
+    name="path_nodes", description="Number of beginnings of sequences that the shortest-path search read.", places=()
 )
 
 

@@ -352,14 +352,7 @@ def _setting_text(key: str, value: object) -> str:
 
 def scale_tables(scale: Scale, published: Scale | None, source: str | None) -> str:
     scales = {"": scale} | ({"publ. ": published} if published else {})
-    names = [
-        "Users",
-        "Records",
-        "Records of a user",
-        "Vocabulary",
-        "Canaries",
-        "Canaries, share of all records",
-    ]
+    names = ["Users", "Records", "Records of a user", "Vocabulary", "Canaries", "Canaries, share of all records"]
     facts = [Column("Published" if head else "Here", _facts(one)) for head, one in scales.items()]
     sizes = [columns(one.rows, "size of_users epochs", head) for head, one in scales.items()]
     sizes[0] = columns(scale.rows, "runs length") + sizes[0]

@@ -22,7 +22,8 @@ class Convention:
     """A convention by which an epsilon is computed.
 
     Neighbours of "replace-one" differ in one user's data (the number of users is public), of "add-or-remove-one" in the
-    presence of one user. Those of "zero-out" differ in whether one user's updates are zero (cohorts are public).
+    presence of one user. Those of "zero-out" differ in whether one user takes part with zeros, in place of updates and
+    of votes on an adaptive clip (cohorts are public).
     """
 
     sampler: str  # how cohorts are drawn; for a custom sampler, its NAME with its options
@@ -88,6 +89,8 @@ def conventions_of(sampler: str) -> tuple[Convention, ...]:
     """Return the conventions for a sampler, or the relation of a custom one; runs report the first sound one."""
     if is_custom(sampler):
         relation = sampler_class(sampler).relation
+        if relation not in SENSITIVITY:
+            raise InputError(f"{sampler}: relation must be one of {', '.join(SENSITIVITY)}, found {relation!r:.60}")
         return _sound(short_name(sampler), relation, f"own-{relation}")
     return tuple(one for one in (*CONVENTIONS, *REFUSED) if one.sampler == without_options(sampler))
 

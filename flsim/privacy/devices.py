@@ -116,7 +116,7 @@ def simulated_buffers(
         while len(buffer) < size:
             missing = concurrency - len(training)
             if missing and not (training and training[0][0] == clock):
-                # as fixed-size sampling draws; few of these users are busy, and only then are the idle users listed
+                # drawn like a fixed-size cohort; only if some are busy, the idle users are listed
                 users = cohorts.choice(population, missing, replace=False)
                 users = users[~is_busy[users]]
                 is_busy[users] = True
@@ -201,7 +201,7 @@ def _rows_of(trace: Trace) -> tuple[Floats, Floats, Floats]:
 def cohorts_of_available(
     seed: int, population: int, size: int, separation: int, availability: Days | Trace
 ) -> Prefix[Ints]:
-    """Return all rounds' cohorts of `size` random available users, or all, with `separation` rounds between theirs."""
+    """Return each round's cohort: `size` random available users, or all if fewer, `separation` rounds apart."""
 
     def cohorts() -> Iterator[Ints]:
         last = np.full(population, -separation)

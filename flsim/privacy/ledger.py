@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from flsim.base.arrays import Flags, Floats, Ints
-from flsim.base.errors import InputError, as_list, first_line
+from flsim.base.errors import Diverged, InputError, as_list, first_line
 from flsim.base.extensions import CustomName, configured, refuse_unknown, short_name, without_options
 from flsim.base.files import from_json
 from flsim.base.progress import say
@@ -173,7 +173,13 @@ def next_clip(
     sigma = hparams.count_noise_for(cohort)
     noise = stream(seed, "count noise", round_).normal(0.0, sigma) if sigma else 0.0
     share = (within - users / 2 + noise) / cohort + 0.5
-    return float(clip * math.exp(-hparams.clip_learning_rate * (share - hparams.target_quantile)))
+    following = clip * math.exp(min(-hparams.clip_learning_rate * (share - hparams.target_quantile), 99.0))
+    if not 1e-30 < following < 1e30:
+        raise Diverged(
+            f"round {round_ + 1}: the adaptive clip is {following:.1g}; lower privacy.count_noise or "
+            f"privacy.clip_learning_rate"
+        )
+    return following
 
 
 # The sum that secure aggregation reveals: users send integers, and the server sees their noisy sum modulo 2^bits.
@@ -198,7 +204,7 @@ def largest_norm(steps: int, dimension: int) -> float:
     norm = max(steps - root, math.sqrt(rest + 1 / 4) - 1 / 2 if rest > 0 else 0.0)
     if norm <= 0:
         raise InputError(
-            f"privacy.noise_options: steps must be above {math.ceil(math.sqrt(dimension / 4 + root / 2)):,} for "
+            f"privacy.noise_options: steps must be above {math.floor(math.sqrt(dimension / 4 + root / 2)):,} for "
             f"{dimension:,} parameters, found {steps:,}; raise it, for example to {10 * math.ceil(root):,}"
         )
     return norm

@@ -534,6 +534,7 @@ NOISES: dict[str, type[Process]] = {
 
 
 def noise_class(name: str) -> type[Process]:
+    """Return the class of a name; raise InputError if there is none, or if a custom file fails."""
     return resolve_class(name, NOISES, "noise", Noise, Skellam)
 
 

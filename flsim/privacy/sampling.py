@@ -52,7 +52,7 @@ class Sampler(ABC):
             it.
         label: the part of a row's name in tables that names the sampler; "" for none. Custom code is named NAME.
         relation: the difference between neighbouring data sets for which `event` holds: one user's data
-            ("replace-one"), or the presence of one user ("add-or-remove-one").
+            ("replace-one"), the presence of one user ("add-or-remove-one"), or zeros from one user ("zero-out").
         has_repeats: whether a cohort can contain a user more than once. Each occurrence counts as a separate user in
             the sum.
         is_asynchronous: whether users can train models of earlier rounds, see `started`.
@@ -260,6 +260,9 @@ class RoundRobin(Sampler):
 class BallsInBins(RoundRobin):
     """Every user is in one uniformly random bin, drawn once; population / cohort bins, rounded, take turns.
 
+    Sums are divided by `cohort`, as for other samplers, and a bin has population / bins users on average. Choose a
+    cohort that is near a whole fraction of the population.
+
     Chua et al., "Balls-and-Bins Sampling for DP-SGD" (2024); with the same bins in each epoch, Choquette-Choo et al.,
     "Near-Exact Privacy Amplification for Matrix Mechanisms" (2024). Their amplification is estimated by simulation,
     which is no proof, so the cost is that of the limit of a user's rounds.
@@ -297,8 +300,8 @@ class MinSeparation(Sampler):
     def check(self, population: int) -> None:
         if self.cohort > (size := population // self.separation):
             raise InputError(
-                f"sampler_options: a separation of {self.separation:,} leaves groups of {size:,} of the "
-                f"{population:,} users, found a cohort of {self.cohort:,}; lower the separation or the cohort"
+                f"sampler_options: a separation of {self.separation:,} allows cohorts of at most {size:,} of the "
+                f"{population:,} users, found {self.cohort:,}; lower the separation or the cohort"
             )
 
     def group(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
@@ -438,6 +441,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
 
 
 def sampler_class(name: str) -> type[Sampler]:
+    """Return the class of a name; raise InputError if there is none, or if a custom file fails."""
     return resolve_class(name, SAMPLERS, "sampler", Sampler)  # type: ignore[type-abstract]
 
 
@@ -543,14 +547,15 @@ def refuse_unaccounted(sampler: str) -> None:
     if is_custom(sampler):
         return
     kind = sampler_class(sampler)
-    reason = kind.unaccounted
+    reason, remedy = kind.unaccounted, 'use "poisson"'
     if (loss := _loss_of(sampler)) and kind.unaccounted_with_dropout:
         reason = f"{loss} changes the distribution of its cohorts, and no accountant of dp_accounting supports this"
     elif loss == "deadline" and options_of(sampler).get("spread") and kind.relation != "zero-out":
         reason = "with a deadline and a spread, slower users take part less often, and no accountant supports this"
+        remedy = "remove the spread"
     if reason:
         raise InputError(
-            f'training.sampler "{without_options(sampler)}": {reason}, and there is no epsilon; use "poisson", '
+            f'training.sampler "{without_options(sampler)}": {reason}, and there is no epsilon; {remedy}, '
             'or set privacy.mechanism to "clip"'
         )
 

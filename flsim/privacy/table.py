@@ -69,7 +69,7 @@ def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tu
 SOUND: dict[Relation, str] = {
     "replace-one": "2S (S: the clip norm) under replace-one, because exchanging a user moves the sum by up to 2S",
     "add-or-remove-one": "S under add-or-remove-one, with Poisson sampling",
-    "zero-out": "S under zero-out, which compares with a run in which a user's updates are zero",
+    "zero-out": "S under zero-out, which compares with a run in which a user sends zeros",
 }
 NO_NOISE = "without noise epsilon is infinite"
 TINY_NOISE = "epsilon is above 1e308 (shown as inf); raise the noise multiplier"

@@ -306,11 +306,7 @@ def read_sweep(path: Path) -> Sweep:
     sweep = _read(path)
     results = {name: read_run(folder) for name in _names(path) if is_run(folder := path / RUNS / name)}
     runs = [
-        replace(
-            run,
-            published=with_question(run.published) if run.published else None,
-            results=results.get(run.name),
-        )
+        replace(run, published=with_question(run.published) if run.published else None, results=results.get(run.name))
         for run in sweep.runs
     ]
     newest = Command(command=sweep.command, runs=[run.name for run in runs])

@@ -97,18 +97,9 @@ from flsim.results.sweeps import Sample, by_series, distinctions, sample
 # Columns that tables of runs and tables over seeds have in common: their types and the sources of their cells.
 
 
-PRIVACY = {
-    "epsilon_paper": "Float64",
-    "epsilon_sound": "Float64",
-    "sound_convention": "string",
-    "delta": "Float64",
-}
+PRIVACY = {"epsilon_paper": "Float64", "epsilon_sound": "Float64", "sound_convention": "string", "delta": "Float64"}
 POPULATION = {"whole_test_users": "Int64"}  # number of complete authors on which utility is measured
-RECORD_PRIVACY = {
-    "record_epsilon": "Float64",
-    "record_convention": "string",
-    "record_delta": "Float64",
-}
+RECORD_PRIVACY = {"record_epsilon": "Float64", "record_convention": "string", "record_delta": "Float64"}
 FALSE_POSITIVE = "false_positive_rate"
 By = Literal["run", "series"]  # what a row of a table is
 OVER_SEEDS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")

@@ -35,10 +35,7 @@ PARTICIPATION = (
     Field("sharers", "sharers", "{:,}", note=SHARERS),
     Field("so far", "participations", "{:,}", note="so far: how often a sharer took part since the start of training."),
     Field("since", "rounds_since_use", "{:,.0f}", note="since: rounds since a sharer last took part."),
-    Field(
-        *("in rounds", "in_rounds"),
-        note=IN_ROUNDS,
-    ),
+    Field(*("in rounds", "in_rounds"), note=IN_ROUNDS),
 )
 
 

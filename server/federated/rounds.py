@@ -106,7 +106,7 @@ class ShardFailed(RunFailed):
 
 @dataclass(frozen=True)
 class Exchange:
-    """The sender of requests to nodes, which collects their replies."""
+    """The exchange of requests and replies with nodes."""
 
     grid: ShardGrid
     shards: int
@@ -122,7 +122,7 @@ class Exchange:
 
         A shard that answers with an error, or not within the attempt's deadline, gets the request again, at most
         `retries` times, after 1, 2, 4, ... seconds; if the sum of a branch fails, all its shards do. Requests wait
-        until a client runs, at most two minutes or the longest deadline (RunFailed). ShardFailed if a shard failed in
+        until a client runs, at most ten minutes or the longest deadline (RunFailed). ShardFailed if a shard failed in
         every attempt, or at once in custom code; Interrupted if `stop` was set.
         """
         self.stop.check()
@@ -354,7 +354,7 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
     """Train all rounds from `state` on; `send` turns a round's requests into replies, in any order."""
     training, metrics = run.federated.training_of(run.users, run.rounds), RoundMetrics(run)
     sizes = NewLines(run.path / micro_cohorts.FILE)
-    sizes.take()  # epsilons of earlier processes are known
+    sizes.take()  # sizes that earlier processes recorded are known
     with progress(run.name, run.rounds, start=state.round) as advance:
         began, spent, spent_by = time.monotonic(), run.epsilons(state) if state.round else {}, f"by round {state.round}"
         try:

@@ -171,6 +171,7 @@ def test_users_read_their_last_state_before_any_repeatable_round(
         user, lag = parts[round_]
         for states in (on_disk, in_memory):
             states.write(user, round_, {"a": {"w": torch.tensor(float(round_))}}, max(0, round_ - lag))
+        assert all(file.stat().st_mode & 0o044 == 0o044 for file in folder.rglob("*.safetensors"))  # others can read
         written.setdefault(user, {})[round_] = float(round_)
 
     oldest = 0

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import scipy
 import torch
+from gaussian_claims import curve_of_gaussian
 from helpers import PRIVATE, TESTED, Flsim, MakeCorpus, Trained, refusal
 
 import flsim as api
@@ -26,13 +27,13 @@ from flsim.algorithms.checkpoint import load
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.attacks.audit import bounds
 from flsim.attacks.audit.audit import COLUMNS, Subject, audit_subject, subject_of, tables
-from flsim.attacks.audit.bounds import Allowed, delta_of_gaussian, epsilon_of_gaussian
+from flsim.attacks.audit.bounds import epsilon_of_gaussian
 from flsim.attacks.audit.claim import Claim, LedgerTest
 from flsim.attacks.audit.rounds import CanaryUsers, epsilon_of_cosines
 from flsim.base.rng import stream
 from flsim.models.architectures import ModelHParams
 from flsim.privacy.conventions import sound_convention
-from flsim.privacy.ledger import EPSILONS, AuditHParams, PrivacyHParams, cosines, direction, epsilon, toss
+from flsim.privacy.ledger import AuditHParams, PrivacyHParams, cosines, direction, epsilon, toss
 from flsim.runs.folder import Run
 from flsim.training.update import LocalHParams, with_canaries
 
@@ -367,8 +368,7 @@ MUS = (0.01, 0.2, 0.5, 1.0, 4.0)
 
 def claim_of_gaussian(mu: float, delta: float = DELTA) -> Claim:
     """Return the claim of a ledger that is exactly mu-GDP."""
-    curve = Allowed(EPSILONS, np.array([delta_of_gaussian(mu, epsilon) for epsilon in EPSILONS]))
-    return Claim(sound_convention("fixed-size"), epsilon_of_gaussian(mu, delta), delta, curve)
+    return Claim(sound_convention("fixed-size"), epsilon_of_gaussian(mu, delta), delta, curve_of_gaussian(mu))
 
 
 @pytest.mark.parametrize("mu", MUS)

@@ -54,6 +54,9 @@ def test_fits_are_stationary(alpha: float) -> None:
 DENSITIES = np.log(np.array([[0.5, 0.1], [0.25, 0.25], [0.125, 0.5], [0.25, 0.0625]]))
 
 
+LARGE = 600 * math.log(2)  # of a space in which the squares of weights have no float64
+
+
 def draws_of(counts: tuple[int, int] = (1, 3)) -> exposure.Draws:
     """Return four samples of a space of 8 with these densities under two proposals, of powers 0.5 and 2."""
     words, scores = torch.arange(4)[:, None], torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
@@ -135,6 +138,7 @@ def test_best_shares_minimize_the_second_moment() -> None:
     assert found == pytest.approx({power: share / sum(kept.values()) for power, share in kept.items()}, abs=1e-3)
     assert sum(found.values()) == pytest.approx(1)
     assert exposure.best_shares(pilot, events[2:], {0.0: 1.0}) == {0.0: 1.0}
+    assert exposure.best_shares(replace(pilot, log_space=LARGE), events, {0.0: 0.1, 1.0: 0.9}) == pytest.approx(found)
 
 
 def test_estimates_have_the_interval_of_fay_and_feuer() -> None:
@@ -151,6 +155,8 @@ def test_estimates_have_the_interval_of_fay_and_feuer() -> None:
     assert found.low == pytest.approx(-math.log2(min(1, 1 / 8 + high)))
     nothing = exposure._estimate(draws, np.zeros(6), heaviest)
     assert (nothing.bits, nothing.high) == pytest.approx((3, 3))
+    large = exposure._estimate(replace(draws, log_space=LARGE), 2.0**-600 * weighted, 2.0**-600 * heaviest)
+    assert large.bits == pytest.approx(600 - math.log2(1.045))
     whole = exposure._estimate(draws, np.full(6, 0.5), heaviest)
     assert whole.bits == 0
 

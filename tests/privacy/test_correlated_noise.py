@@ -298,7 +298,7 @@ def test_noise_and_sampling_that_do_not_fit_are_refused_before_training(experime
     for method, message in (
         (fedavg("blt", "poisson", buffers=2), "does not limit how often a user takes part"),
         (fedavg("banded", bands=5), "bands must be at most 4, because a user can take part again"),
-        (replace(fedavg("tree"), cohort=7), "separation of 4 leaves groups of 6 of the 24 users, found a cohort of 7"),
+        (replace(fedavg("tree"), cohort=7), "separation of 4 allows cohorts of at most 6 of the 24 users, found 7"),
     ):
         with pytest.raises(InputError, match=message):
             flsim.simulate(users, MODEL, method, 6)

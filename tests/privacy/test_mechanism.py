@@ -192,7 +192,7 @@ def test_rounded_updates_are_integers_near_the_update_and_never_longer_than_the_
         assert float(values.norm()) <= steps
         shrunk = update["a"] * largest_norm(steps, 1_000) / steps
         assert float((values * 0.5 / steps - shrunk).abs().max()) <= 0.5 / steps
-    with pytest.raises(InputError, match="steps must be above 17 for 1,000 parameters, found 15"):
+    with pytest.raises(InputError, match="steps must be above 16 for 1,000 parameters, found 15"):
         rounded(update, 0.5, 15, 0, 0, 0)
 
 

@@ -172,7 +172,7 @@ def test_poisson_sampling_with_lost_users_is_poisson_sampling_at_a_lower_rate(
     ],
 )
 def test_other_losses_of_users_have_no_epsilon(name: str) -> None:
-    reason = "slower users take part less often" if "spread" in name else "changes the distribution of its cohorts"
+    reason = "less often.*remove the spread" if "spread" in name else 'distribution of its cohorts.*use "poisson"'
     for refuse in (lambda: refuse_unaccounted(name), lambda: Sampling(name, 20, 5)(GaussianDpEvent(1))):
         with pytest.raises(InputError, match=reason):
             refuse()

@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy
 import torch
+from custom_code import CODE
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 from scipy.stats import norm
 
-from flsim.base.errors import InputError
+from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
 from flsim.privacy import accounting, ledger, sampling, table
 from flsim.privacy.accounting import check_delta
@@ -87,6 +89,12 @@ def test_sensitivities_of_relations() -> None:
     assert [one.name for one in conventions_of("with-replacement")] == ["with-replacement-rdp", "with-replacement-pld"]
 
 
+def test_an_unknown_relation_of_a_custom_sampler_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(CODE["sampler"].replace("replace-one", "zero_out"))
+    with pytest.raises(InputError, match=r"own.py:Turns: relation must be one of replace-one, .*found 'zero_out'"):
+        conventions_of(f"{tmp_path}/own.py:Turns")
+
+
 def test_curves_have_steps_of_a_twentieth_up_to_10_and_of_a_half_up_to_60() -> None:
     assert sound_convention("fixed-size").relation == "replace-one"
     expected = [*(step / 20 for step in range(200)), *(step / 2 for step in range(20, 121))]
@@ -139,6 +147,8 @@ def test_the_next_clip_follows_the_noisy_share() -> None:
     share = (11 * 0.5 - (30 - 11) * 0.5 + noise) / 40 + 0.5
     found = next_clip(0.5, 11, 30, adaptive(count_noise=5.0), 40, 7, 3)
     assert found == pytest.approx(0.5 * math.exp(-0.2 * (share - 0.7)), rel=1e-12)
+    with pytest.raises(Diverged, match="round 4: the adaptive clip is "):
+        next_clip(0.5, 11, 30, adaptive(count_noise=1e5), 2, 7, 3)
     clip = PrivacyHParams(mechanism="clip", clip=0.5, target_quantile=0.7)
     assert next_clip(0.5, 11, 30, clip, 40, 7, 3) == pytest.approx(
         0.5 * math.exp(-0.2 * ((11 - 15) / 40 + 0.5 - 0.7)), rel=1e-12

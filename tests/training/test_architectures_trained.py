@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from networks import OTHERS, name_of
@@ -13,11 +14,12 @@ from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import Provenance, load, save
 from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError
+from flsim.data.records import Layout, Records, batch
 from flsim.models.architectures import ModelHParams, build, restore
 from flsim.models.language_model import loss_sum
 from flsim.privacy.ledger import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.central.hparams import record_gradients
+from flsim.training.central.hparams import private_step, record_gradients
 from flsim.training.central.training import train_chunks
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.update import LocalHParams, State
@@ -79,6 +81,19 @@ def test_record_gradients_and_private_steps(hparams: ModelHParams) -> None:
     assert not same(whole, trained(start, replace(training, privacy=CLIPPED), 6))
     for name, value in tensors(trained(start, replace(training, physical_batch=1), 6)).items():
         torch.testing.assert_close(value, tensors(whole)[name], rtol=1e-8, atol=1e-10)
+
+
+def test_a_private_step_without_clipping_learns_the_answers_of_prompts() -> None:
+    """The targets of prompts are PAD, and the answers follow them; the lot has answers of two and three tokens."""
+    layout = Layout(20, record_words=8, prompts=True)
+    records = Records(np.array([1, 2, 3, 4, 5, 6, 7, 3, 2, 1], np.uint16), np.array([0, 7, 10]), np.array([5, 1]))
+    lot = batch(records, np.arange(2), layout)
+    inputs, targets = torch.from_numpy(lot.inputs), torch.from_numpy(lot.targets)
+    model = build(layout.vocabulary_size, ModelHParams(4, 4)).initialize(0)
+    loss, count = loss_sum(model, inputs, targets)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = private_step(model, optimizer, inputs, targets, clip=1e9, noise_multiplier=0.0, expected=2, seed=0, step=0)
+    assert found == pytest.approx((loss.item(), count))
 
 
 @others

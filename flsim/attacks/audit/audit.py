@@ -282,12 +282,7 @@ RATES = (
     ),
 )
 RIGHT = (
-    Field(
-        "Right",
-        "detected",
-        "{:,}",
-        note="Right: number of canaries found, or of correct guesses, among Of.",
-    ),
+    Field("Right", "detected", "{:,}", note="Right: number of canaries found, or of correct guesses, among Of."),
     Field("Of", "trials", "{:,}"),
 )
 STATEMENTS = (
@@ -519,7 +514,7 @@ def of_ranks(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
             "method": "epsilon, GDP",
             "kind": "estimate",
             "neighbours": claim.convention.relation,
-            "estimate": epsilon_of_gaussian(of_one, claim.delta) if of_one else 0.0,
+            "estimate": epsilon_of_gaussian(of_one, claim.delta),
             "delta": claim.delta,
             "allowed": claim.epsilon,
         }

@@ -203,25 +203,9 @@ def of_group(least: LeastProbability, users: int) -> LeastProbability:
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:
     """Return epsilon of mu-GDP at a delta (Balle and Wang, 2018, Theorem 8; Dong, Roth and Su, 2022, Corollary 1)."""
-    return root(lambda epsilon: delta_of_gaussian(mu, epsilon) - delta, 1e-10)
+    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian  # takes a second
 
-
-def root(excess: Callable[[float], float], xtol: float) -> float:
-    """Return the first argument, from 0 on, at which a decreasing function is at most 0."""
-    if excess(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=xtol))
-
-
-def delta_of_gaussian(mu: float, epsilon: float) -> float:
-    """Return delta of mu-GDP at an epsilon (see `epsilon_of_gaussian`)."""
-    if mu == 0:
-        return 0.0
-    normal = scipy.special  # the second term with its logarithm, because e^epsilon overflows
-    return float(normal.ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + normal.log_ndtr(-epsilon / mu - mu / 2)))
+    return float(get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
 
 
 # Lower bounds on epsilon from one run whose canaries are planted by independent fair coins.

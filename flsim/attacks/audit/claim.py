@@ -137,8 +137,7 @@ class LedgerTest:
 
     def largest(self, delta: float) -> float:
         """Return the largest epsilon at a delta of a Gaussian mechanism that the best outcome refutes."""
-        mu = self.mu_refuted(self.guesses)
-        return bounds.epsilon_of_gaussian(mu, delta) if mu else 0.0
+        return bounds.epsilon_of_gaussian(self.mu_refuted(self.guesses), delta)
 
     def _refutes(self, least: bounds.LeastProbability, right: int) -> bool:
         return bounds.is_refuted(self.wrong(least), self.canaries, self.guesses, right, self.significance)

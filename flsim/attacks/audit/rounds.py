@@ -8,7 +8,6 @@ import numpy as np
 import scipy
 from scipy import stats
 
-from flsim.attacks.audit.bounds import root
 from flsim.base.arrays import Flags, Floats, Ints
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom, made
@@ -24,7 +23,7 @@ CORRELATED_VALUES = 10**6  # values of correlated noise per round; the values of
 
 @dataclass(frozen=True)
 class RoundTest:
-    """A test of rounds, from the first one, against the claim of the ledger, which `stated` has as text."""
+    """A test of the first `rounds` rounds against the ledger, whose claim is `stated` in words."""
 
     rounds: int
     p_value: float
@@ -202,14 +201,15 @@ class CanaryUsers:
         return np.concatenate([self.cosines[~self.present], self.unseen])
 
     def estimate(self, values: Floats) -> float | None:
-        """Return the epsilon of members, or of others, at `delta`; None for fewer than two, or if `is_too_small`."""
-        if len(values) < 2 or self.is_too_small(values):
+        """Return the epsilon of members, or of others, at `delta`; None if all are equal, or if `is_too_small`."""
+        if len(np.unique(values)) < 2 or self.is_too_small(values):
             return None
         return epsilon_of_cosines(float(values.mean()), float(values.std(ddof=1)), self.dimension, self.delta)
 
     def is_too_small(self, values: Floats) -> bool:
         """Return whether the model has too few parameters for an estimate: the normal distribution extends beyond 1."""
-        return len(values) > 1 and _beyond(float(values.mean()), float(values.std(ddof=1))) > BEYOND * self.delta
+        spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+        return spread > 0 and _beyond(float(values.mean()), spread) > BEYOND * self.delta
 
 
 def canary_users_of(settings: AuditHParams, seed: int, first: Params, last: Params, delta: float) -> CanaryUsers | None:
@@ -240,7 +240,12 @@ def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: flo
             f"{delta:.3g}; use more than {dimension:,} parameters or a larger delta"
         )
     laws = _laws(mean, deviation, dimension)
-    return root(lambda epsilon: _delta(laws, epsilon) - delta, 1e-9)
+    if _delta(laws, 0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while _delta(laws, high) > delta:
+        high *= 2
+    return float(scipy.optimize.brentq(lambda epsilon: _delta(laws, epsilon) - delta, 0.0, high, xtol=1e-9))
 
 
 def delta_of_cosines(mean: float, deviation: float, dimension: int, epsilon: float) -> float:

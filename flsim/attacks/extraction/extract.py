@@ -97,12 +97,7 @@ def record_strings(
 
 
 def _beginnings(
-    places: Places,
-    prefix: int,
-    suffix: int,
-    count: int,
-    planted: Collection[tuple[int, ...]],
-    rng: np.random.Generator,
+    places: Places, prefix: int, suffix: int, count: int, planted: Collection[tuple[int, ...]], rng: np.random.Generator
 ) -> dict[tuple[int, ...], str]:
     """Draw records of more than `prefix` words; return the name of one record for each distinct beginning."""
     names = dict[tuple[int, ...], str]()

@@ -425,9 +425,7 @@ def encode(
         tokenizer = Tokenizer(folder)
     tasks = {
         f"tokens-{bucket.name}": Task(
-            f"tokens of {bucket.name}",
-            encode_bucket,
-            (path, tokenizer.folder, hparams.record_words, _encoded(bucket)),
+            f"tokens of {bucket.name}", encode_bucket, (path, tokenizer.folder, hparams.record_words, _encoded(bucket))
         )
         for bucket, path in zip(buckets, words, strict=True)
     }

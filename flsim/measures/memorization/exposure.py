@@ -7,7 +7,7 @@ Carlini et al. (2018), "The Secret Sharer", section 4.2 and appendix C: log2 |sp
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import exp, isfinite, log, log2, pi, sqrt
+from math import exp, floor, isfinite, log, log2, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -251,8 +251,9 @@ def _numbers(references: Tensor) -> Floats:
 
 # Calibrated exposure, the exposure relative to models that were not trained on the canary.
 #
-# Jagielski et al. (2022), "Measuring Forgetting of Memorized Training Examples", section 2.2, after Watson et al.
-# (2021): the mean score over models trained without the canaries is subtracted from every score before ranking.
+# Jagielski et al. (2022), "Measuring Forgetting of Memorized Training Examples", section 2.2, after Tramèr et al.,
+# "Truth Serum" (2022): the mean score over models trained without the canaries is subtracted from every score before
+# ranking.
 
 
 def mean_scores(models: Sequence[LanguageModel], prefix: Tensor, continuations: Tensor) -> Tensor:
@@ -346,12 +347,7 @@ def refuse_too_many_samples(count: int, length: int) -> None:
 
 
 def draw(
-    model: LanguageModel,
-    prefix: Tensor,
-    template: Template,
-    shares: Shares,
-    samples: int,
-    rng: np.random.Generator,
+    model: LanguageModel, prefix: Tensor, template: Template, shares: Shares, samples: int, rng: np.random.Generator
 ) -> Draws:
     """Draw about `samples` sequences from proposals in these shares, at least two from each, or raise Diverged."""
     refuse_too_many_samples(samples, template.length)
@@ -418,6 +414,7 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
     sample in the event of a canary. A fifth of the default shares is always kept.
     """
     weights, ratios = pilot.weights(), pilot.ratios()
+    weights = weights / 2.0 ** floor(log2(weights.max()))  # exact; the squares of a large space would underflow
     means = events @ weights / len(weights)
     met = means > 0
     if not met.any():
@@ -489,10 +486,12 @@ def _estimate(draws: Draws, weighted: Floats, heaviest: float) -> Exposure:
     """Return the estimate from the terms of samples [N], 0 outside the event, and the largest possible term."""
     import scipy  # not at the top, because ranks need only torch and numpy
 
+    unit = 2.0 ** floor(log2(heaviest))  # exact; the squares of a large space would underflow
+    weighted, heaviest = weighted / unit, heaviest / unit
     others, squares = float(weighted.sum()), float((weighted**2).sum())
     tail = (1 - CONFIDENCE) / 2
     low = float(scipy.stats.gamma.ppf(tail, others**2 / squares, scale=squares / others)) if others else 0.0
     most, spread = others + heaviest, squares + heaviest**2
     high = float(scipy.stats.gamma.ppf(1 - tail, most**2 / spread, scale=spread / most))
     canary_share = exp(-draws.log_space)
-    return Exposure(*(-log2(min(1.0, canary_share + part)) for part in (others, high, low)))
+    return Exposure(*(-log2(min(1.0, canary_share + unit * part)) for part in (others, high, low)))

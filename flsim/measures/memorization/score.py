@@ -21,8 +21,8 @@ from flsim.models.language_model import LanguageModel, LogitModel, State, Steppe
 
 # The format of a secret that an attacker knows: the allowed tokens at each position.
 #
-# Carlini et al. (2018), "The Secret Sharer", section 5: a format s with holes, and sigma(s_k), the tokens that fit the
-# k-th position, which is one token if the format fixes it.
+# Carlini et al. (2018), "The Secret Sharer", section 5.3: a format s with holes, and sigma(s_k), the tokens that fit
+# the k-th position, which is one token if the format fixes it.
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class Clear(NamedTuple):
 
 @dataclass(frozen=True)
 class Sifter:
-    """A canary's traversal of references: bounds on costs after 1, 2, ..., n - 1 words, and on a counting score."""
+    """A traversal of references: `bounds` on costs after 1, 2, ..., n - 1 words; scores up to `bound` are counted."""
 
     step: Stepper
     bounds: Sequence[OutputBounds]

@@ -243,7 +243,8 @@ def private_step(
     scales = {"noise_multiplier": noise_multiplier, "max_grad_norm": clip, "expected_batch_size": expected}
     private = DPOptimizer(optimizer, **scales)
     private.add_noise = add_noise
-    lengths = (targets != pad).sum(1)
+    real = targets != pad
+    lengths = (real * torch.arange(1, targets.shape[1] + 1, device=real.device)).amax(1)  # prompts have no targets
     order = lengths.argsort(stable=True)  # records of similar length are grouped, which reduces padding
     batches = torch.split(order, physical_batch)
     total = 0.0
@@ -260,4 +261,4 @@ def private_step(
         private.signal_skip_step(index + 1 < len(batches))
         private.step()
         private.zero_grad(set_to_none=True)
-    return total, int(lengths.sum())
+    return total, int(real.sum())

@@ -1,6 +1,6 @@
 """The `cohort` engine: users of similar size form micro-cohorts, which train together and sum their updates.
 
-It equals `flsim.training.update`, its reference, up to rounding. On a CPU, users train one after another, because the
+It equals `flsim.algorithms.fedavg.train_users` up to rounding. On a CPU, users train one after another, because the
 matrices of one fill the caches, unless a step is too little work (`users_on_cpu`). On other devices, users are stacked.
 """
 
@@ -566,7 +566,9 @@ class CohortEngine:
         self.is_stacked = trainer is not None or is_stacked(like, micro_cohort)
         if self._device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_share, self._device)
-        self._at_once = micro_cohort or (self._choose(memory_share) if self.is_stacked else 1)
+        self._at_once = micro_cohort or 1
+        if self.is_stacked and micro_cohort is None:
+            self._at_once = StackedTrainer.users_that_fit(like, hparams, layout, memory_share)
         self._trainer: Trainer | None = None
 
     @property
@@ -614,13 +616,7 @@ class CohortEngine:
                 value.zero_()
 
     def _train_all(
-        self,
-        start: Params,
-        members: Sequence[Member],
-        seed: int,
-        round_: int,
-        clip: float | None,
-        delta: Params,
+        self, start: Params, members: Sequence[Member], seed: int, round_: int, clip: float | None, delta: Params
     ) -> Counts:
         # A separate function, so that no reference keeps the memory of a trainer that did not fit.
         trainer, rate = self._trainer or self._build(), self._hparams.rate(round_, self._rounds)
@@ -647,10 +643,6 @@ class CohortEngine:
                 packing.Participant(records, stream(seed, "local", round_, user)) for user, records in group
             ]
             yield group, trainer.pack(participants)
-
-    def _choose(self, memory_share: float) -> int:
-
-        return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share)
 
     def _build(self) -> Trainer:
         settings = self._like, self._hparams, self._layout

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from flsim.models.language_model import Params, representative
-from flsim.training.cohort.kernels import Products, Scratch, aligned
+from flsim.training.cohort.kernels import Products, Scratch, aligned, sigmoid_backward, tanh_backward
 from flsim.training.cohort.packing import Steps
 
 LOGITS = 2**22  # number of logits in memory at a time: 16 MB in float32, about what the caches of a processor hold
 SUMS = 1e-20, 1e30  # range of sums of exponentials that lose no digits
-LEAST_OF_TARGET = 1e-20  # smallest exponential of a target that loses no digits as a share of such a sum
+LEAST_OF_TARGET = 1e-20  # below this exponential, the share of a target in such a sum loses digits
 
 
 @dataclass(frozen=True)
@@ -259,8 +259,6 @@ def shifted(values: Tensor, sizes: list[int], out: Tensor) -> Tensor:
 # The gradients of LSTM and GRU networks, with torch's names and order of gates.
 #  The gradient of a gate is that of the cell's memory, or of its output, times a factor that does not depend on other
 # times. Factors are therefore computed for all times together, and the backward pass only multiplies.
-
-sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
 class PackedRecurrent(PackedModel):
@@ -526,10 +524,10 @@ class PackedCIFG(PackedModel):
         torch.addcmul(o, hidden, tape.bounded, value=-1, out=through)  # dc = dm o (1 - tanh^2 c)
         torch.neg(g[:first], out=gained[:first])
         torch.index_select(tape.memory, 0, previous(tape.sizes), out=gained[first:]).sub_(g[first:])
-        torch.ops.aten.sigmoid_backward(gained, kept, grad_input=f)  # df = dc (c_{t-1} - g) f (1 - f)
+        sigmoid_backward(gained, kept, grad_input=f)  # df = dc (c_{t-1} - g) f (1 - f)
         torch.neg(kept, out=lost).add_(1)
-        torch.ops.aten.tanh_backward(lost, g, grad_input=g)  # dg = dc (1 - f) (1 - g^2)
-        torch.ops.aten.sigmoid_backward(tape.bounded, o, grad_input=o)  # do = dm tanh c o (1 - o)
+        tanh_backward(lost, g, grad_input=g)  # dg = dc (1 - f) (1 - g^2)
+        sigmoid_backward(tape.bounded, o, grad_input=o)  # do = dm tanh c o (1 - o)
         parts = (tape.gates[:count], gates[:, ::2], o, through, kept, d_outputs)
         blocks = (torch.split_with_sizes(part, tape.sizes) for part in parts)
         carried = hidden.new_zeros(first, 1, units)

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from flsim.base.arrays import Ints
 from flsim.data.records import Layout, Records, Tokens
 from flsim.models.language_model import Params
 from flsim.training.update import LocalHParams, epoch_orders
-
-Ints = NDArray[np.int64]
 
 
 class Participant(NamedTuple):

@@ -14,15 +14,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from flsim.training.cohort.kernels import PositionKernels, Prediction, Target
-from flsim.training.cohort.triton_kernels import (
-    DOT,
-    TritonKernels,
-    _advanced,
-    _differentiated,
-    _former,
-    _settle,
-    block,
-)
+from flsim.training.cohort.triton_kernels import DOT, TritonKernels, _advanced, _differentiated, _former, _settle, block
 
 # The output layer of stacked users in Triton: two passes over the vocabulary, neither of which stores logits.
 #  The first pass has some positions of a user and streams the embedding, as attention streams its keys: it keeps the
