@@ -482,6 +482,31 @@ def lora(folders: list[str], name: str = "lora") -> None:
     write(f"{name}-differences", rows)
 
 
+def demo(folders: list[str]) -> None:
+    """Write IID minus non-IID over seeds 10 to 29 of `flsim demo`, at the end and at equal perplexity."""
+    file = RESULTS / "demo.parquet"
+    if folders:
+        rows = []
+        for folder in folders:
+            runs = [read_run(Path(folder) / partition) for partition in PARTITIONS]
+            pair = pair_at_like_utility(*runs)
+            row = {"seed": runs[0].seed, "equal_perplexity": pair.perplexity, "equal": pair.differences.mean()}
+            for name, run in zip(("iid", "non_iid"), runs, strict=True):
+                row[f"{name}_exposure"] = run.of_canaries(PRIMARY.name, run.round)[pair.differences.index].mean()
+                row[f"{name}_perplexity"] = run.of_model(PERPLEXITY.name, run.round)
+            rows.append(row)
+        pd.DataFrame(rows).sort_values("seed").to_parquet(file, index=False)
+    seeds = pd.read_parquet(file).set_index("seed")
+    ends = {name: seeds[f"iid_{name}"] - seeds[f"non_iid_{name}"] for name in ("exposure", "perplexity")}
+    table = []
+    for at, values in {"end of training": ends, "equal perplexity": {"exposure": seeds["equal"]}}.items():
+        row = {"difference": at, "seeds": str(len(seeds))}
+        for name, digits in {"exposure": 2, "perplexity": 1}.items():
+            row |= with_interval(name, values[name], digits) if name in values else {}
+        table.append(row | {"exposure_p": f"{p_of(values['exposure']):.1g}"})
+    write("demo-new-seeds", table)
+
+
 def once(folders: list[str]) -> None:
     """Write in how many new networks a secret that was read once is likelier than another number."""
     runs = measured("secret-sharer-once-runs", folders, r"secret-sharer-once-(?P<network>\w+)-.*")
@@ -579,6 +604,7 @@ SUMMARIES: dict[str, Callable[[list[str]], None]] = {
     "user-level": user_level,
     "lora": lora,
     "lora-smollm2": partial(lora, name="lora-smollm2"),
+    "demo": demo,
     "once": once,
     "layers": layers,
     "units": units,

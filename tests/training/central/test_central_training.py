@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -30,10 +30,10 @@ from flsim.privacy.ledger import Entry, PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, train_central
 from flsim.training.central.hparams import Order, poisson_lot, positions_at, private_step, record_gradients
 from flsim.training.central.training import EngineName
+from flsim.training.optimizers import OPTIMIZERS
 from flsim.training.update import State
 
 ENGINES = get_args(EngineName)
-OPTIMIZERS = get_args(get_type_hints(CentralHParams)["optimizer"])
 DP = PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0)
 NOTHING_PLANTED = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
 
