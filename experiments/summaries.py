@@ -35,6 +35,7 @@ from flsim.attacks.membership.shadows import collect, leave_one_out
 from flsim.base.arrays import Floats
 from flsim.base.rng import stream
 from flsim.base.statistics import auroc, holm, paired_t_p, share_interval, t_interval
+from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.results.differences import pair_at_like_utility, pairs_of_seeds
 from flsim.results.rows import read_run
 
@@ -490,20 +491,20 @@ def demo(folders: list[str]) -> None:
         for folder in folders:
             runs = [read_run(Path(folder) / partition) for partition in PARTITIONS]
             pair = pair_at_like_utility(*runs)
-            row = {"seed": runs[0].seed, "equal_perplexity": pair.perplexity, "equal": pair.differences.mean()}
+            of_seed: dict[str, Any] = {"seed": runs[0].seed, "equal": pair.differences.mean()}
             for name, run in zip(("iid", "non_iid"), runs, strict=True):
-                row[f"{name}_exposure"] = run.of_canaries(PRIMARY.name, run.round)[pair.differences.index].mean()
-                row[f"{name}_perplexity"] = run.of_model(PERPLEXITY.name, run.round)
-            rows.append(row)
+                exposures: Any = run.of_canaries(PRIMARY.name, run.round)
+                of_seed[f"{name}_exposure"] = exposures[pair.differences.index].mean()
+                of_seed[f"{name}_perplexity"] = run.of_model(PERPLEXITY.name, run.round)
+            rows.append(of_seed)
         pd.DataFrame(rows).sort_values("seed").to_parquet(file, index=False)
     seeds = pd.read_parquet(file).set_index("seed")
     ends = {name: seeds[f"iid_{name}"] - seeds[f"non_iid_{name}"] for name in ("exposure", "perplexity")}
     table = []
-    for at, values in {"end of training": ends, "equal perplexity": {"exposure": seeds["equal"]}}.items():
-        row = {"difference": at, "seeds": str(len(seeds))}
-        for name, digits in {"exposure": 2, "perplexity": 1}.items():
-            row |= with_interval(name, values[name], digits) if name in values else {}
-        table.append(row | {"exposure_p": f"{p_of(values['exposure']):.1g}"})
+    for at, exposure in {"end of training": ends["exposure"], "equal perplexity": seeds["equal"]}.items():
+        row = {"difference": at, "seeds": str(len(seeds))} | with_interval("exposure", exposure)
+        row |= {"exposure_p": f"{p_of(exposure):.1g}"}
+        table.append(row | (with_interval("perplexity", ends["perplexity"], 1) if at == "end of training" else {}))
     write("demo-new-seeds", table)
 
 

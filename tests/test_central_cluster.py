@@ -132,8 +132,7 @@ def test_a_killed_training_continues_from_its_newest_checkpoint(begin: Begin) ->
     assert said.count("run: training restarts from the newest checkpoint: its process died") == 1
     assert "Traceback" not in said
     assert same(final_state(run.path), trained_in_one_go(run.path))
-    steps = [line["round"] for line in log_of(run.path)]
-    assert steps == [*range(7, 1500, 7), 1500]
+    assert [line["round"] for line in log_of(run.path)] == [*range(7, 1500, 7), 1500]
 
 
 def test_a_process_fills_a_gpu_together_with_its_evaluators() -> None:

@@ -68,8 +68,7 @@ def test_a_run_equals_its_steps_in_this_process(
     central_experiment: Experiment, trained: Trained, flsim: Flsim, overrides: tuple[str, ...], setting: str
 ) -> None:
     path = shutil.copytree(trained(*overrides), central_experiment.folder / "run")
-    run = Run.open(path)
-    assert same(final_state(path), train_in_this_process(run))
+    assert same(final_state(path), train_in_this_process(Run.open(path)))
     assert [line["round"] for line in log_of(path)] == [7, 14, 20, 21, 28, 35, 40]
     kept = [f"round-{step:06d}" for step in (20, 35, 40)]
     assert sorted(file.stem for file in (path / "checkpoints").iterdir()) == kept

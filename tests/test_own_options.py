@@ -147,8 +147,7 @@ def test_local_and_central_optimizers_and_schedules(own: str) -> None:
     for kind in (LocalHParams, CentralHParams):
         hparams = kind(learning_rate=0.1, **options, **schedule)  # type: ignore[arg-type]
         assert hparams.rate(9, 10) == 0.05
-        stepping = hparams.optimizer_over([torch.zeros(2)])
-        assert stepping.param_groups[0]["lr"] == pytest.approx(0.3)
+        assert hparams.optimizer_over([torch.zeros(2)]).param_groups[0]["lr"] == pytest.approx(0.3)
     with pytest.raises(InputError, match=r"descent.*cannot be created from .*unexpected keyword argument 'tims'"):
         LocalHParams(optimizer=f"{own}:descent", optimizer_options={"tims": 1}).optimizer_over([torch.zeros(2)])
 

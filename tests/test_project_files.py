@@ -52,8 +52,7 @@ def test_versions_of_python_are_the_same_everywhere() -> None:
     assert PROJECT["requires-python"] == f">={classified[0]},<3.{latest + 1}"
     makefile = (ROOT / "Makefile").read_text()
     (names,) = re.findall(r"shell for name in (.*); do", makefile)
-    candidates = [name.removeprefix("python") for name in names.split()]
-    assert candidates == classified
+    assert [name.removeprefix("python") for name in names.split()] == classified
     matrices = {
         path.name: yaml.safe_load(path.read_text())["jobs"][path.stem.replace("ci", "run")]["strategy"]["matrix"]
         for path in WORKFLOWS
@@ -82,8 +81,7 @@ def test_newest_py_lists_all_dependencies_without_upper_limits() -> None:
     own = [Requirement(line) for line in [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]]
     newest = {(line.name, str(line.marker), *line.extras): line.specifier for line in map(Requirement, lines)}
     limited = {(line.name, str(line.marker), *line.extras): line.specifier for line in own}
-    own_name = PROJECT["name"]
-    assert newest.keys() == {key for key in limited if key[0] != own_name}
+    assert newest.keys() == {key for key in limited if key[0] != PROJECT["name"]}
     for key, specifiers in newest.items():
         assert {str(one) for one in specifiers} == {str(one) for one in limited[key] if one.operator == ">="}
 
@@ -148,8 +146,7 @@ def test_custom_components_of_every_kind_work_from_a_dump_to_a_report(tmp_path: 
     command = [sys.executable, "-m", "flsim", *by_name["run"]]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = tmp_path / "runs" / "all"
-    workers = wait_for_round(run, 3)
-    assert len(workers) == 2
+    assert len(wait_for_round(run, 3)) == 2
     process.send_signal(signal.SIGKILL)
     process.wait()
     changed = (tmp_path / "my_algorithm.py").read_text()

@@ -155,6 +155,7 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
         ("dp-ftrl-attacks", "dp-ftrl-attacks"),
         ("user-level", "user-level"),
         ("lora", "lora*"),
+        ("demo", "demo"),
         ("dp-small", "dp-seeds"),
         ("layers", "secret-sharer-layers-runs"),
         ("units", "secret-sharer-units-runs"),

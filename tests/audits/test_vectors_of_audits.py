@@ -29,8 +29,7 @@ def test_the_share_of_references_is_exceeded_by_none_of_all_canaries() -> None:
     """The share of a set is Beta(t, R - t + 1); each of m canaries has 1 / m of the significance."""
     for threshold, references, canaries in ((20, 20_000, 48), (1, 500, 3)):
         share = bounds.share_of_references(threshold, references, canaries)
-        tail = beta.sf(share, threshold, references - threshold + 1)
-        assert tail == pytest.approx(0.01 / canaries, rel=1e-6)
+        assert beta.sf(share, threshold, references - threshold + 1) == pytest.approx(0.01 / canaries, rel=1e-6)
     share = bounds.share_of_references(5, 100, 7, significance=0.2)
     assert beta.sf(share, 5, 96) == pytest.approx(0.2 / 7, rel=1e-9)
 
@@ -212,8 +211,7 @@ def test_cosines_of_many_parameters_are_gaussian(mu: float) -> None:
     """With the deviation of chance, 1 / sqrt(d), a mean of mu / sqrt(d) is mu-GDP."""
     spread = 1e-4  # 1 / sqrt(d) of 1e8 parameters
     expected = bounds.epsilon_of_gaussian(mu, 1e-3)
-    found = rounds.epsilon_of_cosines(mu * spread, spread, 10**8, 1e-3)
-    assert found == pytest.approx(expected, abs=1e-3)
+    assert rounds.epsilon_of_cosines(mu * spread, spread, 10**8, 1e-3) == pytest.approx(expected, abs=1e-3)
     assert rounds.epsilon_of_cosines(0.0, spread, 10**8, 1e-3) == 0
 
 

@@ -307,8 +307,7 @@ def test_pseudo_users_hold_only_copies_of_their_canary(experiment: Experiment) -
     assert (len(users), len(users.extra), len(canaries)) == (24, 12, 6)
     assert not len(users.overlay.records)
     for number in range(12):
-        held = [tuple(record.tolist()) for record in users[24 + number]]
-        assert held == [canaries[number // 2].tokens] * 5
+        assert [tuple(record.tolist()) for record in users[24 + number]] == [canaries[number // 2].tokens] * 5
     assert users.name(24) == "injected"
     mixed = users.records_at(np.array([users.records, 3, users.records + 59]))
     expected = [canaries[0].tokens, tuple(next(iter(users.records_at(np.array([3])))).tolist()), canaries[5].tokens]

@@ -101,8 +101,7 @@ def test_a_phrase_that_occurs_is_drawn_again(make_corpus: MakeCorpus) -> None:
     for split in ("train", "test", "heldout"):
         users = {"train": [[[1, 2]]], split: [[[3, *first, 4], [5]]]}
         corpus = make_corpus(vocabulary_size=200, name=split, **users)
-        second = draw_canaries(corpus, hparams, seed=0)[0].tokens
-        assert second != first
+        assert draw_canaries(corpus, hparams, seed=0)[0].tokens != first
 
 
 @settings(max_examples=50)

@@ -222,8 +222,7 @@ def test_every_filling_of_a_template_is_its_text(corpus: Corpus) -> None:
         text = corpus.vocabulary.text(row)
         assert re.fullmatch(pattern, text), text
         assert secrets.is_filling(row)
-    words = corpus.layout.words
-    assert secrets.space == 10**4 * 26**2 * words**2 * 10
+    assert secrets.space == 10**4 * 26**2 * corpus.layout.words**2 * 10
     assert corpus.vocabulary.text(rows[0][: secrets.known].tolist()) == "The cat's pin is "
     assert [b - a for a, b in pairwise(secrets.holes[:6])] == [1] * 5
 

@@ -183,8 +183,7 @@ def test_planted_canaries_are_written_and_duplicates_are_dropped(wide: Corpus, t
 def test_a_round_and_its_measures_use_large_ids(wide: Corpus) -> None:
     planted = flsim.plant(wide, CANARIES, partition="iid")
     users = planted.users
-    copies = users.records_at(users.overlay.records)
-    assert int(copies.tokens.max()) >= BEYOND
+    assert int(users.records_at(users.overlay.records).tokens.max()) >= BEYOND
     assert np.diff(users.records_at(np.arange(users.records)).offsets).max() == RECORD
     model = flsim.Model(embedding=4, units=4)
     algorithm = flsim.FedAvg(cohort=2, local=flsim.LocalSGD(batch_size=2, max_records=2, learning_rate=1.0))

@@ -136,8 +136,7 @@ def test_lengths_and_privacy_count_what_is_trained_on(experiment: Experiment) ->
 
 def test_a_resumed_run_keeps_its_withheld_records_and_refuses_another_share(experiment: Experiment) -> None:
     run = Run.create(load(experiment.config, [HELD]), experiment.folder / "run")
-    again = Run.reopen(run.config, run.path)
-    assert again.train.records == run.train.records == 144
+    assert Run.reopen(run.config, run.path).train.records == run.train.records == 144
     with pytest.raises(InputError, match="started with other settings"):
         Run.reopen(replace(run.config, data=replace(run.config.data, user_holdout=0.5)), run.path)
     (run.path / "planted" / "kept.u32").write_bytes(b"")

@@ -307,8 +307,7 @@ def test_a_job_at_its_time_limit_is_requeued_and_resumes(slurm: Slurm) -> None:
     os.kill(job.pid, signal.SIGUSR1)
     assert job.wait(120) == 128 + signal.SIGTERM, slurm.log
     assert slurm.calls() == [["scontrol", "requeue", slurm.job]]  # no srun: a single node starts no Ray nodes
-    before = rounds(slurm.experiment)
-    assert 3 <= len(before) < 100
+    assert 3 <= len(rounds(slurm.experiment)) < 100
     assert slurm.start(*long).wait(120) == 0, slurm.log
     assert rounds(slurm.experiment) == list(range(1, 101))
     assert json.loads((slurm.experiment.folder / "run" / "run.json").read_text())["status"] == "completed"
@@ -334,8 +333,7 @@ def test_several_nodes_are_one_cluster_until_the_job_is_cancelled(slurm: Slurm) 
     done = rounds(slurm.experiment)
     assert done == list(range(1, len(done) + 1))
     assert (slurm.experiment.folder / "run" / "checkpoints" / f"round-{len(done):06d}.safetensors").is_file()
-    left = subprocess.run(["pgrep", "-f", f"ray-{slurm.job}/"], capture_output=True, text=True).stdout
-    assert left == ""
+    assert subprocess.run(["pgrep", "-f", f"ray-{slurm.job}/"], capture_output=True, text=True).stdout == ""
     assert not slurm.ray_folder().exists()
 
 

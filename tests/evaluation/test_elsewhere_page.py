@@ -114,5 +114,4 @@ def test_a_flower_app_is_trained_by_flower_and_audited(app: tuple[Path, list[str
     assert (folder / "exposure.png").stat().st_size
     assert "Memorization is proven" in outputs[-1]
     assert "Something is wrong" not in outputs[-1]
-    before = subject_of(folder / "runs" / "app", 0)
-    assert not detected_canaries(before)["detected"].any()
+    assert not detected_canaries(subject_of(folder / "runs" / "app", 0))["detected"].any()

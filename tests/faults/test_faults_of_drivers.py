@@ -76,8 +76,7 @@ def test_sigterm_leaves_a_checkpoint_of_the_last_round(experiment: Experiment, u
     stopped = experiment.folder / "stopped"
     about = json.loads((stopped / "run.json").read_text())
     assert (about["status"], about["reason"]) == ("interrupted", "`flsim run --resume` continues it")
-    saved = round_of(all_in(stopped / "checkpoints")[-1])
-    assert saved == about["round"] == digests(stopped)[-1][0]
+    assert round_of(all_in(stopped / "checkpoints")[-1]) == about["round"] == digests(stopped)[-1][0]
     experiment.call("run", experiment.config, "--in-process", *OPTIONS, "--resume", "--out", "stopped")
     assert_equal_runs(stopped, undisturbed)
 

@@ -99,8 +99,7 @@ def test_rows_equal_a_recomputation(measured: Forgetting) -> None:
     over_seeds = of_ten.groupby("run")["bits_in"].median().to_numpy("float64")
     assert (row["bits_in_seeds_low"], row["bits_in_seeds_high"]) == pytest.approx(t_interval(over_seeds))
     others, members = of_ten["score_out"].sort_values(), of_ten["score_in"]
-    threshold = others.iloc[-int(0.1 * len(others))]
-    assert row["tpr"] == (members >= threshold).mean()
+    assert row["tpr"] == (members >= others.iloc[-int(0.1 * len(others))]).mean()
     assert row["fpr"] == int(0.1 * len(others)) / len(others)
     assert row["precision"] == row["tpr"] / (row["tpr"] + row["fpr"])
     assert row["heuristic_epsilon"] == pytest.approx(math.log(row["tpr"] / row["fpr"]))
@@ -307,8 +306,7 @@ def test_the_level_holds_in_every_shipped_design(name: str, tier: str, tmp_path:
     is_tested = np.isfinite(p).any(axis=0)
     assert is_tested.any()
     assert np.isfinite(p[:, is_tested]).all()
-    wrong = (p[:, is_tested] <= LEVEL).sum(axis=0)
-    assert wrong.max() <= most(len(drawn), is_tested.sum())
+    assert (p[:, is_tested] <= LEVEL).sum(axis=0).max() <= most(len(drawn), is_tested.sum())
     assert sum((table["p_holm"] <= LEVEL).any() for table in drawn) <= most(len(drawn))
 
 
@@ -365,8 +363,7 @@ def test_the_command_writes_text_csv_and_a_figure(arms: tuple[Path, Path], flsim
     assert figure.stat().st_size > 10_000
     assert "rounds 1-4, 1/10, 50%" in out
     code, out, _ = flsim("forgetting", *arms, "--csv")
-    table = pd.read_csv(io.StringIO(out))
-    assert len(table) == len(api.measure_forgetting(*arms).success)
+    assert len(pd.read_csv(io.StringIO(out))) == len(api.measure_forgetting(*arms).success)
 
 
 def test_a_report_of_windowed_runs_has_a_section(arms: tuple[Path, Path], flsim: Flsim, tmp_path: Path) -> None:

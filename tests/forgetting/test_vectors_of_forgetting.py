@@ -181,8 +181,7 @@ def test_the_advantage_counts_from_the_windows_end() -> None:
     assert pair["left_difference"] == pytest.approx(-found["left"].mean())
     small = observed({(seed, at): [value + seed / 500] for seed in range(3) for at, value in ((10, 0.4), (30, 0.1))})
     assert advantage.by_seed(small)["left"].tolist() == pytest.approx([1 / 4, 0.102 / 0.402, 0.104 / 0.404])
-    once = advantage.by_seed(table[table["round"] == 10])
-    assert once["left"].isna().all()
+    assert advantage.by_seed(table[table["round"] == 10])["left"].isna().all()
 
 
 def test_advantage_curves_are_means_over_seeds_without_unused_canaries() -> None:

@@ -150,8 +150,7 @@ def test_targets_are_members_and_non_members_of_equal_lengths(make_run: MakeRun)
         assert (tuple(record.tolist()) in read) == member == (split == "train")
     assert len({*targets.keys}) == 24
     assert targets.notes == ("Only 12 pairs of a member and a non-member of equal length, so the intervals are wide.",)
-    again = targets_of(run, 3, 12)
-    assert again.keys == targets.keys
+    assert targets_of(run, 3, 12).keys == targets.keys
 
 
 def write_corpus(folder: Path, splits: dict[str, dict[str, list[list[int]]]]) -> Corpus:

@@ -252,8 +252,7 @@ def test_ties_differ_by_at_most_eight_rounding_units_of_the_four_scores(factor: 
     mean = 1_000.0
     excess = factor * 8 * torch.finfo(torch.float64).eps * (own + mean + cost + mean)
     means = torch.tensor([cost - (own - mean) - excess], dtype=torch.float64)
-    found = calibrated_rank(model, prefix, canary, reference, mean, means)
-    assert found == (own - mean, expected)
+    assert calibrated_rank(model, prefix, canary, reference, mean, means) == (own - mean, expected)
 
 
 def test_references_at_their_bound_count() -> None:
@@ -265,8 +264,7 @@ def test_references_at_their_bound_count() -> None:
     assert count_at_most(model, state, log_probs, continuations, scores - 0.25) == 0
     for bound in (2.0, 3.0):
         bounds_ = torch.full_like(scores, bound)
-        found = count_at_most(model, state, log_probs, continuations, bounds_)
-        assert found == int((scores <= bound).sum())
+        assert count_at_most(model, state, log_probs, continuations, bounds_) == int((scores <= bound).sum())
 
 
 def test_references_are_sifted_if_the_model_has_the_methods_for_bounds() -> None:

@@ -121,8 +121,7 @@ def test_embeddings_are_tied_and_a_copy_is_the_same_model(hparams: ModelHParams)
     assert type(copy) is BUILT_IN[hparams.architecture]
     read = torch.tensor([[6, 1, 2]])
     assert torch.equal(copy(read), model(read))
-    coarse = quantized(model, 2)
-    assert all(len(set(value.flatten().tolist())) <= 4 for value in coarse.parameters())
+    assert all(len(set(value.flatten().tolist())) <= 4 for value in quantized(model, 2).parameters())
     assert torch.equal(copy(read), model(read))
 
 

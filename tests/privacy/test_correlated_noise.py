@@ -216,8 +216,7 @@ def test_settings_that_change_between_rounds_are_refused() -> None:
     one = Entry("round-robin", 30, 5, 1.0, 4, "tree")
     with pytest.raises(InputError, match='noise "tree": settings changed between rounds'):
         Ledger((one, replace(one, noise_multiplier=2.0))).event("S")
-    both = Ledger((one, replace(one, rounds=3)))
-    assert both.entries[0].noise == "tree"
+    assert Ledger((one, replace(one, rounds=3))).entries[0].noise == "tree"
     assert Ledger((one,)).record(replace(one, rounds=3)).entries == (replace(one, rounds=7),)
 
 

@@ -140,7 +140,6 @@ def test_a_private_run_with_stragglers_and_availability_is_verified(experiment: 
     experiment.call(
         "run", experiment.config, "--in-process", "--out", "run", *(x for one in settings for x in ("--set", one))
     )
-    run = Run.open(experiment.folder / "run")
-    assert verify(run).differs is None
+    assert verify(Run.open(experiment.folder / "run")).differs is None
     assert "available(availability=0.5" in experiment.call("table", "run").stdout
     assert "available  zero-out" in experiment.call("privacy", "run").stdout

@@ -118,8 +118,7 @@ def test_cosines_of_canary_users_are_larger_than_those_of_unused_vectors(trainin
     plain, tested = training(), training(AuditHParams(200))
     moved = change(plain, after(plain))
     spread = sum(value.numel() for value in moved.values()) ** -0.5
-    unseen = cosines(moved, 3, range(200))
-    assert scipy.stats.kstest(unseen / spread, "norm").pvalue > 0.01
+    assert scipy.stats.kstest(cosines(moved, 3, range(200)) / spread, "norm").pvalue > 0.01
     seen = cosines(change(tested, after(tested)), 3, range(400))
     assert scipy.stats.kstest(seen[200:] / spread, "norm").pvalue > 0.01
     assert scipy.stats.mannwhitneyu(seen[:200], seen[200:], alternative="greater").pvalue < 1e-6

@@ -47,8 +47,7 @@ def test_rounds_of_all_users_are_gaussian_mechanisms(noise: float, rounds: int, 
     orders = accounting.ORDERS.tolist()
     for name, distance in (("paper-tight", 1), ("replace-one-rdp", 2)):
         expected = tight(distance**2 * rounds / 2 / noise**2, delta, orders)
-        found = epsilon(ledger, delta, BY_NAME[name])
-        assert found == pytest.approx(expected, rel=1e-6)
+        assert epsilon(ledger, delta, BY_NAME[name]) == pytest.approx(expected, rel=1e-6)
     loose = min(a * rounds / 2 / noise**2 + math.log(1 / delta) / (a - 1) for a in orders)
     assert epsilon(ledger, delta, BY_NAME["paper"]) == pytest.approx(loose, rel=1e-6)
 

@@ -239,8 +239,7 @@ def test_a_seed_that_diverged_in_one_partition_is_dropped_from_both_and_counted(
     assert (row["seeds"], row["diverged_value_a"], row["diverged_value_b"]) == (2, 0, 1)
     assert row["exposure_difference"] == 1.5
     assert "b-2 (diverged" in row["left_out"]
-    text = table_of_pairs(frame, pairs).markdown()
-    assert "|0/1|" in text.replace(" ", "")
+    assert "|0/1|" in table_of_pairs(frame, pairs).markdown().replace(" ", "")
     assert by_series([*iid, *wild])["diverged"].tolist() == [0, 1]
 
 

@@ -193,8 +193,7 @@ def test_twins_have_the_statistics_of_differences_over_seeds(make_sweep: MakeSwe
     differences = [[1, 1.5, 0.5], [0, -0.5, 1]]
     tests = [stats.ttest_1samp(each, 0) for each in differences]
     interval = tests[0].confidence_interval(0.95)
-    about = first[["row", "seeds", "over", "canaries_value_a"]].tolist()
-    assert about == ["fedavg cohort=40", 3, "seeds", 9]
+    assert first[["row", "seeds", "over", "canaries_value_a"]].tolist() == ["fedavg cohort=40", 3, "seeds", 9]
     assert first["exposure_difference"] == pytest.approx(1)
     assert (first["exposure_low"], first["exposure_high"]) == pytest.approx((interval.low, interval.high))
     assert table["exposure_p"].tolist() == pytest.approx([test.pvalue for test in tests])

@@ -80,8 +80,7 @@ def test_participation_of_copies_equals_the_batches(
     held = copies(run)
     assert {(row.user, row.canary, 0) for row in found.itertuples()} <= set(held)
     if not overrides[0].startswith("privacy"):  # each epoch reads each copy once
-        first = Counter((row.user, row.canary, 0) for row in found[found["round"] <= 22].itertuples())
-        assert first == held
+        assert Counter((row.user, row.canary, 0) for row in found[found["round"] <= 22].itertuples()) == held
 
 
 def test_the_trace_command_has_the_participation(experiment: Experiment) -> None:

@@ -80,8 +80,7 @@ def test_a_run_by_characters(experiment: Experiment, flsim: Flsim) -> None:
     assert code == 0
     for text in texts:
         assert text.strip() in out.replace("\\", "")  # Markdown escapes "<"
-    rank = api.table(path)
-    assert rank["perplexity"].between(1, 1_000).all()
+    assert api.table(path)["perplexity"].between(1, 1_000).all()
 
 
 @pytest.mark.parametrize(
@@ -146,8 +145,7 @@ def test_text_of_any_script_is_in_the_vocabulary(tmp_path: Path, flsim: Flsim) -
     assert {*Corpus.open(tmp_path / "corpus").vocabulary.words} == words | {*TEXTS[3]}
     code, _, err = flsim(*command, "--ascii", "--out", tmp_path / "ascii")
     assert code == 0, err
-    manifest = Corpus.open(tmp_path / "ascii").manifest
-    assert manifest["parameters"]["ascii"]
+    assert Corpus.open(tmp_path / "ascii").manifest["parameters"]["ascii"]
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,7 @@ def test_each_family_makes_a_corpus(family: str, tmp_path: Path) -> None:
     assert sorted([*text, *set(special)]) == list(range(tokenizer.rows))
     assert len(set(special)) == {"gpt2": 1, "llama": 3, "bert": 4}[family]
     records = list(corpus.split("train")[0])
-    first = corpus.vocabulary.text(records[0].tolist())
-    assert first.lower() == "the cat saw 12 dogs."
+    assert corpus.vocabulary.text(records[0].tolist()).lower() == "the cat saw 12 dogs."
     has_unknown = family != "gpt2"  # GPT-2 has a token for each byte
     assert (layout.oov in np.concatenate(records)) == has_unknown
     assert not {layout.pad, layout.bos, layout.eos} & set(np.concatenate(records).tolist())
