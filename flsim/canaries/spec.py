@@ -70,8 +70,6 @@ def bounds_of(window: Window, rounds: int | None) -> Bounds:
     start, end = (round(bound * length) for bound in window)
     if rounds is not None and end > start >= rounds:
         raise InputError(f"windows {list(window)} begins after the last of {rounds:,} rounds; set an earlier window")
-    if window[0] < window[1] and start == end:
-        raise InputError(f"windows {list(window)} contains none of {length:,} rounds; set a longer window")
     return start + 1 if start or end == start else None, None if window[1] == 1 and end > start else end
 
 

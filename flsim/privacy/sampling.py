@@ -261,7 +261,7 @@ class BallsInBins(RoundRobin):
     """Every user is in one uniformly random bin, drawn once; population / cohort bins, rounded, take turns.
 
     Sums are divided by `cohort`, as for other samplers, and a bin has population / bins users on average. Choose a
-    cohort that is near a whole fraction of the population.
+    cohort near population / n, for an integer n.
 
     Chua et al., "Balls-and-Bins Sampling for DP-SGD" (2024); with the same bins in each epoch, Choquette-Choo et al.,
     "Near-Exact Privacy Amplification for Matrix Mechanisms" (2024). Their amplification is estimated by simulation,

@@ -50,7 +50,8 @@ def calibrate(planned: Entry, target: float, delta: float, convention: Conventio
 
 def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tuple[float, float]:
     """Return (low, high) with excess(low) >= 0 >= excess(high); steps grow, and halve before a refused value."""
-    step, at = math.copysign(math.log(1.2), excess(start)), start
+    step = math.copysign(math.log(1.2), excess(start))
+    at = start
     while True:
         try:
             if excess(at + step) * step <= 0:
