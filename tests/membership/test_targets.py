@@ -173,8 +173,11 @@ def run_of(corpus: Corpus, folder: Path) -> Run:
 
 
 def test_authors_of_training_are_not_non_members(tmp_path: Path) -> None:
-    """Test users (authors of training in splits by date) and held-out users of training authors are excluded."""
-    train = {"ann#0": [[1, 2], [3, 4]], "bob": [[5, 6]]}
+    """Test users (authors of training in splits by date) and held-out users of training authors are excluded.
+
+    So are texts that occur more than once, on both sides: only the first record of ann has a text of its own.
+    """
+    train = {"ann#0": [[1, 2], [3, 4]], "bob": [[5, 6], [3, 4]]}
     corpus = write_corpus(
         tmp_path / "corpus",
         {
@@ -184,10 +187,11 @@ def test_authors_of_training_are_not_non_members(tmp_path: Path) -> None:
         },
     )
     targets = targets_of(run_of(corpus, tmp_path), 1, 10)
-    others = {key for key, member in zip(targets.keys, targets.is_member, strict=True) if not member}
-    assert others <= {"heldout:1", "heldout:3"}  # heldout:2 has the text of a record of bob
-    assert others
+    members, others = ({targets.keys[at] for at in np.flatnonzero(targets.is_member == side)} for side in (True, False))
+    assert others < {"heldout:1", "heldout:3"}  # heldout:2 has the text of a record of bob
+    assert members == {"train:0"}
     assert targets.notes[0].startswith("Test users are excluded")
+    assert targets.notes[1] == "4 records are excluded, because their texts occur more than once."
 
 
 def test_a_run_without_held_out_authors_has_no_non_members_and_is_refused(tmp_path: Path) -> None:

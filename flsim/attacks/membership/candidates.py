@@ -423,13 +423,11 @@ class Targets:
 def targets_of(run: Run, rounds: int, count: int) -> Targets:
     """Draw members and non-members of a run after a number of rounds (central training: steps), from the run's seed.
 
-    Members are records that training read, and no canary replaced; non-members those by other authors, with new texts.
+    Members are records that training read, and no canary replaced; non-members those by other authors.
     """
     corpus, train = run.corpus, run.corpus.split("train")
-    splits, notes = never_trained(corpus)
-    members = members_of(run, rounds)
-    others = [(split, unseen(split, chosen, train)) for split, chosen in splits]
-    return pairs_of(train, members, others, count, run.config.seed, run.path, notes)
+    others, notes = never_trained(corpus)
+    return pairs_of(train, members_of(run, rounds), others, count, run.config.seed, run.path, notes)
 
 
 def pairs_of(
@@ -441,8 +439,17 @@ def pairs_of(
     folder: Path,
     notes: Sequence[str] = (),
 ) -> Targets:
-    """Draw at most `count` pairs of a member and a non-member of equal lengths, from positions in splits."""
+    """Draw at most `count` pairs of a member and a non-member of equal lengths, from positions in splits.
+
+    Texts that occur more than once are excluded, see `of_single_texts`.
+    """
     notes = list(notes)
+    sides = [(train, members), *others]
+    members, *rest_of = of_single_texts(sides)
+    excluded = sum(len(chosen) for _, chosen in sides) - len(members) - sum(map(len, rest_of))
+    if excluded:
+        notes.append(f"{excluded:,} records are excluded, because their texts occur more than once.")
+    others = [(split, chosen) for (split, _), chosen in zip(others, rest_of, strict=True)]
     lengths_out = np.concatenate([_lengths(split, chosen) for split, chosen in others])
     rng = stream(seed, "membership targets")
     chosen_in, chosen_out = matched(_lengths(train, members), lengths_out, count, rng)
@@ -552,15 +559,16 @@ def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
     return splits, notes
 
 
-def unseen(split: Split, chosen: Ints, train: Split) -> Ints:
-    """Return those of the chosen records whose text is not a training record."""
-    every = np.concatenate([*fingerprints(split), np.empty(0, np.uint64)])[chosen]
-    known, place = np.unique(every, return_inverse=True)
-    is_seen = np.zeros(len(known), bool)
-    for part in fingerprints(train):
-        at = known.searchsorted(part).clip(max=len(known) - 1)
-        is_seen[at[known[at] == part]] = True
-    return chosen[~is_seen[place]]
+def of_single_texts(sides: Sequence[tuple[Split, Ints]]) -> list[Ints]:
+    """Return those of the chosen records of each split whose text occurs once among all chosen records.
+
+    If only non-members were compared with the other side, text that many authors write would remain among members
+    alone, and an attack would detect frequent text instead of membership.
+    """
+    hashes = [np.concatenate([*fingerprints(split), np.empty(0, np.uint64)])[chosen] for split, chosen in sides]
+    _, place, counts = np.unique(np.concatenate(hashes), return_inverse=True, return_counts=True)
+    is_single = np.split(counts[place] == 1, np.cumsum([len(part) for part in hashes])[:-1])
+    return [chosen[single] for (_, chosen), single in zip(sides, is_single, strict=True)]
 
 
 def _of_lengths(lengths: Ints, counts: NDArray[np.integer[Any]], rng: np.random.Generator) -> Ints:

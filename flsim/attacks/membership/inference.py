@@ -34,7 +34,6 @@ from flsim.attacks.membership.candidates import (
     targets_of,
     unigram_of,
     unigram_over,
-    unseen,
 )
 from flsim.attacks.result import Result
 from flsim.base.arrays import Flags, Floats, Ints
@@ -247,8 +246,7 @@ def _controls(row: "pd.Series[Any]") -> Iterator[str]:
         if row["control_auroc"] > max(CONFOUNDED, 0.5 + chance):
             verdict = f"Above {CONFOUNDED:g}: the texts differ, so no AUROC of this table shows memorization"
         elif 0.5 + chance > CONFOUNDED:
-            by_chance = f"{0.5 - chance:.3f} to {0.5 + chance:.3f}"
-            verdict = f"Undecided: with so few records, {by_chance} is chance (95%); attack more"
+            verdict = f"Undecided: with so few records, up to {0.5 + chance:.3f} can be chance; attack more"
         else:
             verdict = f"At most {CONFOUNDED:g}, so length and word frequency do not distinguish members"
         yield f"Blind control: {row['control_auroc']:.3f} by length and word frequency only. {verdict}."
@@ -312,7 +310,7 @@ class TextSplit(Split):
 def sides_of(canaries: CanarySet, model: TrainableModel, files: ElsewhereHParams) -> tuple[Side, Side]:
     """Return members and non-members: records of files without canaries; without files, canaries.
 
-    Canaries without a copy are non-members. Non-members whose text is also a training record are excluded.
+    Canaries without a copy are non-members.
     """
     layout, sides = replace(canaries.words.layout, record_words=MOST_TOKENS), list[Side]()
     if files.members is None or files.others is None:
@@ -330,8 +328,7 @@ def sides_of(canaries: CanarySet, model: TrainableModel, files: ElsewhereHParams
         split = TextSplit.of(path.name, [_tokens(canaries, text, model) for text in texts], layout, keys)
         is_text = np.array([not any(phrase in text for phrase in phrases) for text in texts], np.bool_)
         sides.append((split, np.flatnonzero(is_text & (np.diff(split.record_offsets) > 0))))
-    (train, members), (held_out, others) = sides
-    return (train, members), (held_out, unseen(held_out, others, train))
+    return sides[0], sides[1]
 
 
 def _tokens(canaries: CanarySet, text: str, model: TrainableModel) -> list[int]:
