@@ -562,8 +562,8 @@ def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
 def of_single_texts(sides: Sequence[tuple[Split, Ints]]) -> list[Ints]:
     """Return those of the chosen records of each split whose text occurs once among all chosen records.
 
-    If only non-members were compared with the other side, text that many authors write would remain among members
-    alone, and an attack would detect frequent text instead of membership.
+    If only non-members were compared with the other side, text that many authors write would remain only among
+    members, and an attack would detect frequent text instead of membership.
     """
     hashes = [np.concatenate([*fingerprints(split), np.empty(0, np.uint64)])[chosen] for split, chosen in sides]
     _, place, counts = np.unique(np.concatenate(hashes), return_inverse=True, return_counts=True)
