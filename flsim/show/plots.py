@@ -23,7 +23,7 @@ from flsim.base.statistics import t_interval
 from flsim.measures.built_in import FIT_BITS, PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, select_for
 from flsim.results.rows import RunResults
-from flsim.results.sweeps import by_series, has_means
+from flsim.results.sweeps import by_series, distinctions, has_means
 from flsim.results.tables import quantities_of
 from flsim.show import figure as show
 
@@ -106,12 +106,16 @@ def averaged(series: Sequence[RunResults]) -> list[RunResults]:
     return [run for run in series if run.status not in {"diverged", "failed", "interrupted"} and run.evaluated]
 
 
-def label_of(group: Sequence[RunResults], runs: Sequence[Any], means_over: int | None) -> str:
-    """Return the setting, with the number of runs of a series, or with the name of a run if settings are equal."""
+def label_of(group: Sequence[RunResults], runs: Sequence[Any], means_over: int | None, word: str) -> str:
+    """Return the setting, with the number of runs of a series, or with the name of a run if settings are equal.
+
+    `word` distinguishes the setting of a series from others of the same name.
+    """
     run = group[0]
     if means_over is not None:
         left_out = len(group) - means_over
-        label = f"{run.setting} ({means_over} seed{'s' * (means_over != 1)}{f', {left_out} excluded' * (left_out > 0)})"
+        excluded = f", {left_out} excluded" * (left_out > 0)
+        label = f"{run.setting}{word} ({means_over} seed{'s' * (means_over != 1)}{excluded})"
     else:
         name = f" [{run.name}]" if [other.setting for other in runs].count(run.setting) > 1 else ""
         status = f" ({run.status}, round {run.round})" if run.status != "completed" else ""
@@ -214,7 +218,9 @@ def _lines(runs: Sequence[RunResults], over_seeds: bool) -> tuple[list[list[RunR
     """Return the runs of each line, which are a series over seeds, and the label of each line."""
     groups = by_series(runs) if over_seeds else [[run] for run in runs]
     taken = [averaged(group) for group in groups] if over_seeds else groups
-    labels = [label_of(group, runs, len(of) if over_seeds else None) for group, of in zip(groups, taken, strict=True)]
+    words = distinctions([group[0] for group in groups])
+    numbers = [len(of) if over_seeds else None for of in taken]
+    labels = [label_of(group, runs, *of) for group, *of in zip(groups, numbers, words, strict=True)]
     return taken, labels
 
 

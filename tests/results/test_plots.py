@@ -235,6 +235,10 @@ def test_over_seeds_perplexity_is_a_geometric_mean(utility_seeds: list[RunResult
     assert panel.get_xscale() == "log"
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["IID, FedAvg, b_u = 16 (2 seeds)"]
+    two = [replace(run, series=str(c), settings={"local.clip": c}) for run in utility_seeds for c in (0.5, 2.0)]
+    (legend,) = draw_against_utility(two, over_seeds=True).legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == [f"IID, FedAvg, b_u = 16, clip {clip} (2 seeds)" for clip in (0.5, 2)]
 
 
 def test_each_run_has_its_own_line_and_intervals_over_its_canaries(utility_seeds: list[RunResults]) -> None:
