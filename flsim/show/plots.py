@@ -220,7 +220,7 @@ def _lines(runs: Sequence[RunResults], over_seeds: bool) -> tuple[list[list[RunR
     taken = [averaged(group) for group in groups] if over_seeds else groups
     words = distinctions([group[0] for group in groups])
     numbers = [len(of) if over_seeds else None for of in taken]
-    labels = [label_of(group, runs, *of) for group, *of in zip(groups, numbers, words, strict=True)]
+    labels = [label_of(group, runs, of, word) for group, of, word in zip(groups, numbers, words, strict=True)]
     return taken, labels
 
 
