@@ -233,6 +233,16 @@ class CanaryHParams:
         first, last = injection_bounds(window[0], rounds) if configuration.users else bounds_of(window, rounds)
         return (first, last) if self.arm == "in" else (first or 1, (first or 1) - 1)
 
+    def refuse_rounded(self, rounds: int) -> None:
+        """Raise InputError if some window becomes empty because its ends are rounded to the same round."""
+        for start, end in self.windows if self.count else ():
+            first, last = bounds_of((start, end), rounds)
+            if start < end and first and last and last < first:
+                raise InputError(
+                    f"canaries.windows [{start:g}, {end:g}] has none of the {rounds:,} rounds, since both ends are "
+                    f"rounded to {last:,} completed rounds; set a longer window"
+                )
+
     def parting(self, rounds: int) -> int:
         """Return the number of rounds before any window, after which both arms are still equal bit for bit."""
         return min((self.bounds(one, rounds)[0] or 1) - 1 for one in distinct_configurations(self))

@@ -438,15 +438,16 @@ def memorization_table(
     quantities = select_for(quantities_of(runs), "table")
     if by == "run":
         samples = [_alone(run, round, epoch) for run in runs]
-        names = [{"setting": run.setting, "run": run.name, "status": run.status, "reason": run.reason} for run in runs]
     else:
         samples = [sample(group, round, epoch) for group in by_series(runs)]
-        words = distinctions([one.runs[0] for one in samples])
-        names = [{"setting": one.runs[0].setting + word} for one, word in zip(samples, words, strict=True)]
     rows = []
-    for one, name in zip(samples, names, strict=True):
-        row_of_paper = (published or {}).get(one.runs[0])
-        rows.append(name | _measured(one, quantities) | cells_of(row_of_paper) | asked(one.runs[0], row_of_paper))
+    for one, words in zip(samples, distinctions([one.runs[0] for one in samples]), strict=True):
+        run = one.runs[0]
+        name: dict[str, str | None] = {"setting": run.setting + words}
+        if by == "run":
+            name |= {"run": run.name, "status": run.status, "reason": run.reason}
+        row_of_paper = (published or {}).get(run)
+        rows.append(name | _measured(one, quantities) | cells_of(row_of_paper) | asked(run, row_of_paper))
     optional = [quantity for quantity in quantities if not quantity.is_standard]
     always = COLUMNS if by == "run" else SERIES
     return described(frame_with_types(rows, always, _groups(by, optional)), optional)

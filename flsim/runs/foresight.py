@@ -72,6 +72,7 @@ def foresee_training(settings: Config, train: Split, corpus: Corpus) -> None:
     """Raise InputError for a run that cannot be trained on these users, measured, or accounted for."""
     refuse_impossible_in(settings, corpus)
     settings.training_of(train, rounds := settings.rounds_over(train))
+    settings.canaries.refuse_rounded(rounds)
     if settings.privacy.mechanism == "dp":
         units = settings.protected(train)
         delta, entry = settings.privacy.delta_for(units), settings.planned(units, rounds)

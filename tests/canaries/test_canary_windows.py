@@ -113,6 +113,8 @@ def test_each_window_is_a_configuration_in_plans_and_rosters(experiment: Experim
     once = [(1, 2)] * 2 + [(3, 3)] * 2 + [(3, 2)] * 2
     assert list(zip(first, last, strict=True)) == once * 2  # windows of 4 rounds, for two values of p_e
     assert roster["p_e"].tolist() == [0.5] * 6 + [1.0] * 6
+    with pytest.raises(InputError, match="has none of the 4 rounds, since both ends are rounded to 2 completed"):
+        Run.create(load(experiment.config, ["canaries.windows=[[0.45, 0.6]]"]), experiment.folder / "none")
     planned = canaries_of(run.config.canaries, UserNumbers(24, 192, 500, 40))
     assert [group.window for group in planned] == ["0-50%", "50-75%", "never"] * 2
     options = [part for text in windows for part in ("--set", text)]

@@ -14,6 +14,7 @@ from shown import over_seeds, to_latex, to_markdown
 from flsim.base.errors import InputError
 from flsim.results.rows import RunResults, read_run
 from flsim.results.sweeps import by_series, distinctions, named_apart, sample
+from flsim.results.tables import memorization_table
 from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
@@ -147,11 +148,13 @@ def test_runs_that_are_not_comparable_have_no_mean(make_series: MakeSeries, make
 
 def told_apart(make_series: MakeSeries, *settings: Mapping[str, Any]) -> list[str]:
     [run] = make_series([1])
-    return distinctions([replace(run, settings=of_run, label="A") for of_run in settings])
+    runs = [replace(run, settings=of_run, label="A") for of_run in settings]
+    assert memorization_table(runs)["setting"].tolist() == [run.setting + words for words in distinctions(runs)]
+    return distinctions(runs)
 
 
 def test_distinctions_are_the_values_of_settings_that_differ(make_series: MakeSeries) -> None:
-    """Seeds, machines and the path of a corpus distinguish nothing."""
+    """Seeds, machines and the path of a corpus distinguish nothing. A table of runs has the same names."""
     common = {"model.architecture": "lstm", "canaries.count": 8}
     words = told_apart(
         make_series,
