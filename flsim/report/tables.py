@@ -216,7 +216,7 @@ PROVEN = (
 MEMBERS = (
     "Members are records of training users that took part; non-members are records of authors who are held out, of "
     "equal lengths. For a model trained elsewhere, members and non-members are canaries, or records of files. Blind: "
-    "AUROC of an attack that reads no model; yes: it is above 0.55, so the comparison is confounded. "
+    "AUROC of an attack that reads no model; yes: it is above 0.55 and above chance, so the comparison is confounded. "
     "`flsim membership` has more."
 )
 NAMED = (
@@ -282,7 +282,7 @@ def membership(gathered: Gathered) -> list[Block]:
     if not attacked:
         return []
     every = pd.concat([rows.assign(label=name) for name, rows in attacked], ignore_index=True)
-    every["confounded"] = every["is_confounded"].map({True: "yes", False: "no"})
+    every["confounded"] = every["is_confounded"].map({True: "yes", False: "no"}).fillna("undecided")
     names, images = list(dict.fromkeys(names_of(every))), list[tuple[str, Markup]]()
     for index, (label, rows) in enumerate(attacked):
         figure, (axes,) = show.panels()

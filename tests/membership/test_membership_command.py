@@ -67,7 +67,7 @@ def test_json_output_equals_the_stored_rows(copied: Path, flsim: Flsim) -> None:
         kept = stored.loc[row["attack"]]
         assert (row["run"], row["unit"], row["round"], row["epsilon"]) == (run.identity, "record", 4, None)
         assert all(row[name] == kept[name] for name in ("n_in", "n_out", "auroc", "auroc_low", "untrained_auroc"))
-        assert row["is_confounded"] == (row["control_auroc"] > 0.55)
+        assert row["is_confounded"] is None  # 30 records are too few
         assert row["tpr_at_0.1"] == kept["tpr_at_0.1"]
         assert row["curve_tpr"] == kept["curve_tpr"].tolist()
     control = {row["attack"]: row["auroc"] for row in printed["rows"]}["blind"]

@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy
 import torch
@@ -413,21 +412,24 @@ def test_neighbours_have_words_if_a_sum_of_probabilities_is_rounded_up(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("area", "records", "verdict"),
+    ("area", "low", "records", "verdict", "is_confounded"),
     [
-        (0.405, 10, "Undecided"),
-        (0.8, 10, "Above"),
-        (0.554, 56, "Undecided"),
-        (0.57, 5_000, "Above"),
-        (0.54, 5_000, "At"),
+        (0.405, 0.3, 10, "Undecided", None),
+        (0.8, 0.6, 10, "Above", True),
+        (0.554, 0.51, 56, "Undecided", None),
+        (0.57, 0.56, 5_000, "Above", True),
+        (0.57, 0.49, 5_000, "Undecided", None),  # records of few authors
+        (0.54, 0.53, 5_000, "At", False),
     ],
 )
-def test_the_blind_control_is_judged_by_what_chance_reaches(area: float, records: int, verdict: str) -> None:
+def test_the_blind_control_is_judged_by_what_chance_reaches(
+    area: float, low: float, records: int, verdict: str, is_confounded: bool | None
+) -> None:
     """Of the areas of scores without a difference, 97.5% are up to the stated one, within 0.02."""
-    row = pd.Series({"control_auroc": area, "n_in": records, "n_out": records, "epsilon": math.nan})
-    (text,) = inference._controls(row)
+    values, text = inference.blind_control(area, low, records, records)
+    assert values == {"control_auroc": area, "is_confounded": is_confounded}
     assert text.partition("only. ")[2].startswith(verdict)
-    if verdict == "Undecided":
+    if verdict == "Undecided" and records < 100:
         rng = np.random.default_rng(0)
         areas = [auroc(*rng.random((2, records))) for _ in range(4_000)]
         high = float(re.findall(r"0\.\d+", text)[1])

@@ -231,25 +231,37 @@ def store(
     named = {"run": identity, "setting": setting, "round": round}
     table = pd.DataFrame([named | row for row in rows]).reindex(columns=list(SCHEMA.names))
     write_rows(path, round, table)
-    return Result(frame=table, notes=(*_controls(table.iloc[0]), *notes))
+    return Result(frame=table, notes=(*filter(None, notes), *_on_the_claim(table.iloc[0])))
 
 
 def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], Result]) -> pd.DataFrame:
     return pd.concat([attacked.frame for attacked in over_runs(runs, attack).values()], ignore_index=True)
 
 
-def _controls(row: "pd.Series[Any]") -> Iterator[str]:
-    """Yield sentences on the control that reads no model, and on the claim."""
-    if pd.notna(row["control_auroc"]):
-        # the normal approximation of the Mann-Whitney statistic of equal distributions
-        chance = 1.96 * math.sqrt((row["n_in"] + row["n_out"] + 1) / (12 * row["n_in"] * row["n_out"]))
-        if row["control_auroc"] > max(CONFOUNDED, 0.5 + chance):
-            verdict = f"Above {CONFOUNDED:g}: the texts differ, so no AUROC of this table shows memorization"
-        elif 0.5 + chance > CONFOUNDED:
-            verdict = f"Undecided: with so few records, up to {0.5 + chance:.3f} can be chance; attack more"
-        else:
-            verdict = f"At most {CONFOUNDED:g}, so length and word frequency do not distinguish members"
-        yield f"Blind control: {row['control_auroc']:.3f} by length and word frequency only. {verdict}."
+def blind_control(area: float, low: float, members: int, others: int) -> tuple[dict[str, Any], str]:
+    """Return the area of the control that reads no model, as values of a row, and a sentence on it.
+
+    `low` is the lower end of its interval, and the numbers are those of the measured units. `is_confounded` is None if
+    there are too few of them. An area that is NaN, from fewer than four units, has no sentence.
+    """
+    if math.isnan(area):
+        return {"control_auroc": None, "is_confounded": None}, ""
+    # the normal approximation of the Mann-Whitney statistic of equal distributions
+    chance = 0.5 + 1.96 * math.sqrt((members + others + 1) / (12 * members * others))
+    is_confounded: bool | None = area > max(CONFOUNDED, chance) and low > 0.5
+    if is_confounded:
+        verdict = f"Above {CONFOUNDED:g}: the texts differ, so no AUROC of this table shows memorization"
+    elif max(chance, area) > CONFOUNDED:
+        is_confounded = None
+        verdict = f"Undecided: with so few records, up to {max(chance, area):.3f} can be chance; attack more"
+    else:
+        verdict = f"At most {CONFOUNDED:g}, so length and word frequency do not distinguish members"
+    sentence = f"Blind control: {area:.3f} by length and word frequency only. {verdict}."
+    return {"control_auroc": area, "is_confounded": is_confounded}, sentence
+
+
+def _on_the_claim(row: "pd.Series[Any]") -> Iterator[str]:
+    """Yield a sentence on the claim, if there is one."""
     if pd.notna(row["epsilon"]):
         yield (
             f"The ledger claims epsilon {row['epsilon']:.3g} at delta {row['delta']:.3g} for one {row['protects']} "
@@ -455,14 +467,14 @@ def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Re
         chosen = [attack for attack in chosen if attack.name not in attacked.excluded]
         targets = attacked.targets()
         candidates, untrained = attacked.before_both(targets.records, targets.keys, targets.context)
-        control = _area(BLIND, candidates, targets)
-        controls = {"control_auroc": control, "is_confounded": control > CONFOUNDED}
+        control = row_of(BLIND, candidates, targets)
+        controls, verdict = blind_control(*(control[name] for name in ("auroc", "auroc_low", "n_in", "n_out")))
         rows = []
         for attack in tracked("attacking", chosen):
             row = row_of(attack, candidates, targets, attacked.claim, attacked.unit)
             before = None if untrained is None else _area(attack, untrained, targets)
             rows.append(row | controls | {"untrained_auroc": before})
-    return attacked.stored(rows, targets.notes)
+    return attacked.stored(rows, [verdict, *targets.notes])
 
 
 def row_of(

@@ -13,12 +13,12 @@ import scipy
 from flsim.attacks.membership.candidates import blind_statistics, log_probabilities, logistic, members_of, never_trained
 from flsim.attacks.membership.inference import (
     CONFIDENCE,
-    CONFOUNDED,
     FOLDER,
     LEVELS,
     Attacked,
     AttackHParams,
     attacked_model,
+    blind_control,
     column,
     over_folders,
     success,
@@ -256,22 +256,19 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
     units = {"user": users}
     if len(set(users.authors)) < len(users.users):
         units["author"] = users.by_author()
-    rows = []
+    rows, verdicts = [], list[str]()
     for unit, side in units.items():
         scores, start = (user_statistics(values, by_reference, side.owners) for values in (trained, before))
         means = np.column_stack([user_statistics(column, np.zeros(len(column)), side.owners) for column in blind.T])
         control = blind_area(means, side.is_member, stream(run.config.seed, "user halves", unit))
         tested, claimed = (scores, side.is_member, side.authors), (claim, run.config.unit, steps_of(run, side))
         row = success(NAME, unit, *tested, run.config.seed, *claimed)
-        controls = {
-            "control_auroc": control,
-            "is_confounded": control > CONFOUNDED,
-            "untrained_auroc": auroc(start[side.is_member], start[~side.is_member]),
-        }
-        rows.append(row | controls)
+        controls, verdict = blind_control(control, control, row["n_in"], row["n_out"])
+        verdicts.append(verdict)
+        rows.append(row | controls | {"untrained_auroc": auroc(start[side.is_member], start[~side.is_member])})
     fresh = np.bincount(users.owners)
     note = f"Fresh records of a user: {fresh.min()} to {fresh.max()}, {fresh.mean():.1f} on average."
-    return attacked.stored(rows, [note])
+    return attacked.stored(rows, [verdicts[0], note])
 
 
 def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -> float:

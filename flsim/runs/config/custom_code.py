@@ -18,7 +18,7 @@ from flsim.runs.config import toml
 
 FOLDER = "code"
 LENGTHS = ("training.rounds", "training.epochs", "training.steps", "training.words")
-CHANGES_NO_RESULT = ("system.", "data.corpus", "evaluation.every", "training.order")
+CHANGES_NO_RESULT = ("system.", "data.corpus", "evaluation.every", "training.order", "model.path", "model.tokens")
 TRAINED = ("architecture", "algorithm", "sampler", "noise", "optimizer", "schedule", "server optimizer")
 DIGITS = 16  # digits of the digest in the name of a copy
 Settings = TypeVar("Settings")
