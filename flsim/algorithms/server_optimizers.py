@@ -156,6 +156,7 @@ class ServerOptimizerHParams:
 
     def __post_init__(self) -> None:
         extensions.refuse_wrong_options(self, "server_optimizer", "server_schedule")
+        extensions.refuse_unused(self, "server_momentum", "server_optimizer", tuple(SERVER_OPTIMIZERS)[1:])
         refuse_wrong_milestones(self.server_schedule, self.server_milestones, "server_")
 
     def server_rate(self, round_: int, rounds: int) -> float:

@@ -9,10 +9,10 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from threading import RLock
@@ -110,6 +110,14 @@ def refuse_wrong_options(settings: object, *names: str) -> None:
         if options_of(name):
             raise InputError(f"{setting}: write the options of {short_name(name)} in {setting}_options")
         refuse_options(name, getattr(settings, f"{setting}_options"), f"{setting}_options")
+
+
+def refuse_unused(settings: Any, name: str, choice: str, users: Collection[str]) -> None:
+    """Raise InputError if a value of the setting `name` has no effect, since no built-in among `users` is chosen."""
+    value, chosen = getattr(settings, name), getattr(settings, choice)
+    default = next(item.default for item in fields(settings) if item.name == name)
+    if value not in (0, default) and chosen not in users and not is_custom(chosen):
+        raise InputError(f'{name} {value:g}: has no effect with {choice} "{chosen}"; it is for {", ".join(users)}')
 
 
 def refuse_options(name: str, options: Mapping[str, object], setting: str) -> None:

@@ -70,6 +70,8 @@ def _without_partial(path: Path) -> Path:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `path` on success, and is removed otherwise; InputError if `path` exists."""
     refuse_existing(path)
+    if not path.name.isprintable():
+        raise InputError(f"{str(path)!r}: the name has a line break or another character that cannot be printed")
     with ExitStack() as stack:
         try:
             make_folder(path.parent)

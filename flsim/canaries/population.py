@@ -352,9 +352,18 @@ def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, Ints]:
 
 
 def write_population(
-    folder: Path, corpus: Corpus, planting: Planting, partition: Partition, seed: int, train: Split | None = None
+    folder: Path,
+    corpus: Corpus,
+    planting: Planting,
+    partition: Partition,
+    seed: int,
+    train: Split | None = None,
+    run: str | None = None,
 ) -> None:
-    """Write planting, roster and the IID twin into a folder; `train` has the records that the run trains on."""
+    """Write planting, roster and the IID twin into a folder of the run with the identity `run`.
+
+    `train` has the records that the run trains on.
+    """
     write_roster(folder, planting, corpus.vocabulary)
     train = corpus.split("train") if train is None else train
     overlay, counts = planting.overlay, {"insertions": len(planting.overlay.records)}
@@ -370,7 +379,18 @@ def write_population(
     overlay.write(folder)
     description = {"partition": partition, "corpus": corpus.digest, **counts}
     files = {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    write_json(folder / ABOUT, description | {"files": files})
+    write_json(folder / ABOUT, description | {"files": files, "run": run})
+
+
+def refuse_other_run(folder: Path, identity: str | None) -> None:
+    """Raise InputError if a folder has the planted canaries of another run; older folders do not name their run."""
+    if (folder / ABOUT).is_file() and _about(folder).get("run") not in (None, identity):
+        raise InputError(f"{folder}: these are the planted canaries of another run; restore those of this run")
+
+
+def adopt_population(folder: Path, identity: str) -> None:
+    """Record that a copied folder has the planted canaries of another run, too."""
+    write_json(folder / ABOUT, _about(folder) | {"run": identity})
 
 
 def verify_population(folder: Path) -> None:

@@ -107,7 +107,10 @@ def _with_options(name: str, options: list[str] | None) -> str:
 
     values: dict[str, object] = {}
     for option in options or ():
+        known = len(values)
         override_value(values, option)
+        if len(values) == known:
+            raise InputError(f"{option}: this option is given twice; give it once")
     return with_options(name, values)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, cat, nn, zeros
 from torch.nn.functional import embedding, pad
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import CustomName, is_custom, refuse_options, resolve_class, short_name
 from flsim.base.settings import settings
 from flsim.models import language_model
@@ -341,8 +341,8 @@ def weights_of(vocabulary_size: int, hparams: language_model.ModelSettings, is_t
     try:
         weights = without_values(vocabulary_size, hparams).parameters()
         return sum(value.numel() for value in weights if value.requires_grad == is_trained)
-    except RuntimeError as error:  # an overflow of 64 bits
-        raise InputError(f"model: a tensor is too large ({error}); set smaller sizes") from error
+    except (RuntimeError, TypeError) as error:  # an overflow of 64 bits
+        raise InputError(f"model: a tensor is too large ({first_line(error)}); set smaller sizes") from error
 
 
 def restore(

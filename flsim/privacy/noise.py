@@ -171,7 +171,8 @@ def optimal_blt(rounds: int, buffers: int, times: int, separation: int) -> tuple
     decays = np.exp(-1 / lives)
     scales = 0.5 * np.sqrt(1 - decays) / np.sqrt(1 - decays).sum()
     start = np.concatenate([np.log(scales), scipy.special.logit(decays)])
-    optimum = scipy.optimize.minimize(log_loss, start, method="L-BFGS-B", jac="3-point", options={"maxiter": 500})
+    with np.errstate(over="ignore", invalid="ignore"):  # coefficients of long steps of the search overflow
+        optimum = scipy.optimize.minimize(log_loss, start, method="L-BFGS-B", jac="3-point", options={"maxiter": 500})
     scales, complements = np.exp(optimum.x[:buffers]), scipy.special.expit(-optimum.x[buffers:])
     rounded = [[float(f"{value:.{DIGITS}g}") for value in values] for values in (scales, complements)]
     return tuple(rounded[0]), tuple(1 - value for value in rounded[1])

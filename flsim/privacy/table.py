@@ -20,14 +20,14 @@ from flsim.privacy.sampling import Relation
 # The search for the noise that keeps a planned run within an epsilon.
 
 TOLERANCE = 1e-3  # largest relative excess of the result over the smallest sufficient noise multiplier
-LEAST_EPSILON = 1e-6  # smallest target
+LEAST_EPSILON, MOST_EPSILON = 1e-6, 1e6  # smallest and largest target
 RANGE = 2.0**20  # the search for a noise multiplier is limited to this value and its inverse
 
 
 def check_target(target: float) -> None:
-    """Raise InputError unless the target epsilon is finite, and large enough for accountants."""
-    if not LEAST_EPSILON <= target < math.inf:
-        raise InputError(f"epsilon must be finite and at least {LEAST_EPSILON:g}, found {target:g}")
+    """Raise InputError unless the target epsilon is in the range of the accountants."""
+    if not LEAST_EPSILON <= target <= MOST_EPSILON:
+        raise InputError(f"epsilon must be from {LEAST_EPSILON:g} to {MOST_EPSILON:g}, found {target:g}")
 
 
 def calibrate(planned: Entry, target: float, delta: float, convention: Convention, guess: float = 1.0) -> float:

@@ -27,7 +27,7 @@ from flsim.base.errors import Diverged, InputError
 from flsim.base.files import from_json, naming, new_file
 from flsim.base.parquet import read_parquet
 from flsim.base.settings import flat, refuse_other, with_present_names
-from flsim.canaries.population import is_drawn, read_roster
+from flsim.canaries.population import is_drawn, read_roster, refuse_other_run
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, select_for
 from flsim.measures.quantity import from_json as described
@@ -169,13 +169,15 @@ def refuse_foreign_rows(run_folder: Path, identity: str) -> None:
 
 def _refuse_foreign(path: Path, rows: pd.DataFrame, identity: str) -> None:
     for other in rows.loc[rows["run"] != identity, "run"].unique():
-        what = f"of another run, {other!r:.60}"
-        if IDENTITY.fullmatch(identity) and IDENTITY.fullmatch(other):
-            is_of_corpus = identity.split("-")[0] == other.split("-")[0]
-            what = "measured on another corpus than that of the run" if is_of_corpus else "of a run with other settings"
-        raise InputError(
-            f"{path}: the file has rows {what}; move it away, and `flsim run --resume` evaluates this round again"
+        what, remedy = (
+            f"of another run, {other!r:.60}",
+            "move it away, and `flsim run --resume` evaluates the round again",
         )
+        if IDENTITY.fullmatch(identity) and IDENTITY.fullmatch(other):
+            what = "of a run with other settings"
+            if identity.split("-")[0] == other.split("-")[0]:
+                what, remedy = "measured on another corpus than that of the run", "restore the corpus of the rows"
+        raise InputError(f"{path}: the file has rows {what}; {remedy}")
 
 
 def _can_be(
@@ -598,6 +600,7 @@ def refuse_two_points(round: int | None, epoch: float | None) -> None:
 def read_run(run_folder: Path) -> RunResults:
     """Return the results of a run; InputError if the folder is not a run, or a file is damaged or of another run."""
     described = read_run_file(run_folder)
+    refuse_other_run(run_folder / "planted", described["identity"])
     roster = read_roster(run_folder / "planted" / "roster.parquet")
     tables, custom = [SCHEMA.empty_table().to_pandas()], dict[str, Quantity]()
     recorded_name = described.pop("recorded_name")

@@ -40,7 +40,15 @@ from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
 from flsim.base.settings import flat
 from flsim.canaries.planting import say_crowded
-from flsim.canaries.population import Population, open_population, planting_of, verify_population, write_population
+from flsim.canaries.population import (
+    Population,
+    adopt_population,
+    open_population,
+    planting_of,
+    refuse_other_run,
+    verify_population,
+    write_population,
+)
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split, labelled_steps
 from flsim.data.tokenizer import TABLE
@@ -119,7 +127,9 @@ class Run:
             dump(with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()
-            write_population(folder / "planted", corpus, planting, settings.data.partition, settings.seed, train)
+            identity = identity_of(settings.digest, corpus.digest)
+            partition = settings.data.partition
+            write_population(folder / "planted", corpus, planting, partition, settings.seed, train, identity)
             (folder / "README").write_text(README, encoding="utf-8")
         run = cls(path, with_copies(settings, path))
         run.mark("running")
@@ -222,6 +232,7 @@ class Run:
 
     @cached_property
     def _population(self) -> tuple[Population, tuple[Canary, ...]]:
+        refuse_other_run(self.path / "planted", self.identity)
         return open_population(self.path / "planted", self.corpus)
 
     @property
@@ -346,6 +357,7 @@ class Run:
                 f"{corpus}: the corpus changed while flsim used it; restore the corpus, and resume the run"
             )
         verify_population(self.path / "planted")
+        refuse_other_run(self.path / "planted", self.identity)
 
     def is_evaluated_at(self, round_: int) -> bool:
         """Return whether the schedule evaluates after this many rounds."""
@@ -594,6 +606,7 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
     with new_folder(out) as folder:
         dump(with_copies(settings, folder), folder / "config.toml")
         shutil.copytree(source / "planted", folder / "planted")
+        adopt_population(folder / "planted", identity_of(settings.digest, run.corpus.digest))
         (folder / "checkpoints").mkdir()
         (folder / "rows").mkdir()
         provenance = replace(run.provenance, config=settings.digest)

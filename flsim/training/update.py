@@ -162,6 +162,7 @@ class LocalHParams:
 
     def __post_init__(self) -> None:
         extensions.refuse_wrong_options(self, "optimizer", "schedule")
+        extensions.refuse_unused(self, "momentum", "optimizer", ("momentum",))
         refuse_wrong_milestones(self.schedule, self.milestones)
 
     @property

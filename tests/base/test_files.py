@@ -59,6 +59,13 @@ with new_folder(Path("made")) as folder:
     assert [*tmp_path.iterdir()] == [made]
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\udce9"])
+def test_a_name_that_cannot_be_printed_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="cannot be printed"), new_folder(tmp_path / name):
+        pass
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_folder_that_is_taken_for_abandoned_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process looks at the folder after the folder is made, and before it is locked."""
     begun: list[Path] = []

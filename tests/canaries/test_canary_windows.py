@@ -32,6 +32,7 @@ from flsim.canaries.population import (
 from flsim.canaries.spec import Canary, CanaryHParams, bounds_of, injection_bounds
 from flsim.data.corpus import Corpus
 from flsim.planning.measure import UserNumbers, canaries_of
+from flsim.results.rows import read_run
 from flsim.runs.config import load
 from flsim.runs.folder import Run, participation
 from flsim.training.central import CentralTraining
@@ -103,6 +104,18 @@ def test_fractions_of_training_are_of_its_length(experiment: Experiment, trainin
     for windows, digests in (("[[0, 0.5]]", 2), ("[[0, 3]]", 1)):
         settings = [[f"canaries.windows={windows}", f"training.{length}={rounds}"] for rounds in (10, 20)]
         assert len({load(experiment.config, overrides).digest for overrides in settings}) == digests
+
+
+def test_canaries_of_another_run_are_refused(experiment: Experiment) -> None:
+    mine, other = (
+        Run.create(load(experiment.config, [f"seed={seed}"]), experiment.folder / f"{seed}") for seed in "12"
+    )
+    _ = read_run(mine.path), mine.users
+    shutil.rmtree(mine.path / "planted")
+    shutil.copytree(other.path / "planted", mine.path / "planted")
+    for read in (lambda: read_run(mine.path), lambda: Run.open(mine.path).users, mine.verify):
+        with pytest.raises(InputError, match="these are the planted canaries of another run"):
+            read()
 
 
 def test_each_window_is_a_configuration_in_plans_and_rosters(experiment: Experiment) -> None:

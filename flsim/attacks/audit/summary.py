@@ -135,6 +135,12 @@ def _follows(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
             f"Training does not give one {unit} differential privacy with epsilon below {row['low']:.2f} "
             f"(delta {row['delta']:g}, 95% confidence, from {how})."
         )
+    if claim := subject.claim:
+        is_refuted = any(row["low"] > claim.epsilon for row, _ in bounds)
+        yield (
+            f"The ledger claims epsilon {claim.epsilon:.3g} at delta {claim.delta:.3g} for one {unit} "
+            f"({claim.convention.name}); {'this contradicts it' if is_refuted else 'nothing here contradicts it'}."
+        )
     if not bounds:
         yield f"A loss of privacy of one {unit} is not proven: no lower bound on epsilon is above 0."
     alarms = int(canaries.loc[canaries["copies"] == 0, "detected"].sum())

@@ -77,7 +77,8 @@ def to_text(name: str, attacked: Result) -> str:
 def table(rows: pd.DataFrame, labels: Sequence[Field] = (), controls: Sequence[Field] = CONTROLS) -> Table:
     """Return the table of rows of attacks, with further labels of its rows."""
     labels = [*labels, *(label for label in LABELS if label.name != "unit" or set(rows["unit"]) != {"record"})]
-    return table_of(rows, labels, [[replace(AUROC, note=AREA)], *RATES, controls])
+    rates = [rate for rate in RATES if rows[rate[0].name].notna().any()]  # without a rate, a limit has no meaning
+    return table_of(rows, labels, [[replace(AUROC, note=AREA)], *rates, controls])
 
 
 def shadows_to_text(setting: str, attacks: pd.DataFrame, targets: pd.DataFrame) -> str:

@@ -531,7 +531,7 @@ class FederatedConfig(Config):
         algorithm = {"none": label, "clip": f"{label}+Clip", "dp": f"DP-{label}"}[privacy.mechanism]
         if training.server_label:
             algorithm += f"+{training.server_label}"
-        parts = [algorithm, self.model.label]
+        parts = [algorithm, f"mu={self.local.proximal:g}" if self.local.proximal else "", self.model.label]
         if privacy.target_quantile is not None:
             parts.append(f"S=q{100 * privacy.target_quantile:g}%")
         elif privacy.clip is not None:

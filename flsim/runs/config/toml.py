@@ -39,7 +39,7 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
 
 
 def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> None:
-    """Raise InputError for integers of more than 64 bits, which TOML does not have, and values nested too deep.
+    """Raise InputError for integers of more than 64 bits, null characters, and values nested too deep.
 
     A key with dots, such as the axis of a sweep, has a level for each of its parts.
     """
@@ -52,6 +52,8 @@ def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> No
     elif isinstance(values, list):
         for value in values:
             _refuse_large(value, source, key, depth + 1)
+    elif isinstance(values, str) and "\0" in values:
+        raise InputError(f"{where}: contains a null character; remove it")
     elif isinstance(values, int) and not -(2**63) <= values < 2**63:
         raise InputError(f"{where}: found {values!s:.20}..., an integer of more than 64 bits; name a smaller one")
 
@@ -115,11 +117,13 @@ def override_value(values: dict[str, Any], override: str, change: Callable[[str,
     if not equals or not all([*sections, name]):
         raise InputError(f"{override}: write a setting as NAME=VALUE, e.g. training.rounds=100")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value, *more = tomllib.loads(f"value = {text}").values()
     except tomllib.TOMLDecodeError:
-        value = text.strip()
+        value, more = text.strip(), []
     except (ValueError, RecursionError) as error:
         raise InputError(f"{override:.60}: not TOML: {error}") from error
+    if more:
+        raise InputError(f"{override!r:.60}: sets more than one setting; give each its own --set")
     _refuse_large({key.strip(): value}, f"{override:.60}")
     ((name, value),) = with_present_names({name: value}, section=".".join(sections)).items()
     for section in sections:

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import CustomName, configured, refuse_wrong_options
+from flsim.base.extensions import CustomName, configured, refuse_unused, refuse_wrong_options
 from flsim.base.rng import stream
 from flsim.base.settings import Count, Fraction, Natural, NotNegative, Options, Positive, settings
 from flsim.models.language_model import TrainableModel
@@ -137,6 +137,7 @@ class CentralHParams:
 
     def __post_init__(self) -> None:
         refuse_wrong_options(self, "optimizer", "schedule")
+        refuse_unused(self, "momentum", "optimizer", ("momentum",))
         refuse_wrong_milestones(self.schedule, self.milestones)
         if self.steps is not None and self.words is not None:
             raise InputError("steps and words both set how long to train; set only one of them")
