@@ -261,7 +261,7 @@ class AuditHParams:
             the coins then bound epsilon. Otherwise all canary users take part, which gives only an estimate.
     """
 
-    update_canaries: Annotated[Natural, bounds(le=1_000_000)] = 0
+    update_canaries: Annotated[Natural, bounds(le=100_000)] = 0
     canary_coins: Flag = False
 
     def __post_init__(self) -> None:

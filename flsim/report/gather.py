@@ -410,7 +410,9 @@ def _measured(
     common |= {"pairs": len(pairs), "of_pairs": len(settings), "over": "seeds", "n": len(seeds)}
     yield common | two_means("diverged", *map(len, diverged))
     if lost or not seeds:
-        why = f"seeds {lost}: a run diverged" if lost else "no seed is completed on both sides"
+        is_unlike = any(all(pair) and pair not in alike for pair in by_seed)
+        why = "the numbers of references differ" if is_unlike else "no seed is completed on both sides"
+        why = f"seeds {lost}: a run diverged" if lost else why
         yield common | {"quantity": "left out", "left_out": why}
     if not seeds:
         return

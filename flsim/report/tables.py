@@ -90,8 +90,8 @@ CONTRASTS = (
     "always change with it, paired by seed. Both runs of a seed have the same canaries. With several seeds, "
     "intervals and p are Student’s t over n seeds; p of the flags of a single pair of partitions is exact, by "
     "exchanging runs within seeds (Fisher). With one seed, they are Student’s t and McNemar’s exact test over its "
-    "canaries, valid for these two models, not for other seeds. Holm: p corrected for the number of rows with the "
-    "same test of the quantity. Equal perplexity: the lowest perplexity that both runs of a seed reached, with "
+    "canaries, valid for these two models, not for other seeds. Holm: p corrected for the number of rows of the "
+    "quantity. Equal perplexity: the lowest perplexity that both runs of a seed reached, with "
     "interpolation between evaluations. At the ceiling: canaries whose exposure is the largest that |R| references "
     f"can show. If there are many, a difference near zero does not show that both are alike; {WHAT_TO_DO}"
 )

@@ -22,7 +22,7 @@ the pooled canaries of all seeds would report false differences.
     value_a, value_b   the mean of a number, or how many canaries have a flag; over seeds, the mean of that
     difference         value_a minus value_b
     low, high          its 95% interval, Student's t over the unit
-    p, p_holm          two-sided p that it is zero, and p corrected for all rows with the same test (Holm)
+    p, p_holm          two-sided p that it is zero, and p corrected for all rows in its column of p (Holm)
     left_out           runs or seeds that are in no number, or why nothing is compared, with the reasons
 
 Rows of the test "discordant" have the canaries that only one of two runs memorized: value_a and value_b are their
@@ -408,10 +408,11 @@ def differences(pairs: Sequence[Pair], round: int | None = None, epoch: float | 
 
 
 def frame_of(rows: Sequence[Row], types: Mapping[str, str], quantities: Sequence[Quantity]) -> pd.DataFrame:
-    """Return rows as a frame, with p corrected within each family, which is a quantity and a test at one point."""
+    """Return rows as a frame, with p corrected within each family: a column of p for a quantity at one point."""
     frame = pd.DataFrame(rows, columns=list(types)).astype(types)
-    tests = frame[frame["row"] != ALL].groupby(["at", "quantity", "test"], sort=False)
-    for _, family in tests:
+    # of a flag, rows over seeds and rows over canaries have different tests, and are in one column
+    is_column = frame["test"].replace({"exchange": "t", "McNemar": "t"}).rename("column")
+    for _, family in frame[frame["row"] != ALL].groupby(["at", "quantity", is_column], sort=False):
         frame.loc[family.index, "p_holm"] = statistics.holm(family["p"].astype("float64").tolist())
     return described(frame, quantities)
 

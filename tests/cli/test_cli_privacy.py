@@ -97,7 +97,10 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
         ((*SMALL, "--noise-multiplier", "1", "--cohort", "0"), "cohort must be at least 1, found 0"),
         ((*SMALL, "--noise-multiplier", "1", "--delta", "1"), "delta must be above 0 and below 1, found 1"),
         ((*SMALL, "--noise-multiplier", "1", "--sampler-option", "dropout=0.2"), "dropout=0.2: set --sampler"),
-        ((*SMALL, "--sampler", "poisson", *("--sampler-option", "a=1") * 2), "a=1: this option is given twice"),
+        (
+            (*SMALL, "--noise-multiplier", "1", "--sampler", "poisson", *("--sampler-option", "a=1") * 2),
+            "a=1: this option is given twice",
+        ),
         ((*SMALL, "--noise-multiplier", "1", "--sampler", "shuffle"), "available, fedbuff, found 'shuffle'"),
         (("runs/x", "--users", "10", "--sampler", "poisson"), "--users, --sampler: runs/x stores these values"),
         (("no-such-run",), "no-such-run: not a run folder"),

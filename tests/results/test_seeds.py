@@ -149,7 +149,7 @@ def test_runs_that_are_not_comparable_have_no_mean(make_series: MakeSeries, make
 def told_apart(make_series: MakeSeries, *settings: Mapping[str, Any]) -> list[str]:
     [run] = make_series([1])
     runs = [replace(run, settings=of_run, label="A") for of_run in settings]
-    assert memorization_table(runs)["setting"].tolist() == [run.setting + words for words in distinctions(runs)]
+    assert memorization_table(runs)["setting"].tolist() == ["IID, A" + words for words in distinctions(runs)]
     return distinctions(runs)
 
 

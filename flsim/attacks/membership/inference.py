@@ -253,7 +253,9 @@ def blind_control(area: float, low: float, members: int, others: int) -> tuple[d
         verdict = f"Above {CONFOUNDED:g}: the texts differ, so no AUROC of this table shows memorization"
     elif max(chance, area) > CONFOUNDED:
         is_confounded = None
-        verdict = f"Undecided: with so few records, up to {max(chance, area):.3f} can be chance; attack more"
+        verdict = (
+            f"Undecided: with so few members and non-members, up to {max(chance, area):.3f} can be chance; attack more"
+        )
     else:
         verdict = f"At most {CONFOUNDED:g}, so length and word frequency do not distinguish members"
     sentence = f"Blind control: {area:.3f} by length and word frequency only. {verdict}."

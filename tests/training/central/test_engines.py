@@ -166,13 +166,13 @@ def test_a_checkpoint_goes_from_engine_to_engine(optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", [StackedEngine, PackedEngine])
-@pytest.mark.parametrize(("optimizer", "dropout"), [("sgd", 0.3), ("momentum", 0.0)])
-def test_bfloat16_stays_within_its_rounding(engine: Any, optimizer: Any, dropout: float) -> None:
+@pytest.mark.parametrize(("optimizer", "momentum", "dropout"), [("sgd", 0.0, 0.3), ("momentum", 0.5, 0.0)])
+def test_bfloat16_stays_within_its_rounding(engine: Any, optimizer: Any, momentum: float, dropout: float) -> None:
     """The relative error of the change of parameters in 7 steps is below the bound of `rounding`, against float64."""
     rng = stream(0, "test", "bfloat16")
     records = [rng.integers(1, LAYOUT.last_word, 5, endpoint=True).tolist() for _ in range(60)]
     hparams = CentralHParams(
-        steps=7, batch_size=16, optimizer=optimizer, momentum=0.5, learning_rate=0.1, dropout=dropout
+        steps=7, batch_size=16, optimizer=optimizer, momentum=momentum, learning_rate=0.1, dropout=dropout
     )
     state = init(LAYOUT.vocabulary_size, ModelHParams(16, 24), 0)
     exact_start = replace(state, params={name: value.double() for name, value in state.params.items()})
