@@ -30,7 +30,7 @@ from flsim.privacy.ledger import AuditHParams as CanaryUsers
 from flsim.privacy.ledger import PrivacyHParams as Privacy
 from flsim.results.frames import frames
 from flsim.results.rows import frame, read_run
-from flsim.results.sweeps import expanded, read_shown
+from flsim.results.sweeps import expanded, is_sweep, read_shown
 from flsim.results.tables import memorization_table
 from flsim.runs import recovery
 from flsim.runs.config import Config, load
@@ -281,21 +281,31 @@ def write_report(*runs: Path | str, out: Path | str) -> None:
     write_page(expanded(runs), Path(out))
 
 
-def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float | None = None) -> "Comparison":
-    """Compare two runs over the same canaries, with tests over the canaries.
+def compare(
+    a: Path | str, b: Path | str | None = None, round: int | None = None, epoch: float | None = None
+) -> "Comparison":
+    """Compare two runs, the partitions of a sweep, or two sweeps, like `flsim compare`.
+
+    Two runs are compared over the same canaries, with tests over the canaries. Sweeps have rows for each pair of
+    settings, with tests over seeds.
 
     Args:
-        a: a run folder.
-        b: another run folder.
+        a: a run folder, or the folder of a sweep.
+        b: another folder of the same kind; for IID minus non-IID within one sweep, None.
         round: the evaluated round to compare; by default the last round of each run.
         epoch: the number of passes over all records for the comparison, instead of `round`.
 
     Raises:
-        InputError: a folder is not a run, or the runs have different canaries.
+        InputError: a folder is neither a run nor a sweep, the runs have different canaries, or no pair is complete.
 
     Examples:
         >>> flsim.compare("runs/iid", "runs/non-iid")                          # doctest: +SKIP
     """
-    from flsim.results.differences import compare_runs  # scipy
+    from flsim.results.differences import compare_runs, compare_sweeps  # scipy
 
-    return compare_runs(read_run(Path(a)), read_run(Path(b)), round, epoch)
+    path, other = Path(a), None if b is None else Path(b)
+    if is_sweep(path):
+        return compare_sweeps(path, other, round, epoch)
+    if other is None:
+        raise InputError(f"{a}: comparing needs two runs or a sweep; name another run, or a sweep folder")
+    return compare_runs(read_run(path), read_run(other), round, epoch)

@@ -204,29 +204,19 @@ def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | No
 
 
 def _compared_sweeps(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
-    from flsim.results.differences import differences, same_names, twins
+    from flsim.results.differences import compare_sweeps
     from flsim.results.sweeps import read_sweep
     from flsim.show.differences import table_of_pairs
     from flsim.show.table import json_rows, note
 
-    sweep = read_sweep(a)
+    compared = compare_sweeps(a, b, round, epoch)
     if b is None:
-        pairs = twins(sweep)
-        heading = f"{sweep.heading}: IID (a) minus non-IID (b)"
+        heading = f"{read_sweep(a).heading}: IID (a) minus non-IID (b)"
         metadata = {"compared": "partitions", "a": "IID", "b": "non-IID"}
     else:
-        pairs = same_names(sweep, read_sweep(b))
         heading, metadata = f"{a} (a) minus {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
-    frame = differences(pairs, round, epoch)
-    if not (frame["quantity"] == "canaries").any():
-        reasons = list(dict.fromkeys(frame["left_out"].dropna()))
-        more = f"; and {len(reasons) - 3} more rows" if len(reasons) > 3 else ""
-        statuses = {run.results and run.results.status for pair in pairs for run in (*pair.a, *pair.b)}
-        more += "" if statuses <= {"completed", "diverged"} else "; repeat `flsim sweep` to complete the runs"
-        why = "; ".join(reasons[:3]) + more
-        raise InputError(f"{a}{'' if b is None else f' and {b}'}: there is no comparison: {why}")
-    table = table_of_pairs(frame, pairs)
-    return table, f"{note(heading)}\n{table.markdown()}", {**metadata, "rows": json_rows(frame)}
+    table = table_of_pairs(compared.table, compared.pairs)
+    return table, f"{note(heading)}\n{table.markdown()}", {**metadata, "rows": json_rows(compared.table)}
 
 
 def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | None]:

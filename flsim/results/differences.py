@@ -33,6 +33,7 @@ it was not measured, or cannot be computed: an interval over seeds needs two see
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first, select_for
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.rows import RunResults, refuse_two_points
-from flsim.results.sweeps import PARTITION, Sweep, SweepRun, sample
+from flsim.results.sweeps import PARTITION, Sweep, SweepRun, read_sweep, sample
 from flsim.results.tables import (
     copies,
     described,
@@ -534,7 +535,7 @@ def at_ceiling_of(canaries: pd.DataFrame, references: float) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The comparison of two runs, as `flsim.compare` returns it.
+    """The comparison of two runs or of sweeps, as `flsim.compare` returns it.
 
     Attributes:
         table: the differences over all canaries and in each configuration, as `flsim.results.differences` describes
@@ -542,12 +543,31 @@ class Comparison:
         models: a row of `flsim.results.tables.memorization_table` for each run.
         quantities: the compared quantities, of canaries and of the model.
         excluded: number of canaries that are in no row, because they were not planted in both runs.
+        pairs: the compared settings of sweeps; empty for two runs.
     """
 
     table: pd.DataFrame
     models: pd.DataFrame
     quantities: Sequence[Quantity]
     excluded: int = 0
+    pairs: Sequence[Pair] = ()
+
+
+def compare_sweeps(a: Path, b: Path | None, round: int | None = None, epoch: float | None = None) -> Comparison:
+    """Compare the partitions of a sweep, or the runs with equal names of two sweeps; InputError without a pair."""
+    sweep = read_sweep(a)
+    pairs = twins(sweep) if b is None else same_names(sweep, read_sweep(b))
+    runs = [run.results for pair in pairs for run in (*pair.a, *pair.b) if run.results]
+    frame = differences(pairs, round, epoch)
+    if not (frame["quantity"] == "canaries").any():
+        reasons = list(dict.fromkeys(frame["left_out"].dropna()))
+        more = f"; and {len(reasons) - 3} more rows" if len(reasons) > 3 else ""
+        statuses = {run.results and run.results.status for pair in pairs for run in (*pair.a, *pair.b)}
+        more += "" if statuses <= {"completed", "diverged"} else "; repeat `flsim sweep` to complete the runs"
+        why = "; ".join(reasons[:3]) + more
+        raise InputError(f"{a}{'' if b is None else f' and {b}'}: there is no comparison: {why}")
+    models = memorization_table(runs, round, epoch)
+    return Comparison(frame, models, compared_in(runs), pairs=pairs)
 
 
 def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None) -> Comparison:

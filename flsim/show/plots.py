@@ -227,7 +227,8 @@ def _lines(runs: Sequence[RunResults], over_seeds: bool) -> tuple[list[list[RunR
 def _add_legend(
     figure: Figure, lines: Sequence[Line2D], labels: Sequence[str], columns: int, title: str, **look: Any
 ) -> None:
-    place: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    most = int(10 * figure.get_figwidth() / max(map(len, labels), default=1)) or 1  # 10 characters in an inch
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": min(columns, most), "frameon": False}
     legend = figure.legend(lines, labels, handlelength=3.5, **place)  # dashes are not cut
     legend.set_title(show.plain(title), **look)
 

@@ -46,7 +46,7 @@ def frames_of(name: str, folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
         compared = flsim.compare(runs / "fedavg-iid-seed0", runs / "fedavg-non-iid-seed0")
         yield "compare-two-runs", compared.table
         yield "compare-two-models", compared.models
-        yield "compare-pairs", _compare_pairs(folder)
+        yield "compare-pairs", flsim.compare(folder).table
     if name == "private":
         yield "audit", flsim.audit(folder)
         attacked = flsim.infer_membership(folder, records=200)
@@ -62,13 +62,6 @@ def frames_of(name: str, folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
         yield "extract-rates", extracted.rates
         yield "extract-eidetic", extracted.eidetic
         yield "extract-seeds", extracted.over_seeds
-
-
-def _compare_pairs(folder: Path) -> pd.DataFrame:
-    """Return the table of `flsim compare SWEEP`, which Python has no function for."""
-    out = folder.parent / "pairs.parquet"
-    _flsim("compare", str(folder), "--format", "parquet", "--out", str(out))
-    return pd.read_parquet(out)
 
 
 def unpack(name: str, into: Path) -> Path:
