@@ -40,7 +40,6 @@ from server.stopping import Stop, StopFile, stopping
 
 # The supervision of a run in training: evaluation of its checkpoints, and the record of its end in run.json.
 
-
 LOOK = 0.5  # seconds between two checks whether the run must end
 
 
@@ -189,7 +188,6 @@ def _service_of(run: Run, num_gpus: float) -> EvaluationService:
 
 # Metrics of a run's rounds, which Ray's agent of each node exposes for Prometheus; docs/operations.md lists them.
 
-
 GAUGES = {
     "round": "Completed rounds; in central training, steps.",
     "rounds": "Planned rounds or steps of the run.",
@@ -234,7 +232,6 @@ class RoundMetrics:
 
 
 # The training process of a central run, and its driver.
-
 
 NEWS_EVERY = 0.5  # seconds between two progress reports
 

@@ -286,7 +286,6 @@ def _end_of(job: SweepJob, code: int, message: str, seconds: float = 0.0) -> Job
 # A killed search continues when it is repeated: perplexities are read from run folders. The order in which runs end
 # does not affect choices, because all trials of a share are compared together.
 
-
 Measured = tuple[str, Config, int]  # a run: its name, its settings, and the number of rounds after which it is measured
 
 

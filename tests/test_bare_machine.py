@@ -59,7 +59,6 @@ def names_of(paths: Iterable[Path]) -> list[str]:
 
 OTHERS = ["pydantic", "ray", "flwr", "typer", "rich", "pyarrow", "pandas", "hypothesis", "scipy", "safetensors"]
 
-
 BENCHMARKS = """
 import json
 from benchmarks import engine, evaluation

@@ -220,7 +220,6 @@ def paths_of(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[st
 # Commands run in this process. Runs also train and evaluate in this process, without Ray
 # (`power.resuming.without_ray`), and for fewer rounds than on the page.
 
-
 SLOW = {"tutorial-language-model.md"}
 PAGES = [
     pytest.param(path, marks=pytest.mark.slow if path.name in SLOW else (), id=path.name)

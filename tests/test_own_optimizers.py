@@ -225,7 +225,6 @@ def _late(x, d, moments, eta, settings):
         raise ZeroDivisionError("nothing to follow")
     return x, {}
 
-
 late = ServerOptimizer("Late", lambda x, settings: {}, _late)
 """
     )

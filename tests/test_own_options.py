@@ -73,7 +73,6 @@ def scaled(factor=1.0):
 
     return ServerOptimizer("Scaled", lambda x, settings: {}, apply)
 
-
 plain = ServerOptimizer("Plain", lambda x, settings: {}, lambda x, update, moments, eta, settings: (x, {}))
 
 

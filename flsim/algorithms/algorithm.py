@@ -347,7 +347,6 @@ def algorithm_named(name: str) -> Algorithm:
 
 # The settings of a federated algorithm on the server.
 
-
 SamplerName = Annotated[str, extensions.CustomName("sampler", SAMPLERS)]
 AlgorithmName = Annotated[str, extensions.CustomName("algorithm", ALGORITHMS)]
 

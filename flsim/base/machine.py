@@ -144,7 +144,6 @@ class PeakMemory:
 
 # Versions of everything that determines the numbers of a run: equal versions give equal bits on equal processors.
 
-
 PACKAGES = ("flsim", "clients", "server")  # packages whose code runs on all nodes
 LIBRARIES = ("torch", "numpy", "scipy", "pyarrow", "safetensors", "flwr", "ray")
 

@@ -145,7 +145,6 @@ def _hashed(words: Tokens, ngram: int) -> NDArray[np.uint64]:
 # with MinHash (Broder, 1997). Records are sentences, so near repetitions are compared by n-grams of two words instead
 # of five.
 
-
 Within = Literal["corpus", "user"]
 
 
@@ -210,7 +209,6 @@ def first_of_equal(split: Split, within: Within = "corpus") -> Flags:
 # share of records with the largest difference is dropped. The method is for secrets that occur once, because copies in
 # both halves hide each other. The text of the paper has "the top 10% samples with the smallest" difference, but its
 # algorithm has the largest.
-
 
 BLOCK = 2**13  # records that are sorted by length together
 CPU_LOGITS, GPU_LOGITS = 2**22, 2**26  # largest number of logits in one batch

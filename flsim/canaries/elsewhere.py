@@ -287,7 +287,6 @@ def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]], kind: Rows) -> No
 # A token has loss if it is within the record length, is not in a masked prompt, and is not the first token of a record
 # without a begin token. A canary without loss for any unknown word proves nothing.
 
-
 Encode = Callable[[str], Sequence[int]]
 ALL, PART, NONE = "all", "part", "none"
 

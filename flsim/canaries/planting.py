@@ -32,9 +32,7 @@ from flsim.data.tokenizer import TokenVocabulary
 
 # Canaries from a file: phrases that may be in the training data of a model, and phrases that are not.
 
-
 UNREADABLE = (OSError, ValueError, TypeError, csv.Error, pa.ArrowException)  # errors of `read_table`
-
 
 SPLIT = pydantic and pydantic.BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)
 
@@ -203,7 +201,6 @@ def listed_phrases(corpus: PhraseSource, texts: Sequence[str]) -> list[tuple[int
 
 
 # The planting: the records that canaries replace, in a fixed number or by Poisson sampling.
-
 
 REDRAWS = 100
 AT_ONCE = 2**20  # words that are searched at once

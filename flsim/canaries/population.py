@@ -215,7 +215,6 @@ def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
 
 # The population, in memory and on disk.
 
-
 Partition = Literal["iid", "non-iid"]
 ABOUT = "population.json"
 NEVER = np.iinfo(np.int64).max  # last round of a window that does not end
@@ -461,7 +460,6 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
 # planted/roster.parquet     a row per canary (`SCHEMA`)
 # planted/overlay.i64/.u16   positions of the records that are canaries, in the corpus' order, and their canaries
 # planted/planting.json      settings of the canaries, seed, number of these records
-
 
 FOLDER = "planted"
 # Settings that make records depend on the round.

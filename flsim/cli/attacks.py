@@ -111,7 +111,6 @@ UserColumn = Annotated[
     typer.Option(help="With --personal-data: column of the user in the files of records.", rich_help_panel=ELSEWHERE),
 ]
 
-
 Unit = Literal["record", "user"]  # whose membership is attacked
 ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quantile, blind, ez, wbc, recall, dc-pdd"
 

@@ -343,7 +343,6 @@ def sanitize(
 
 # `flsim data canaries` and `flsim data preflight`: canaries for a training without flsim.
 
-
 ELSEWHERE = "Train elsewhere"
 Rows = Literal["jsonl", "csv", "parquet", "instructions"]  # form of records for a training elsewhere
 

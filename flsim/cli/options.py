@@ -118,7 +118,6 @@ ClaimDelta = Annotated[
 ]
 OneSetting = Annotated[bool, typer.Option("--over-seeds", help="Means and intervals over the seeds of each setting.")]
 
-
 Format = Literal["md", "csv", "latex", "parquet"]  # of a table
 SUFFIXES = {"md": (".md", ".txt"), "csv": (".csv",), "latex": (".tex",), "parquet": (".parquet",)}  # of its file
 FormatOption = Annotated[

@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 
     Compared = tuple[Table, str, dict[str, Any]]  # the differences; the text with all explanations; an object of JSON
 
-
 of_seeds = partial(
     typer.Option,
     "--over-seeds/--each-seed",
     help="Average runs that differ only in the seed, with 95% intervals over seeds; or show each run.",
 )
-
 
 Kind = Literal["rounds", "utility", "loss"]
 Against = Literal["paper"]

@@ -269,7 +269,6 @@ def run(
 
 # `flsim settings`: list the settings of a configuration file.
 
-
 WIDTH = 80
 COLUMNS = (20, 16, 22)  # widths of key, type and default; the unit has the rest
 

@@ -334,7 +334,6 @@ class CorpusWriter:
 
 # Corpora that are derived from another corpus: the same users with a part of their records, or with other records.
 
-
 BLOCK = 2**16  # records in memory at a time, or more if a user has more
 
 
@@ -417,7 +416,6 @@ def _copy(source: RecordSource, split: Split, kept: Flags | None, writer: Corpus
 # shadow           each user, or each record, is trained on only if a fair coin of the run's seed is heads: runs of many
 #                  seeds are the shadow models of Carlini et al., "Membership Inference Attacks From First Principles"
 #                  (2022), section 4
-
 
 Shadow = Literal["user", "record"]
 

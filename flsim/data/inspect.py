@@ -173,7 +173,6 @@ def _share(part: int, whole: int | None) -> float | None:
 
 # The summary of a corpus as plain text for a terminal of 80 columns: tables, and lines of a label and a fact.
 
-
 WIDTH = 80
 _LABEL = 13  # columns
 _FEW = 3  # names

@@ -31,7 +31,6 @@ from flsim.base.errors import InputError, at_least_one
 #
 # in which words are tokens that are a complete word, and pieces are all others; see `flsim.data.tokenizer`.
 
-
 By = Literal["words", "characters", "tokens"]  # the units of text that have token ids
 
 SPECIAL_TOKENS = 4
@@ -259,7 +258,6 @@ NOBODY = ExtraUsers()
 
 # Records of users, and their batches for next-word models.
 
-
 Tokens = NDArray[np.unsignedinteger[Any]]  # dtype: `token_type` of the layout
 
 
@@ -441,7 +439,6 @@ def batches_by_length(records: Records, layout: Layout, positions: int) -> Itera
 
 
 # The largest authors of a corpus, and names that are placeholders for many people, such as ``[deleted]``.
-
 
 LARGEST = 5  # authors that a summary names
 UNUSUAL_SHARE = 0.05  # an author with a larger share of all words is unusual,

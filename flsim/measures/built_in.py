@@ -14,7 +14,6 @@ from flsim.measures.quantity import EVERYWHERE, Measure, ModelProbe, Probe, Quan
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 of_bits = partial(Quantity, unit="bits", better="lower", format="{:.1f}")
 of_count = partial(Quantity, kind="count", format="{:,.0f}")
 of_flag = partial(Quantity, kind="flag", better="lower")
@@ -408,7 +407,6 @@ def calibrated(probe: Probe) -> Values:
 CALIBRATED = Measure(
     "calibrated", calibrated, (CALIBRATED_SCORE, CALIBRATED_RANK, CALIBRATED_BITS), "exposure by calibrated scores"
 )
-
 
 ALWAYS = (RANDOM_SAMPLING, BEAM_SEARCH, UTILITY)
 ALSO = {measure.name: measure for measure in (SPACE, EXTRAPOLATION, PATH, GENERATION, CONTEXTS)}

@@ -223,7 +223,6 @@ def refuse_unfit(quantity: Quantity) -> Quantity:
 
 # The interface of a measure: its name, its computation for a canary or for the model, and its quantities.
 
-
 Values = tuple[float | None, ...]
 
 

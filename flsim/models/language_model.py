@@ -21,7 +21,6 @@ from flsim.base.settings import Count, Flag, Fraction, Options, Positive, settin
 # Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2022), section 4.1: h = W x + (alpha / r) B A x, with
 # W frozen, A drawn at random and B zeros at first, so that training begins with the base.
 
-
 Dtype = Literal["float32", "bfloat16"]
 
 

@@ -50,7 +50,6 @@ from server.sweep import SweepJob, train_all
 # less memorizes less. Two rows compare as published ones do if their amounts are the same share of the published
 # amounts.
 
-
 UTILITY: Quantity = next(quantity for quantity in of_model(QUANTITIES.values()) if quantity.is_log)
 
 Text = Callable[[Any], str]
@@ -379,7 +378,6 @@ def _facts(scale: Scale) -> list[str]:
 
 
 # Short runs, and the times that they predict.
-
 
 STEPS = 20  # steps of central training in a part of a short run: a single step is too short to be measured
 PARTS, EVALUATIONS = 3, 2  # of a short run

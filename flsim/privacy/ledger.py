@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 #
 # `flsim.privacy.noise` draws the noise.
 
-
 Mechanism = Literal["none", "clip", "dp"]
 
 
@@ -245,7 +244,6 @@ def released(total: Params, noise: Params, clip: float, steps: int, bits: int) -
 # Therefore no draw for a real user changes, and every guarantee of the ledger for a user also holds for each canary
 # user. Vectors are recomputed from the seed, and never stored.
 
-
 LENGTH = 10.0  # norm of a canary user's update before the clip, in clip norms; above 1, so that it tests the clip
 
 
@@ -343,9 +341,7 @@ def cosines(change: Params, seed: int, canaries: range) -> Floats:
 
 # The ledger of a run: how users were sampled, and the noise on their sum; a convention turns it into an epsilon.
 
-
 Unit = Literal["user", "record"]  # difference of neighbouring data sets; a record is one sentence
-
 
 Int64 = Annotated[Count, bounds(lt=2**63)]
 

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 # [MMHMT] McMahan et al., "A Hassle-free Algorithm for Private Learning in Practice" (2024): buffered linear Toeplitz.
 # [KL] Kalinin, Lampert, "Banded Square Root Matrix Factorization for Differentially Private Model Training" (2024).
 
-
 DIGITS = 6  # of optimized numbers; further digits differ between versions of scipy
 
 
@@ -189,7 +188,6 @@ def blt_coefficients(scales: Floats, decays: Floats, rounds: int) -> tuple[Float
 
 
 # The processes of noise, by name, and the noise of a round.
-
 
 MOST_BUFFERS = 16  # of BLT noise, whose optimization takes minutes with hundreds; 2 to 4 are nearly as good
 SLOT = "noise/"  # prefix of a process's slots in a state; slots of optimizers have no slash

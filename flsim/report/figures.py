@@ -135,7 +135,6 @@ def duration(seconds: float | None) -> str:
 
 # The figures, and the blocks that they are in.
 
-
 TOGETHER = 4  # largest number of settings in a panel
 MOST = 12  # rows of a panel with dots
 STEP = 36  # pixels from a row to the next

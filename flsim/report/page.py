@@ -30,7 +30,6 @@ SHORT = (
     "canaries."
 )
 
-
 Opening = dict[str, Any]  # the title, the question and the facts at the beginning of a report
 
 

@@ -204,7 +204,6 @@ def extracted(gathered: Gathered) -> list[Block]:
 
 # Sections of a report on evidence: results of attacks, claims of the ledger, and forgetting of canaries.
 
-
 LABEL = Field("Setting", "label")
 SIDES = (Field("In", "n_in", "{:,}"), Field("Out", "n_out", "{:,}"))
 PROVEN = (

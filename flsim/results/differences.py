@@ -60,7 +60,6 @@ from flsim.results.tables import (
 
 # The two runs of a pair: the values of the same canaries in both, at their ends and at equal perplexity.
 
-
 WINDOW = ("first_round", "last_round")
 Row = dict[str, Any]
 

@@ -56,7 +56,6 @@ RUN = {
     "is_final": "boolean",
 }
 
-
 OF_CANARY = (
     *("folder", "run", "partition", "seed", "is_final", "round", "epochs", "canary", "words", "p_u", "p_e"),
     *("is_planted", "sharers", "insertions", "first_round", "last_round"),
@@ -71,7 +70,6 @@ TAKEN = {
     *(*types("run"), *types("series"), *RUN, *CANARY, *CANARY_TABLE, *SCHEMA.names),
     *("participations", "rounds_since_use", "sharer_rounds"),  # columns of a trace
 }
-
 
 Listed = tuple[dict[str, Any], RunResults, SweepRun | None]  # cells of folder, sweep and grid; run; entry of the sweep
 

@@ -235,13 +235,11 @@ def round_in_short(run_folder: Path, round: int) -> str | None:
 
 # The file run.json of a run, with the setting, progress and status, and the log of evaluations.
 
-
 FILE = "run.json"
 SETTINGS = "config.toml"
 MEASUREMENTS = "measurements.toml"  # replaces it if a model was trained elsewhere and flsim only measured it
 
 PARTITIONS = {"iid": "IID", "non-iid": "Non-IID"}  # data.partition -> its name in a table
-
 
 Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]  # fits in a column of a table
 
@@ -351,7 +349,6 @@ def refuse_begun(path: Path) -> None:
 # succeeded, independent of its lines.
 EVALUATIONS = "evaluations.jsonl"
 Outcome = Literal["stored", "diverged", "failed", "retried"]
-
 
 Checkpoint = Annotated[str, Field(pattern="^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -203,7 +203,6 @@ def _refuse_different(run: RunResults, copy: RunResults) -> None:
 #     sweep.json      the runs' names, axes and published values; sessions: times of work and their outcomes
 #     runs/NAME/      run folders
 
-
 RUNS = "runs"
 NOT_SEARCHED = "Learning rates were not tuned: the sweep sets them, and they can favour one side."
 Measured = TypeVar("Measured")

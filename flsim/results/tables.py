@@ -96,7 +96,6 @@ from flsim.results.sweeps import Sample, by_series, distinctions, sample
 
 # Columns that tables of runs and tables over seeds have in common: their types and the sources of their cells.
 
-
 PRIVACY = {"epsilon_paper": "Float64", "epsilon_sound": "Float64", "sound_convention": "string", "delta": "Float64"}
 POPULATION = {"whole_test_users": "Int64"}  # number of complete authors on which utility is measured
 RECORD_PRIVACY = {"record_epsilon": "Float64", "record_convention": "string", "record_delta": "Float64"}
@@ -261,7 +260,6 @@ def privacy_columns(run: RunResults, at: int) -> dict[str, Any]:
 # Further columns have the quantities of canaries, by name; unknown values are blank. On request, ``written`` has the
 # phrase with the most likely continuation of the known words that a beam search finds.
 
-
 PLANTED = ("p_u", "p_e", "planned_insertions", "sharers", "insertions")
 WINDOW = ("first_round", "last_round")
 WRITTEN = "written"
@@ -364,7 +362,6 @@ def traced(quantities: Iterable[Quantity]) -> list[Quantity]:
 
 
 # The table of memorization: its columns, and a row for each run or series.
-
 
 STANDARD = [quantity for quantity in select_for(QUANTITIES.values(), "table") if quantity.is_standard]
 OPTIONAL = [quantity for quantity in select_for(QUANTITIES.values(), "table") if not quantity.is_standard]

@@ -407,7 +407,6 @@ def write_on(
 # All outputs of such a model are checked before they are used, because a model in training mode, or with logits instead
 # of log-probs, gives plausible but wrong ranks.
 
-
 CPU = torch.device("cpu")
 SLACK = 1e-2  # nats tolerance of scores for other batch sizes, TF32 or other kernels
 IMPOSSIBLE = torch.finfo(torch.float16).min  # nats, in every type

@@ -452,7 +452,6 @@ def participation(run: Run, rounds: int) -> pd.DataFrame:
 #
 # A run can be measured with weights of few bits as a new run: one training then gives two rows of a table.
 
-
 BASE = Path("base")  # in place of a checkpoint: the model before training
 
 

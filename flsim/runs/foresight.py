@@ -16,7 +16,6 @@ from flsim.training.own_model import refuse_too_large
 
 Kind = TypeVar("Kind", bound=Config)
 
-
 REFERENCES = 20_000  # of a base model: each sequence needs a complete forward pass
 
 

@@ -113,7 +113,6 @@ def _put_aside(path: Path, why: str, kind: str = "damaged") -> None:
 
 # Locks on a run folder: one process trains a run at a time, and no other process removes its folder.
 
-
 TRAINED = ".training"  # file in the run folder with the node and the process that train the run
 DRIVEN = ".driving"  # file of a central run with the process that supervises training
 PATIENCE = 2.0  # seconds until flsim prints that such a process exists

@@ -133,7 +133,6 @@ def _width(model: TrainableModel) -> int:
 
 # The check of a custom network: the requirements of training, attacks and resuming.
 
-
 TOLERANCE = 1e-4  # absolute and relative tolerance of log-probabilities in float32
 NOT_DETERMINISTIC = (
     "{}: the logits of forward differ between two calls in evaluation mode; use random numbers only if "

@@ -104,7 +104,6 @@ def total_rate(rate: Callable[[int], float], steps: int) -> float:
 
 # The settings of local training, for all engines.
 
-
 Precision = Literal["float32", "tf32", "bf16"]
 
 
@@ -293,7 +292,6 @@ def prefetched(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
 
 
 # The state of training, for any algorithm; a checkpoint contains only the state.
-
 
 Moments = dict[str, Params]
 

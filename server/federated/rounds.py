@@ -47,7 +47,6 @@ from server.stopping import Stop, stopping
 #
 # It is not a Strategy of Flower, which averages the received replies, because a missing reply must fail the run.
 
-
 FIRST = 3600.0  # seconds before the first reply to this process
 # smallest deadline in seconds: another process on the machine, or a slow disk, is no reason for a second request
 FLOOR = 60.0
@@ -444,7 +443,6 @@ def _training_seconds(work: Sequence[ShardWork]) -> float:
 
 
 # The launch of a federated run: on a Ray cluster, with client processes on its machines, or in this process.
-
 
 APP = "clients.app:app"  # by name, because server and clients share only messages
 ROUNDING = 1e-4  # the smallest share of a GPU in Ray

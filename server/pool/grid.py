@@ -35,7 +35,6 @@ from server.cluster.start import Nodes
 #
 # Parameters are stored once in Ray's object store for all shards of a round; sums stay on the node that computed them.
 
-
 SUM = "query.sum"  # type of the message that requests the sum of stored arrays, which does not reach a ClientApp
 
 Arrays = dict[str, ArrayRecord]
@@ -104,7 +103,6 @@ def added(parts: Sequence[Values]) -> Arrays:
 
 
 # A pool of Ray actors that can die at any moment; its owner assigns jobs, sets deadlines, and repeats jobs.
-
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -185,7 +183,6 @@ def _outcomes(pending: Mapping[Any, Key]) -> Iterator[tuple[Key, Any]]:
 #
 # A checkpoint is on disk before it is submitted, and its rows are on disk, atomically, after its evaluation. Therefore
 # `Run.unevaluated` finds missing work after any failure, and a repeated evaluation has no effect.
-
 
 NICENESS = 5  # training has priority: with the 15 of all processes of Ray, this gives 19, the lowest priority in Linux
 # Deadline in seconds for the start of a process in the first attempt, which doubles in each further attempt. Ray can

@@ -15,7 +15,6 @@ from flsim.training.update import Counts, UpdateSum
 
 SIZES = st.floats(1e-3, 1e12)  # so different that another order of additions gives other bits
 
-
 Drawn = tuple[list[ShardReply], int, Sequence[int]]
 
 

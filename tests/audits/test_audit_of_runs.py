@@ -112,7 +112,6 @@ LEDGER = 'a test of the ledger (privacy.mechanism "dp")'
 RANKS, COINS = "a bound from ranks (canaries.count)", "a bound from guesses of coins of at least 10 canaries"
 USERS = "an estimate from canary users (audit.update_canaries)"
 
-
 OF_ROUNDS = {"participation", "noise"}
 
 
@@ -429,7 +428,6 @@ def test_a_row_has_the_largest_refutable_epsilon(subject: Subject) -> None:
 # The simulations are those of `python -m benchmarks alarms`. They are seeded, and therefore pass or fail each time.
 # A bound at 5% may exceed the truth in 100 of 2,000 simulations, with a standard deviation of 9.7. The limit is three
 # standard deviations higher.
-
 
 SIMULATIONS = 2_000
 PAGE = Path(__file__).parents[2] / "docs" / "audit-tests.md"

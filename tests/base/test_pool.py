@@ -144,7 +144,6 @@ def test_a_task_that_reports_progress_may_take_long() -> None:
 
 # Memory of a machine, of a container, and of processes.
 
-
 LIMIT = 1 << 20  # bytes; any machine has more
 
 
@@ -200,7 +199,6 @@ def test_a_container_has_the_cores_of_its_quota(
 
 
 # The memory of a process includes its descendants, with shared pages counted once.
-
 
 MEGABYTE = 2**20
 HOLD = """

@@ -137,7 +137,6 @@ def test_each_window_is_a_configuration_in_plans_and_rosters(experiment: Experim
 
 # Canaries that are planted in some rounds: populations, training in this process and by a client, and exposed users.
 
-
 BOUNDS = [(2, 3), (3, None), (None, 2), (None, None)]  # first and last round, from 1
 ROUNDS = 4
 CANARIES = flsim.Canaries(p_u=(0.5,), p_e=(0.5,), count=4)
@@ -277,7 +276,6 @@ def test_a_corpus_whose_canaries_are_of_some_rounds_is_refused(experiment: Exper
 
 
 # Strict injection: pseudo-users hold a canary and take part in one round, in addition to the round's cohort.
-
 
 LENGTH = 6
 MODEL = flsim.Model(4, 4)

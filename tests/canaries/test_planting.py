@@ -236,7 +236,6 @@ def test_a_run_measures_controls_and_counts_only_planted_canaries(trained_here: 
 
 # Coins: a separate coin decides whether each canary is planted, and does not change the other canaries.
 
-
 COIN_PROBABLE: dict[str, Any] = {"p_u": (0.2, 0.1), "p_e": (0.5,), "count": 6, "length": 2}
 COIN_EXACT: dict[str, Any] = {"insertions": (1, 2), "count": 6, "length": 2}
 WITH_COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]", "canaries.count=30")

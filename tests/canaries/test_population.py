@@ -227,7 +227,6 @@ def test_both_runs_ask_the_same_users_and_train_as_long(
 
 # The roster: its columns, the columns that it can omit, and the values that are refused.
 
-
 PLAIN = (Canary("c0", (7, 8), 1.0, 0.5), Canary("c1", (9, 8), 0.5, 1.0))
 WORDS = Vocabulary(tuple(f"w{index}" for index in range(96)), tuple(range(96, 0, -1)))  # as in `make_corpus`
 TEMPLATE = Secrets.from_template("w8 {w1}", WORDS)

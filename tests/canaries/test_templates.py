@@ -140,7 +140,6 @@ def test_keyed_secrets_are_ranked_after_their_own_key(experiment: Experiment) ->
 
 # Canaries that are text: phrases in the settings, and templates and listed phrases with a tokenizer.
 
-
 PHRASES = ("w1 w2 w3", "w4 w5", "w3 w3 w3 w3")
 
 

@@ -20,7 +20,6 @@ ANY_USER = st.one_of(st.text(), st.sampled_from(["../../etc/passwd", "a\0b", "x"
 AUTHOR = ANY_USER.filter(str.strip)  # for formats that refuse or drop posts without an author
 GROUP = st.text(NO_NUL.filter(lambda character: character != "/"), min_size=1).filter(lambda name: name != ".")
 
-
 SPLIT_AT_SPACE = (
     "tff-sqlite",
     "tff-hdf5",

@@ -102,7 +102,6 @@ def test_flsim_job_starts_a_run_once_and_then_resumes_it(tmp_path: Path) -> None
 # Tests of the RayJob check its pods and volumes with Kubernetes' schemas, and single fields of KubeRay's types
 # (ray-operator/apis/ray/v1, RayJobSpec and RayClusterSpec; `authOptions`). The CRD is not available to the tests.
 
-
 FILE = Path(__file__).parents[2] / "deploy" / "kuberay-rayjob.yaml"
 KUBERNETES = "1.31"
 

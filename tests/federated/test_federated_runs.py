@@ -201,7 +201,6 @@ def test_evaluators_for_which_settings_leave_no_gpu_are_refused(
 
 # Tests of the number of client processes that fit a machine; tests/faults and test_flower.py test the rest of the grid.
 
-
 SHARES = st.sampled_from([1.0, 0.95, 0.5, 0.4, 0.25, 0.2, 0.1])
 
 

@@ -234,13 +234,11 @@ def test_a_partial_quantity_is_listed_and_not_averaged(experiment: Experiment) -
 
 # Runs on Ray are evaluated with custom measures: one works, and one fails in the evaluator.
 
-
 SOURCE = """from flsim.measures import Measure, Quantity
 
 
 def compute(probe):
     return {result}
-
 
 measure = Measure("own", compute, (Quantity(name="own", unit="words", description="Words of a canary."),))
 """

@@ -282,7 +282,6 @@ def of_first(statistics, is_member):
 def of_third(statistics, is_member):
     return lambda values: values[:, 2]
 
-
 loss = worst
 no_function = Attack("number", 3)
 fit_is_number = Attack("fit", worst, fit=3)

@@ -53,7 +53,6 @@ def test_fits_are_stationary(alpha: float) -> None:
 
 DENSITIES = np.log(np.array([[0.5, 0.1], [0.25, 0.25], [0.125, 0.5], [0.25, 0.0625]]))
 
-
 LARGE = 600 * math.log(2)  # of a space in which the squares of weights have no float64
 
 

@@ -248,7 +248,6 @@ OTHERS = {
     "imported factory": ("evaluate", "--model", "factory:model", *EVALUATE),  # a module that Python imports
 }
 
-
 ONCE = ("--in-process", "--set", "system.retries=0")  # without the pauses before retries of a shard
 EXITS_HERE = ("--out", "run", *ONCE, "--set", "local.schedule=schedule.py:constant")
 

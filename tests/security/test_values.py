@@ -242,7 +242,6 @@ def test_a_table_of_too_many_equal_rows_is_refused(tmp_path: Path) -> None:
 
 # Texts from other people, such as names of runs, titles and words, stay text in all pages and tables.
 
-
 HOSTILE = (
     """<script>alert(1)</script><img src=//x onerror=alert(1)>"onload="a' {{7*7}} """
     "| `$(x)` [a](b) \\input{/etc/passwd} =1+1"

@@ -63,7 +63,6 @@ from flsim.measures import Measure, ModelProbe, Quantity
 def parameters(probe: ModelProbe) -> float:
     return sum(parameter.numel() for parameter in probe.model.parameters())
 
-
 size = Measure("size", parameters, (Quantity(name="size", subject="model", description="Number of parameters."),))
 """,
     "algorithm": """
@@ -87,7 +86,6 @@ from flsim.algorithms.server_optimizers import elementwise
 
 def step(d, slots, settings):
     return d, {}
-
 
 plain = elementwise("Plain", lambda x, settings: {}, step)
 """,

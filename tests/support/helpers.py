@@ -190,7 +190,6 @@ references = 200
 checkpoint_every = 7
 """
 
-
 TESTED = (  # a private run with canary users; coins exclude about half of these users
     "training.sampler='poisson'",
     "privacy.mechanism='dp'",

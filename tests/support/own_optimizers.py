@@ -59,7 +59,6 @@ def made(parameters, lr):
 def _over(parameters, rate, momentum, _decay):
     return Tanh(parameters, rate, momentum)
 
-
 stacked = Optimizer("Tanh", _over, ("m",), direction=_signed)
 
 fedadam = elementwise(
@@ -87,7 +86,6 @@ def _apply(x, d, moments, eta, settings):
     mean = {n: m[n] / (1 - beta ** step[n]) for n in x}
     norm = sum(value.square().sum() for value in mean.values()).sqrt()
     return {n: x[n] + eta * mean[n] / (norm + 1e-12) for n in x}, {"m": m, "step": step}
-
 
 normalized = ServerOptimizer("Normalized", _init, _apply)
 
@@ -123,7 +121,6 @@ def no_optimizer(parameters, lr):
 
 def other_arguments(parameters, learning_rate):
     return torch.optim.SGD(parameters, learning_rate)
-
 
 bad = ServerOptimizer("Bad", lambda x, settings: {}, lambda x, d, moments, eta, settings: (d | {"more": d}, {}))
 alone = ServerOptimizer("Alone", lambda x: {}, lambda x, d: x)

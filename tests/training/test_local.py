@@ -166,7 +166,6 @@ def test_bad_settings_are_refused(kind: Callable[..., object], change: dict[str,
 
 # The clip bounds the norm of the complete update and keeps its direction; nothing overflows or underflows.
 
-
 LARGEST = float(np.float32(3e38))
 ELEMENTS = st.floats(-LARGEST, LARGEST, width=32)
 UPDATES = st.lists(arrays(np.float32, st.integers(1, 5), elements=ELEMENTS), min_size=1, max_size=4)

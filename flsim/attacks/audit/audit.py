@@ -231,7 +231,6 @@ def claim_of(run: Run, state: State, delta: float | None = None) -> Claim | None
 
 # The evidence of an audit as rows.
 
-
 CONFIDENCE = 0.95
 OF_EACH_KIND = 0.1  # shares of canaries that are guessed as planted and as not planted, fixed before ranks are known
 COLUMNS = {

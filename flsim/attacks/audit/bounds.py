@@ -27,7 +27,6 @@ from flsim.base.statistics import at_least, lower_bound, share_interval, upper_b
 # hits if its rank is at most t. Given the model, the share of the set is Beta(t, R - t + 1). All canaries use the same
 # references, so f is bounded for all m together (Bonferroni), which uses a part of the significance.
 
-
 SIGNIFICANCE = 0.05
 OF_SHARES = 0.01  # part of the significance for the bound of the shares
 HIGHEST = 60.0  # largest epsilon of a bound
@@ -78,7 +77,6 @@ def default_threshold(references: int) -> int:
 #
 # For a canary that was not trained on, all ranks from 1 to R + 1 are equally likely. Therefore the test rank <= t has
 # the false-positive rate t / (R + 1) exactly, without a shadow model and without text that was not trained on.
-
 
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # false-positive rates
 
@@ -215,7 +213,6 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
 #
 # The attacker guesses the coins of r of m canaries, with the highest and the lowest scores, and v guesses are right.
 # The number of guesses is fixed before scores are known.
-
 
 LARGEST_MU = 30.0
 

@@ -172,7 +172,6 @@ def _gamma(value: float, mean: float, variance: float) -> float:
 # estimate, which can exceed the true epsilon. There is none if the normal distribution extends beyond 1, as in small
 # models.
 
-
 BEYOND = 1e-3  # largest probability of a normal cosine beyond 1, per delta
 
 

@@ -41,7 +41,6 @@ from flsim.training.update import threads as threads_of_torch
 
 # The strings of an extraction with their controls, and the probability that a model completes them.
 
-
 Places = list[tuple[Split, Ints]]
 POOL = 4  # records that are examined per drawn string, because OOV and repetitions exclude some
 CANARY = "canary"
@@ -187,7 +186,6 @@ def least_tries(log_probs: Floats, p: float) -> Floats:
 
 
 # Rates of extraction, those of controls, and their differences.
-
 
 TRIES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 P = (0.1, 0.5, 0.9)
@@ -395,7 +393,6 @@ def _is_planted(canary: Canary, rounds: int) -> bool:
 
 
 # `flsim extract`: settings, and extraction from a run.
-
 
 PREFIXES = (1, 3, 5, 10)
 

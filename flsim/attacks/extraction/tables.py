@@ -109,7 +109,6 @@ def _scheme(measured: Extraction) -> str:
 
 # Figure of the share of strings that sampling extracts against the number of samples.
 
-
 SHOWN_P = 0.5
 SIDES = {"": ("trained", "-"), "control_": ("control", ":")}
 LINE = "One of n samples is the suffix with probability {:g}\nBand: 95% interval over {}"

@@ -83,7 +83,6 @@ def least_alpha(trials: int) -> float:
 # alpha k steps after the example's last use. T(alpha) of a group counts from the last use, times of single canaries
 # from the end of their window. A time after the last evaluation is censored: only a lower bound is known.
 
-
 SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as memorized: log2 20 = 4.32 bits of exposure
 
 

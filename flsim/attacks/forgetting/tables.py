@@ -181,7 +181,6 @@ def _tests(measured: Forgetting) -> str:
 
 # Figure of exposure against rounds since last use, and of the advantage against rounds, by window.
 
-
 OUT = "arm OUT"
 OUTSIDE = len(LINES) - 1  # style of arm OUT
 COLUMNS = 3

@@ -237,7 +237,6 @@ def _finite(values: Tensor) -> Floats:
 
 # The built-in attacks by name, and the control that reads no model.
 
-
 NEIGHBOURS = 25  # number of neighbours of each record
 LEVEL = 0.9  # of the quantile regression: 1 minus a false-positive rate of 10%, fixed before scores are known
 
@@ -399,7 +398,6 @@ def attack_named(name: str) -> Attack:
 
 
 # The records of an attack: members from training, and non-members by other authors, of equal lengths.
-
 
 FEW = 100  # number of members below which a table has a note
 RECORDS = 2**16  # records of a split that are read at once

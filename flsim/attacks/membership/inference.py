@@ -61,7 +61,6 @@ from flsim.training.update import threads as threads_of_torch
 
 # Rows of attacks on membership in a run folder: ``membership/round-000200.parquet``, a row per unit and attack.
 
-
 FOLDER = "membership"
 LOCK = ".attacking"  # lock file in the run folder, for reading and replacing rows
 NAME = re.compile(r"round-(\d{6,})\.parquet", re.ASCII)
@@ -132,7 +131,6 @@ def newest_rows(run_folder: Path, identity: str | None) -> pd.DataFrame:
 
 
 # A run under attack: the attacked model and further models.
-
 
 CONFOUNDED = 0.55  # area of the control above which members differ from non-members without a model
 
@@ -298,7 +296,6 @@ def _unfit_reference(run: Run, other: Run) -> str:
 
 # A model that was trained elsewhere under attack, with its canaries or with files of text as members.
 
-
 WHITE_BOX = "gradient"  # attack that needs more than probabilities
 MOST_TOKENS = 128  # of a record of a file; later tokens are not read
 Side = tuple[Split, Ints]  # records of text, and the positions of those that are attacked
@@ -412,7 +409,6 @@ def open_attacked(path: Path, hparams: AttackHParams) -> Attacked | AttackedElse
 
 
 # `flsim membership`: the attacks on a run, as rows.
-
 
 CONFIDENCE = 0.95
 POINTS = 60  # largest number of points of a stored curve

@@ -48,7 +48,6 @@ from flsim.training.update import threads as threads_of_torch
 #
 # Shapes: S shadow models, N points. Larger scores mean membership.
 
-
 FEW = 64  # shadow models, below which the paper uses one variance for all points
 SMALLEST = 1e-30  # added to a standard deviation, which avoids a division by zero for equal scores
 
@@ -103,7 +102,6 @@ def _log_density(values: Floats, mean: Floats, deviation: Floats) -> Floats:
 #
 # Shapes: S reference models, N points, Z points of a population that the target was not trained on.
 
-
 GAMMA = 1.0
 OFFLINE_A = 0.3  # to be tuned on a pair of reference models, never on the target
 
@@ -134,7 +132,6 @@ def rmia_scores(ratios: Floats, population: Floats, gamma: float = GAMMA) -> Flo
 #     T_u = (1/m) sum_i [ log p(x_i) - log p_ref(x_i) ],                                        [K] equation 2
 #
 # which is larger if the model has learned the style of u.
-
 
 RECORDS = 50  # largest number of fresh records of a user, as in [K]
 NAME = "likelihood-ratio"
@@ -308,7 +305,6 @@ def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Reco
 # Attacks with shadow models: runs of several seeds, each trained on a random half of the users or records.
 #
 # Every run of `data.shadow` is the target once (leave-one-out). Coins decided membership, so no control is needed.
-
 
 LOSS = "loss"  # the attack without shadow models
 FEWEST = 4  # smallest number of runs: a target and three shadow models

@@ -56,7 +56,6 @@ from flsim.training.update import threads as threads_of_torch
 # Without an output bias, the norms of the rows of the input embedding are the scores: `recover_token_information` of
 # Geiping's breaching (https://github.com/JonasGeiping/breaching), "decoder-bias" and "embedding-norm".
 
-
 CUTOFF = 1.5  # breaching's: standard deviations above the mean of log-norms, if all rows change
 FLOATS = 2**22  # values of logits in one batch
 
@@ -240,7 +239,6 @@ def flattened(tensors: Params) -> Tensor:
 #   of users outside the cohort, except texts that also occur in the cohort.
 # - Canaries of random words: references are other random words, exact for a canary that no round has used so far.
 
-
 Group = tuple[int, int]  # number of users of a sum, and number of the sum
 SAMPLED = 10**6  # records from which those outside the cohort are drawn
 RECORD, CANARY = "record", "canary"
@@ -321,7 +319,6 @@ def _outside(users: Population, cohort: Ints, count: int, rng: np.random.Generat
 
 
 # `flsim reveal`: settings, and the rows of a round.
-
 
 SIZES = (1, 10, 100)  # users of a sum, and all users of the cohort
 RARE = 10  # largest number of users of a rare word

@@ -81,7 +81,6 @@ def to_text(revealed: Revealed) -> str:
 
 # Figure of what a round reveals against the number of users of a sum, by clip and noise.
 
-
 LEVEL = 0.05
 DETECTED = (f"tpr_at_{LEVEL}", (f"tpr_low_at_{LEVEL}", f"tpr_high_at_{LEVEL}"), None, LEVEL)
 PANELS = {  # by subject: label of the y axis, column, its interval, column of the blind line, level of chance

@@ -24,7 +24,6 @@ from flsim.data.manifest import SPLITS
 #
 # A reader may also be a `flsim.data.formats.posts.Format`, which cuts its files into parts that are read in parallel.
 
-
 YIELDS = "yield (user, text) or (user, text, split), where text is a string or a list of sentences"
 
 

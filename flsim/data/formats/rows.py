@@ -80,7 +80,6 @@ CSV = posts.Format("csv", posts.whole_file, read_csv)
 #
 # Users are strings or integers, also as floats. A text is a string, or a list of texts.
 
-
 MAGIC = b"PAR1"
 BATCH = 256  # rows in memory at a time
 
@@ -128,7 +127,6 @@ def read_parquet(part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post
 PARQUET = posts.Format("parquet", parquet_parts, read_parquet)
 
 # Readers of JSON: one object ``{"user": ..., "text": ...}`` per line, in UTF-8, with plain text (not HTML).
-
 
 LONGEST_LINE = 2**24  # bytes
 CHUNK = 2**16  # bytes
@@ -275,7 +273,6 @@ JSONL = posts.Format("jsonl", jsonl_parts, read_jsonl)
 # That layout (https://leaf.cmu.edu) is one object, ``{"users": [...], "user_data": {USER: {"x": [TEXT, ...]}}}``. A
 # file is read completely, so large files should be JSON lines.
 
-
 LARGEST = 2**30  # bytes of a file, which needs several times as much memory
 LEAF_DATA, LEAF_TEXTS = "user_data", "x"
 LEAF_KEYS = {"users", "num_samples", "hierarchies", LEAF_DATA}
@@ -362,7 +359,6 @@ JSON = posts.Format("json", posts.whole_file, read_json)
 #
 # Words and characters are unchanged; runs of white space become one space. A block of consecutive lines counts as an
 # author, named by the file and the number of the first line.
-
 
 LINES_PER_AUTHOR = 200  # about 4,000 words of typical text
 

@@ -62,15 +62,12 @@ message_type {
 }
 """
 
-
 _POOL = descriptor_pool.DescriptorPool()
 _POOL.Add(text_format.Parse(_MESSAGES, descriptor_pb2.FileDescriptorProto()))
 Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("tensorflow.Example"))
 
-
 SQLITE_MAGIC = b"SQLite format 3\0"
 SMALLEST_ROW = 8  # bytes of a page
-
 
 SPLITS = {b"train": "train", b"heldout": "heldout", b"test": "test"}
 DAMAGES = {"records_not_tf_example", "records_without_tokens", "records_not_utf8"}

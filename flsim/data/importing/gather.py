@@ -323,7 +323,6 @@ def users_of(path: Path) -> dict[str, BucketUsers]:
 #
 # Tasks encode the passages of buckets with the model's ids; their counts determine the corpus' ids, which users get.
 
-
 Integers = NDArray[np.integer[Any]]
 
 

@@ -185,7 +185,6 @@ def count_words(files: Sequence[Path], words: int, most: int) -> dict[str, int]:
 
 # The steps of an import: their tasks and their counts.
 
-
 PIECE = 2**24  # characters of sentences in a file of step 1
 BUCKET = 2**23  # bytes of sentences for a task of step 2
 COUNTED = 2**20  # words of buckets in a range of step 3
@@ -424,7 +423,6 @@ class ImportSteps:
 
 
 # The import, from the sources to the corpus.
-
 
 VERSION = 5  # version of pieces; pieces of other versions are ignored
 SMALL = 2**23  # bytes of sources up to which one process is faster

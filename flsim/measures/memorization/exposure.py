@@ -171,7 +171,6 @@ def _mills(x: Floats) -> Floats:
 # Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those of tensorflow-privacy 0.9
 # (privacy_tests/secret_sharer/exposures.py), whose functions do not return which canary has which exposure.
 
-
 FEWEST = 20
 BINS, WIDEST = 1024, 6
 RESAMPLES = 100  # refits of the parametric bootstrap, from which the intervals and the p-value come

@@ -75,7 +75,6 @@ def cheapest(costs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 # P(s|p) = sum over i of -log Pr(s_i | p, s_1, ..., s_{i-1}), in nats: Thakkar et al. (2020), section 4.1, "Evaluation
 # Methods". Carlini et al. (2018), definition 1, take the logarithm to base 2.
 
-
 CPU_FLOATS = 2**22  # log-probs in one piece; a step has up to three pieces: 50 MB in float32
 GPU_FLOATS = 2**28  # largest number on a GPU: few large steps, because each step launches about a hundred kernels
 OTHER_FLOATS = 2**25  # on other devices
@@ -271,7 +270,6 @@ def _phi(x: Tensor) -> Tensor:
 # exceed it. The rest is undecided, and is scored in full; these are few, because the bounds differ by hundredths of a
 # nat. The bounds include rounding errors, so decisions are equal to those of full scores.
 
-
 SUMMED = 256  # number of words whose exponentials a bound on log Z sums one by one
 WIDE = 0.5  # nats between the bounds on a log Z above which it is computed exactly
 
@@ -361,7 +359,6 @@ def _refuse_non_finite(values: Tensor) -> None:
 
 
 # Random Sampling (RS), which tests whether the canary is more likely than all random continuations.
-
 
 TIE = 8  # in units of the model's rounding (its dtype's eps), relative to the score
 TYPICAL = 64  # references that are read in full to estimate typical costs of words
@@ -518,7 +515,6 @@ class _Canary:
 # Carlini et al. (2018), "The Secret Sharer", section 6.4 and table 3: one model and one secret, scored by adversaries
 # who know the text before the secret, the text after it, both, or neither. All of them know the text between a secret's
 # words.
-
 
 Context = tuple[int, int]  # numbers of tokens that an adversary knows, directly before the secret and directly after it
 

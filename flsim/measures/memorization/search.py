@@ -149,7 +149,6 @@ def _extend(
 # then searches twice as long. This search keeps the guarantee: an answer is proven only when it costs no more than all
 # other nodes.
 
-
 Path = tuple[int, ...]
 CHILDREN = 32  # children of a node in one fetch; further children need another evaluation of the node
 BEAMS = 5  # width of the beam search for the first answer

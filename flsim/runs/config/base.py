@@ -403,7 +403,6 @@ def shared_rounds(settings: Config, rounds: int) -> int:
 
 # The configuration of a federated run.
 
-
 SHARDS = 2  # the default, if neither the settings nor the client processes of a launch give the number
 
 

@@ -117,7 +117,6 @@ def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
 #
 # The `Attributes` section of a docstring describes each field; ``Unit: X.`` at its end is the unit of a number.
 
-
 FORM = "path/to/file.py:NAME"
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "text"}

@@ -35,7 +35,6 @@ from flsim.runs.config import Config, from_working_directory, parse, toml
 # `search` is a generator that yields the trials to measure and receives their perplexities. If a tier of a sweep names
 # the file (``tuned = "..."``), its runs use the chosen values, but neither the seeds nor another corpus of the search.
 
-
 Point = dict[str, float]
 Values = dict[str, Any]  # settings of a sweep as nested tables
 FEWEST, MOST = 8, 1_000  # smallest and largest number of trials
@@ -360,7 +359,6 @@ def read_outcome(path: Path) -> TuningOutcome:
 
 
 # The definition of a sweep: its file, its tiers, and the runs that it plans.
-
 
 LONGEST_NAME = 200  # largest length of a run name in bytes; file systems allow 255, and names of logs are longer
 # largest number of runs of a sweep; each has a folder, a file of settings and an entry in sweep.json

@@ -428,7 +428,6 @@ def _results_in_short(run: Path) -> str:
 #     runs/           run folders
 #     logs/           the output of each run
 
-
 OBJECTIVE = "perplexity on test users"
 TUNING_FILE = "tune.json"
 

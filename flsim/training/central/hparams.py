@@ -24,7 +24,6 @@ from flsim.training.update import Milestones, Precision, ScheduleName, rate_at, 
 
 # The records that a step of central training reads, and its dropout, as functions of the step.
 
-
 Order = Literal["iid", "sequence"]
 
 

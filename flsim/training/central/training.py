@@ -236,7 +236,6 @@ def refuse_precision(training: CentralTask) -> None:
 
 # The engines of central training on a CPU, `autograd` and `fused`, and the choice of the engine of a task.
 
-
 Batches = tuple[int, list[Batch]]
 
 
@@ -393,7 +392,6 @@ def engine_of(training: CentralTask, state: update.State) -> CentralEngine:
 #
 # A chunk's steps, learning rates and Adam's corrections are one array, so one CUDA graph fits all steps of its shape.
 
-
 POSITIONS = 2  # for each record of a batch; CUDA graphs are for multiples of this number of positions
 
 
@@ -548,7 +546,6 @@ def _by_token(steps: Steps) -> Steps:
 
 
 # The loop of steps.
-
 
 CHUNK = 2_048  # number of records to read together
 NOT_FINITE = "{} not finite; most likely learning_rate is too high"

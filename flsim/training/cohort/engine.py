@@ -111,7 +111,6 @@ def float32_products(precision: Precision) -> Iterator[None]:
 
 # CUDA graphs: the launches of a step are recorded once for each shape, and then replayed as one launch.
 
-
 Step = Callable[..., None]
 
 
@@ -169,7 +168,6 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 # Local training of many users at once: their weights are stacked, and every product covers all users.
 #
 # On an NVIDIA GPU with Triton each shape of step is one CUDA graph; otherwise it is plain PyTorch (`kernels`).
-
 
 GRAPHS = packing.Shape(users=16, times=4, rows=16, positions=32)  # coarse, for few different shapes
 WAVES = 2  # users for each multiprocessor of a GPU
@@ -512,7 +510,6 @@ class PackedTrainer:
 
 
 # The engine: micro-cohorts, and the choice of a trainer.
-
 
 Member = tuple[int, Records]
 

@@ -32,7 +32,6 @@ from flsim.training.update import Precision
 # Products with at most 16 rows, those of the recurrence, take twice as long with AMX. In float32, the default library,
 # MKL, uses AVX-512 only on Intel processors: 105 GFLOP/s on a Zen 5, and 240 with oneDNN (docs/benchmarks.md).
 
-
 TILE = 16  # rows
 LARGE = 2**18  # entries of the largest weight
 LINE = 64  # bytes of a cache line

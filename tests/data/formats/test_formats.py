@@ -94,7 +94,6 @@ def test_without_h5py_only_hdf5_files_are_refused(tmp_path: Path) -> None:
 
 # All formats read the same table: null and blank fields are dropped, and the float 2.0 is read as the integer 2.
 
-
 HALF = "\ud83d"  # the first half of a surrogate pair
 Rows = list[tuple[Any, Any]]
 

@@ -180,7 +180,6 @@ def test_the_deepest_html_that_is_read(tmp_path: Path, tag: str) -> None:
 
 # Characters that XML 1.0 forbids are removed from dumps, and their rows are counted.
 
-
 EMOJI = "\U0001f600"  # U+D83D U+DE00 in UTF-16
 FORBIDDEN = {
     "reference": b"&#x0E;",

@@ -86,7 +86,6 @@ def test_a_file_without_lines_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 # JSON that is not JSON lines: arrays, indented objects and the layout of LEAF, as programs write them.
 
-
 Rows = list[tuple[str | int, str]]
 
 

@@ -106,7 +106,6 @@ def test_refusals_are_one_line(tmp_path: Path, flsim: Flsim, options: tuple[obje
 
 # Imports of text of any script, and removal of characters outside ASCII with --ascii.
 
-
 ASCII_TEXTS = [
     "Don't split well-known words' ends-, e.g. os.path. Pi is 3.14! Is it?\n"
     "See https://a.b/c?d=1#e. Then_x (y) [z] {w}",

@@ -166,7 +166,6 @@ def test_an_error_names_the_reason(sources: Path, name: str, content: bytes, mes
 
 # Layouts, given vocabularies, columns, splits of the sources, and messages about sources.
 
-
 POSTS = [(number % 9, f"a b c word{number % 4} d e, f? a b.") for number in range(90)]
 HPARAMS = {"vocabulary_size": 9, "words_per_user": 30, "record_words": 6, "heldout": 0.2, "test": 0.2}
 

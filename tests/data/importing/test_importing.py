@@ -233,7 +233,6 @@ def test_splits_depend_on_the_seed_and_nothing_else() -> None:
 
 # Lines on disk are regrouped by hash, as in a dictionary, for any number of files and ranges.
 
-
 some_files = st.lists(
     st.lists(st.tuples(st.sampled_from(["", "a", "b", "c", "ä", "xyz"]), st.binary(max_size=4)), max_size=12),
     min_size=1,
@@ -276,7 +275,6 @@ def test_hashes_are_sha256_and_the_largest_is_in_the_last_range(tmp_path: Path) 
 
 
 # Names that many people share, such as [deleted]: imports and `inspect` report them, and an option drops them.
-
 
 SETTINGS = ("--words-per-user", 8, "--vocabulary", 9)
 TEXT = "some words are here now"

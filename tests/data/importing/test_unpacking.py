@@ -44,7 +44,6 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".7z": lambda content: seven_zip({"Posts.xml": content}),
 }
 
-
 packers = pytest.mark.parametrize("packer", PACKERS.values(), ids=PACKERS)  # each packs a single file
 
 
@@ -121,7 +120,6 @@ def test_progress_is_in_bytes_of_the_packed_file(tmp_path: Path) -> None:
 
 
 # The site of a Stack Exchange dump is a part of each author's name, and does not depend on compression.
-
 
 HPARAMS = ImportHParams(8, 6, 12, heldout=0.3, test=0.3)
 SETTINGS = ("--words-per-user", 12, "--heldout", 0.3, "--test", 0.3, "--vocabulary", 8)

@@ -15,7 +15,6 @@ LAYOUT = Layout(12, record_words=6)
 
 roundings = st.sampled_from((EXACT, Shape(2, 4, 2, 8), Shape(16, 16, 16, 32), GRAPHS))
 
-
 LONGEST = st.lists(st.integers(1, 9), min_size=LAYOUT.record_words, max_size=LAYOUT.record_words)  # records without EOS
 
 records_strategy = st.lists(st.lists(st.integers(1, 9), max_size=LAYOUT.record_words) | LONGEST, max_size=12)
