@@ -382,8 +382,12 @@ def write_population(
 
 
 def refuse_other_run(folder: Path, identity: str | None) -> None:
-    """Raise InputError if a folder has the planted canaries of another run; older folders do not name their run."""
-    if (folder / ABOUT).is_file() and _about(folder).get("run") not in (None, identity):
+    """Raise InputError if a folder has planted canaries of other settings or another seed; older ones name no run.
+
+    Another corpus is refused when the population is opened.
+    """
+    planted = _about(folder).get("run") if (folder / ABOUT).is_file() else None
+    if planted and identity and planted.partition("-")[0] != identity.partition("-")[0]:
         raise InputError(f"{folder}: these are the planted canaries of another run; restore those of this run")
 
 
