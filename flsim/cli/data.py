@@ -87,8 +87,8 @@ def import_(
         vocabulary_from: File of words with counts whose most frequent words are the vocabulary, e.g. so.wordcount.
         words_per_user: Number of words of each user, without punctuation. Authors with fewer words are dropped, and
             authors with more words become several users.
-        heldout: Share of authors kept out of training as non-members for attacks, 0 to 1.
-        test: Share of authors kept out of training to measure accuracy and perplexity, 0 to 1.
+        heldout: Probability that an author is kept out of training as a non-member for attacks, 0 to 1.
+        test: Probability that an author is kept out of training to measure accuracy and perplexity, 0 to 1.
         seed: Seed that determines which authors are kept out.
         format: Format of all SOURCES: tff-sqlite, tff-hdf5, parquet, jsonl, json, csv, stackexchange, text (a record
             per line), or a custom reader as path/to/file.py:NAME.

@@ -208,12 +208,14 @@ def overview(gathered: Gathered) -> list[Figure]:
     dots = [dot for of_row in rows.values() for dot in of_row]
     if len(dots) < 2:
         return []
-    ceiling = max((run.ceiling or 0.0 for run in gathered.runs), default=0.0) or None
+    ceilings = {run.ceiling for run in gathered.runs if run.ceiling}
+    ceiling = max(ceilings, default=None)
+    highest = "the largest possible" + " of any run" * (len(ceilings) > 1)
     every = [value for dot in dots for value in (dot.mean, *dot.parts)]
     ends = min(0.0, *every), ceiling or 1.1 * max(every) or 1.0
     caption = (
         f"{PRIMARY.caption} at the end of training, in {PRIMARY.unit}, with 95% intervals over seeds (Student’s t) and "
-        f"each seed (hollow).{f' Dotted: {ceiling:.1f}, the largest possible, log₂(|R| + 1).' if ceiling else ''}"
+        f"each seed (hollow).{f' Dotted: {ceiling:.1f}, {highest}, log₂(|R| + 1).' if ceiling else ''}"
     )
     image = _dots(rows, ends, "{:.1f}", ceiling, PRIMARY.caption, "overview")
     return [Figure(caption, [("", image)], legend_of(gathered.settings))]
