@@ -387,7 +387,7 @@ def refuse_other_run(folder: Path, identity: str | None) -> None:
     Another corpus is refused when the population is opened.
     """
     planted = _about(folder).get("run") if (folder / ABOUT).is_file() else None
-    if planted and identity and planted.partition("-")[0] != identity.partition("-")[0]:
+    if planted and identity and str(planted).partition("-")[0] != identity.partition("-")[0]:
         raise InputError(f"{folder}: these are the planted canaries of another run; restore those of this run")
 
 
