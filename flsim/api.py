@@ -30,7 +30,7 @@ from flsim.privacy.ledger import AuditHParams as CanaryUsers
 from flsim.privacy.ledger import PrivacyHParams as Privacy
 from flsim.results.frames import frames
 from flsim.results.rows import frame, read_run
-from flsim.results.sweeps import expanded, is_sweep, read_shown
+from flsim.results.sweeps import expanded, read_shown
 from flsim.results.tables import memorization_table
 from flsim.runs import recovery
 from flsim.runs.config import Config, load
@@ -301,11 +301,6 @@ def compare(
     Examples:
         >>> flsim.compare("runs/iid", "runs/non-iid")                          # doctest: +SKIP
     """
-    from flsim.results.differences import compare_runs, compare_sweeps  # scipy
+    from flsim.results.differences import compare_folders  # scipy
 
-    path, other = Path(a), None if b is None else Path(b)
-    if is_sweep(path):
-        return compare_sweeps(path, other, round, epoch)
-    if other is None:
-        raise InputError(f"{a}: comparing needs two runs or a sweep; name another run, or a sweep folder")
-    return compare_runs(read_run(path), read_run(other), round, epoch)
+    return compare_folders(Path(a), None if b is None else Path(b), round, epoch)

@@ -12,6 +12,7 @@ from flsim.base.errors import InputError
 from flsim.cli import options
 
 if TYPE_CHECKING:
+    from flsim.results.differences import Comparison
     from flsim.show.table import Table
 
     Compared = tuple[Table, str, dict[str, Any]]  # the differences; the text with all explanations; an object of JSON
@@ -164,16 +165,15 @@ def compare(
         b: Second run folder or sweep folder, e.g. runs/non-iid.
     """
     from flsim.base.progress import say
-    from flsim.results.sweeps import expanded, is_sweep, tuned_notes
+    from flsim.results.differences import compare_folders
+    from flsim.results.sweeps import expanded, tuned_notes
     from flsim.show.table import note
 
     options.refuse_wrong_output(format, out, as_json)
     a, b = _two(expanded([a]), None if b is None else expanded([b]))
     paths = [path for path in (a, b) if path is not None]
-    kinds = {is_sweep(path) for path in paths}
-    if len(kinds) > 1:
-        raise InputError(f"{a} and {b}: a run and a sweep are not comparable; name two runs, a sweep, or two sweeps")
-    table, text, as_object = (_compared_sweeps if True in kinds else _compared_runs)(a, b, round, epoch)
+    compared = compare_folders(a, b, round, epoch)
+    table, text, as_object = _compared_sweeps(a, b, compared) if compared.pairs else _compared_runs(compared)
     notes = tuned_notes(paths)
     for sentence in notes if format == "csv" else ():
         say(sentence)  # below a table that is too wide for the note
@@ -183,38 +183,23 @@ def compare(
     options.write_table(replace(table, remarks="".join(map(note, notes))), format, out, text)
 
 
-def _compared_runs(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
-    from flsim.results.differences import compare_runs
-    from flsim.results.rows import read_run
+def _compared_runs(compared: "Comparison") -> "Compared":
     from flsim.show.differences import runs_to_markdown, table_of_two_runs
     from flsim.show.table import json_rows
 
-    first = read_run(a)
-    if b is None:
-        raise InputError(f"{a}: comparing needs two runs or a sweep; name another run, or a sweep folder")
-    second = read_run(b)
-    if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
-        raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
-    compared = compare_runs(first, second, round, epoch)
     sides = dict(zip("ab", json_rows(compared.models), strict=True))
     shown = {"compared": "runs"} | sides | {"rows": json_rows(compared.table)}
     return table_of_two_runs(compared), runs_to_markdown(compared), shown
 
 
-def _compared_sweeps(a: Path, b: Path | None, round: int | None, epoch: float | None) -> "Compared":
-    from flsim.results.differences import compare_sweeps
-    from flsim.results.sweeps import read_sweep
+def _compared_sweeps(a: Path, b: Path | None, compared: "Comparison") -> "Compared":
     from flsim.show.differences import table_of_pairs
     from flsim.show.table import json_rows, note
 
-    compared = compare_sweeps(a, b, round, epoch)
-    if b is None:
-        heading = f"{read_sweep(a).heading}: IID (a) minus non-IID (b)"
-        metadata = {"compared": "partitions", "a": "IID", "b": "non-IID"}
-    else:
-        heading, metadata = f"{a} (a) minus {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
+    sides = {"compared": "sweeps", "a": str(a), "b": str(b)}
+    metadata = {"compared": "partitions", "a": "IID", "b": "non-IID"} if b is None else sides
     table = table_of_pairs(compared.table, compared.pairs)
-    return table, f"{note(heading)}\n{table.markdown()}", {**metadata, "rows": json_rows(compared.table)}
+    return table, f"{note(compared.heading)}\n{table.markdown()}", {**metadata, "rows": json_rows(compared.table)}
 
 
 def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | None]:

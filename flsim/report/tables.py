@@ -22,7 +22,7 @@ from flsim.measures.quantity import flags
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.report.figures import ALL_CONTRASTS, Block, Figure, Fold, Note, folded, listed, number, plural, shown
 from flsim.report.gather import COUNTS, Gathered, RunView, Setting
-from flsim.results.differences import END, MANY, VALUES, WHAT_TO_DO
+from flsim.results.differences import END, MANY, TESTS, VALUES, WHAT_TO_DO
 from flsim.results.published import against
 from flsim.results.rows import RunResults
 from flsim.results.tables import canary_table, described, epsilons_of, memorization_table, quantities_in
@@ -100,7 +100,6 @@ CONTRAST = (
     *(Field("b", "value_b", "{}"), Field("Difference", "difference", "{}"), Field("95%", "interval", "{}")),
     *(Field("p", "p", "{:.2g}"), Field("Holm", "p_holm", "{:.2g}"), Field("n", "over", "{}")),
 )
-TESTS = ("t", "exchange", "McNemar")
 AT_CEILING = "at_ceiling"
 
 

@@ -46,8 +46,8 @@ from flsim.base.statistics import ROUNDING, paired_t_p, t_interval
 from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first, select_for
 from flsim.results.published import COUNTED_OF, PREFIX
-from flsim.results.rows import RunResults, refuse_two_points
-from flsim.results.sweeps import PARTITION, Sweep, SweepRun, read_sweep, sample
+from flsim.results.rows import RunResults, read_run, refuse_two_points
+from flsim.results.sweeps import PARTITION, Sweep, SweepRun, is_sweep, read_sweep, sample
 from flsim.results.tables import (
     copies,
     described,
@@ -320,6 +320,7 @@ def share_at_ceiling(runs: Iterable[tuple[RunResults, int]]) -> float:
 
 END, LIKE = "end", "equal perplexity"
 ALL = "all"
+TESTS = ("t", "exchange", "McNemar")  # whose p is in the main column of a quantity
 VALUES = ("value_a", "value_b", "difference", "low", "high", "p", "p_holm")
 COLUMNS = {
     **dict.fromkeys(("row", "a", "b", "at", "quantity", "over"), "string"),
@@ -411,8 +412,8 @@ def frame_of(rows: Sequence[Row], types: Mapping[str, str], quantities: Sequence
     """Return rows as a frame, with p corrected within each family: a column of p for a quantity at one point."""
     frame = pd.DataFrame(rows, columns=list(types)).astype(types)
     # of a flag, rows over seeds and rows over canaries have different tests, and are in one column
-    is_column = frame["test"].replace({"exchange": "t", "McNemar": "t"}).rename("column")
-    for _, family in frame[frame["row"] != ALL].groupby(["at", "quantity", is_column], sort=False):
+    column_of_p = frame["test"].mask(frame["test"].isin(TESTS), "main")
+    for _, family in frame[frame["row"] != ALL].groupby(["at", "quantity", column_of_p], sort=False):
         frame.loc[family.index, "p_holm"] = statistics.holm(family["p"].astype("float64").tolist())
     return described(frame, quantities)
 
@@ -543,6 +544,7 @@ class Comparison:
         quantities: the compared quantities, of canaries and of the model.
         excluded: number of canaries that are in no row, because they were not planted in both runs.
         pairs: the compared settings of sweeps; empty for two runs.
+        heading: what is compared, for sweeps; empty for two runs.
     """
 
     table: pd.DataFrame
@@ -550,6 +552,24 @@ class Comparison:
     quantities: Sequence[Quantity]
     excluded: int = 0
     pairs: Sequence[Pair] = ()
+    heading: str = ""
+
+
+def compare_folders(a: Path, b: Path | None, round: int | None = None, epoch: float | None = None) -> Comparison:
+    """Compare two runs, the partitions of a sweep, or two sweeps; InputError as for `flsim.compare`."""
+    kinds = {is_sweep(path) for path in (a, b) if path is not None}
+    if len(kinds) > 1:
+        raise InputError(f"{a} and {b}: a run and a sweep are not comparable; name two runs, a sweep, or two sweeps")
+    if True in kinds:
+        return compare_sweeps(a, b, round, epoch)
+    first = read_run(a)
+    if b is None:
+        raise InputError(f"{a}: comparing needs two runs or a sweep; name another run, or a sweep folder")
+    second = read_run(b)
+    compared = compare_runs(first, second, round, epoch)
+    if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
+        raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
+    return compared
 
 
 def compare_sweeps(a: Path, b: Path | None, round: int | None = None, epoch: float | None = None) -> Comparison:
@@ -566,7 +586,8 @@ def compare_sweeps(a: Path, b: Path | None, round: int | None = None, epoch: flo
         why = "; ".join(reasons[:3]) + more
         raise InputError(f"{a}{'' if b is None else f' and {b}'}: there is no comparison: {why}")
     models = memorization_table(runs, round, epoch)
-    return Comparison(frame, models, compared_in(runs), pairs=pairs)
+    heading = f"{sweep.heading}: IID (a) minus non-IID (b)" if b is None else f"{a} (a) minus {b} (b)"
+    return Comparison(frame, models, compared_in(runs), pairs=pairs, heading=heading)
 
 
 def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None) -> Comparison:
@@ -630,7 +651,7 @@ def to_wide(frame: pd.DataFrame) -> pd.DataFrame:
         is_end = line["at"] == END
         if not pd.isna(line["left_out"]):
             row["left_out" if is_end else "like_left_out"] = line["left_out"]
-        if is_end and line["test"] in {"t", "exchange", "McNemar"}:
+        if is_end and line["test"] in TESTS:
             row |= {"over": line["over"]} | ({"n": line["n"]} if line["over"] == "canaries" else {})
         if is_end and line["quantity"] == "canaries":
             row |= {"seeds": line["n"], "over": line["over"]}

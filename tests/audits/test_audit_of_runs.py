@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from flsim.attacks.audit.audit import COLUMNS, Subject, audit_subject, subject_o
 from flsim.attacks.audit.bounds import epsilon_of_gaussian
 from flsim.attacks.audit.claim import Claim, LedgerTest
 from flsim.attacks.audit.rounds import CanaryUsers, epsilon_of_cosines
+from flsim.attacks.audit.summary import summary
 from flsim.base.rng import stream
 from flsim.models.architectures import ModelHParams
 from flsim.privacy.conventions import sound_convention
@@ -90,6 +92,10 @@ def test_a_ledger_is_compared_with_what_was_detected(trained_here: Trained, flsi
     assert f"epsilon {subject.claim.epsilon:.3g} at delta {subject.claim.delta:.3g} for one user" in text
     assert "cannot be tested" in text
     assert "epsilon, GDP" in text
+    assert f"{subject.claim.stated('user')}; no test refutes it." in " ".join(summary(subject).split())
+    assert subject.noise is not None
+    with_other_noise = replace(subject, noise=replace(subject.noise, p_value=0.0))
+    assert "; refuted by the tests noise." in " ".join(summary(with_other_noise).split())
 
 
 @pytest.mark.parametrize(

@@ -640,10 +640,7 @@ def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
     """Yield sentences that explain the rows, and finally the missing statements."""
     claim, users, unit = subject.claim, subject.canary_users, subject.unit
     if claim is not None:
-        yield (
-            f"The ledger claims epsilon {claim.epsilon:.3g} at delta {claim.delta:.3g} for one {unit} "
-            f"({claim.convention.name})."
-        )
+        yield f"{claim.stated(unit)}."
     if claim is not None and set(table["method"]) <= {"participation", "noise"}:
         yield "The run has no canaries or canary users that could test the claim."
     if users is not None and len(users.members):

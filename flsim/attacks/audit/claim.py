@@ -24,6 +24,11 @@ class Claim:
     delta: float
     curve: bounds.Allowed
 
+    def stated(self, unit: Unit) -> str:
+        """Return the point of the claim as a clause."""
+        point = f"epsilon {self.epsilon:.3g} at delta {self.delta:.3g}"
+        return f"The ledger claims {point} for one {unit} ({self.convention.name})"
+
     @classmethod
     def of_ledger(cls, ledger: Ledger, sampler: str, delta: float) -> "Claim":
         """Return the claim of a ledger at a delta, or raise InputError. This executes a custom sampler or noise."""

@@ -128,19 +128,18 @@ def _follows(subject: Subject, canaries: pd.DataFrame) -> Iterator[str]:
         least = copies(int(extracted["copies"].min()))
         phrases = "1 phrase" if len(extracted) == 1 else f"{len(extracted)} phrases, the rarest"
         yield f"Extraction is possible: the model writes {phrases} of {least}."
-    rows = audit_subject(subject).frame.query("kind == 'bound' and low > 0").to_dict("records")
+    frame = audit_subject(subject).frame
+    rows = frame.query("kind == 'bound' and low > 0").to_dict("records")
     bounds = [(row, FROM[row["method"]]) for row in rows if row["method"] in FROM]
     for row, how in bounds:
         yield (
             f"Training does not give one {unit} differential privacy with epsilon below {row['low']:.2f} "
             f"(delta {row['delta']:g}, 95% confidence, from {how})."
         )
-    if claim := subject.claim:
-        is_refuted = any(row["low"] > claim.epsilon for row, _ in bounds)
-        yield (
-            f"The ledger claims epsilon {claim.epsilon:.3g} at delta {claim.delta:.3g} for one {unit} "
-            f"({claim.convention.name}); {'this contradicts it' if is_refuted else 'nothing here contradicts it'}."
-        )
+    if subject.claim:
+        refuting = frame.loc[frame["refuted"].fillna(False), "method"].unique()
+        verdict = f"refuted by the tests {', '.join(refuting)}" if len(refuting) else "no test refutes it"
+        yield f"{subject.claim.stated(unit)}; {verdict}."
     if not bounds:
         yield f"A loss of privacy of one {unit} is not proven: no lower bound on epsilon is above 0."
     alarms = int(canaries.loc[canaries["copies"] == 0, "detected"].sum())
