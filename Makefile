@@ -29,7 +29,7 @@ demo: setup      ## train IID and non-IID on the built-in corpus; table, test an
 	$(BIN)/flsim demo
 
 # Many tests wait for others: three workers keep two cores busy, with one thread each.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
 test: setup lint ## lint, type-check, the tests of every day: minutes
 	$(PYTEST) -m "not slow and not nightly"
@@ -43,7 +43,7 @@ docs: setup      ## the documentation site, in site/; a dead link, a missing nam
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -d .doctrees docs site
 
 nightly: setup   ## tests that take minutes and say in full what shorter ones say, `make triton`, `make mutants`, `make chaos`
-	$(PYTEST) -m nightly
+	$(PYTEST) -m nightly -o faulthandler_timeout=3600
 	$(MAKE) triton
 	$(MAKE) mutants
 	$(MAKE) chaos

@@ -114,8 +114,11 @@ class AtOnce:
         processes = [fork.Process(target=self._kernel[(1,)], args=arguments, kwargs=named) for _ in range(programs)]
         for process in processes:
             process.start()
-        while not any(process.exitcode for process in processes) and any(process.is_alive() for process in processes):
-            wait([process.sentinel for process in processes if process.is_alive()])
+        # The running ones are listed once for both uses: `wait` for an empty list would never return.
+        while not any(process.exitcode for process in processes) and (
+            running := [process.sentinel for process in processes if process.is_alive()]
+        ):
+            wait(running)
         for process in processes:  # a program that fails lets those of its group wait forever
             process.kill()
             process.join()
