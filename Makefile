@@ -28,8 +28,10 @@ setup: .venv/done ## make .venv with everything pinned
 demo: setup      ## train IID and non-IID on the built-in corpus; table, test and plot at the end
 	$(BIN)/flsim demo
 
-# Many tests wait for others: three workers keep two cores busy, with one thread each.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
+# Many tests wait for others: three workers keep two cores busy, with one thread each. A test that takes ten minutes
+# hangs: it prints where, and its worker ends, which is a failure.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
+	-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 test: setup lint ## lint, type-check, the tests of every day: minutes
 	$(PYTEST) -m "not slow and not nightly"
