@@ -63,6 +63,7 @@ __all__ = [
     "reveal",
     "run",
     "simulate",
+    "sweep",
     "table",
     "write_report",
 ]

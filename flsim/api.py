@@ -1,6 +1,8 @@
 """The objects of the public names in `flsim.__all__`; `flsim` loads this module at their first use."""
 
-from collections.abc import Iterable
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams as ImportSettings
 from flsim.data.importing.tasks import import_corpus
+from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.models.architectures import ModelHParams as Model
 from flsim.models.architectures import restore
@@ -40,6 +43,7 @@ from flsim.runs.evaluate import evaluate as measure_our_model
 from flsim.runs.folder import Run, evaluate_where_writable, load_model, newest_checkpoint
 from flsim.runs.recovery import discard
 from flsim.runs.simulation import Central, FedAvg, Planted, epsilon, plant, refuse_impossible, simulate
+from flsim.runs.sweeps import definition, folder
 from flsim.training.central import CentralHParams as CentralSGD
 from flsim.training.own_model import settled
 from flsim.training.update import LocalHParams as LocalSGD
@@ -161,6 +165,74 @@ def run(
             discard(opened)
         raise
     return Run.open(path)  # with the settings that were chosen at the start of training
+
+
+def sweep(
+    file: Path | str,
+    out: Path | str,
+    *,
+    tier: str = "smoke",
+    seeds: Sequence[int] | None = None,
+    only: Iterable[str] = (),
+    corpus: Path | str | None = None,
+    overrides: Iterable[str] = (),
+    address: str | None = None,
+    at_once: int | None = None,
+) -> Path:
+    """Train all runs of a sweep file on Ray, like `flsim sweep`; the same call continues an interrupted sweep.
+
+    Args:
+        file: the TOML file.
+        out: the sweep folder.
+        tier: a tier of the file.
+        seeds: seeds of the runs, such as ``range(5)``; by default the tier's.
+        only: grids of the file to train; all by default.
+        corpus: folder or URI of the corpus; by default the one that the file names.
+        overrides: changes of the runs' settings, as in `run`.
+        address: address of a running Ray cluster, such as "auto"; by default a local cluster is started.
+        at_once: most runs to train at the same time; by default as many as fit.
+
+    Returns:
+        The sweep folder, for `table`, `frames`, `compare`, `plot` and `write_report`.
+
+    Raises:
+        InputError: a setting or an argument is wrong; raised before training.
+        Interrupted: SIGTERM or Ctrl-C ended the sweep.
+        RunFailed: runs failed, and all others are complete; the same call tries them again.
+
+    Examples:
+        >>> folder = flsim.sweep("my-sweep.toml", "runs/my-sweep", seeds=range(5))                 # doctest: +SKIP
+    """
+    from server.sweep import sweep as train
+
+    file, out, changes = Path(file), Path(out).absolute(), as_list("overrides", overrides)
+    planning = definition.load(file)
+    at = definition.tier_of(planning, tier, str(file))
+    opened = folder.SweepFolder(out)
+    path = folder.corpus_of(at, file, out) if corpus is None else located(str(corpus))
+    planned = definition.planned_runs(planning, at, path, str(file), seeds, as_list("only", only), changes)
+    tuned = definition.tuned_of(planning, at, str(file))
+    if tuned and path != out / folder.CORPUS:
+        tuned.refuse_corpus(Corpus.open(path).digest, path)  # this check precedes all writes
+    # Runs that have started were checked before, possibly on a machine with more memory.
+    new = [entry for entry in planned if not opened.run(entry.name).exists()]
+    folder.refuse_impossible_runs(new, folder.corpus_or_its_settings(at, path, out), is_trained_here=address is None)
+    with opened.hold_lock():
+        data = folder.open_corpus(at, path, out)
+        if tuned:
+            tuned.refuse_corpus(data.digest, path)
+        program = Path(sys.argv[0]).name.replace("__main__.py", "flsim")
+        shared = folder.shared_settings(planning, at, changes, data.digest, tuned)
+        opened.refuse_shorter(planned, data.split("train"))
+        opened.write(file, planning, tier, planned, shlex.join([program, *sys.argv[1:]]), tuned, shared)
+        failed = train(opened, planned, data.split("train"), address, at_once, at.whole_cluster)
+    if failed:
+        name, why = next(iter(failed.items()))
+        raise RunFailed(
+            f"{len(failed)} of {len(planned)} runs failed, the first {name}: {why}; read {opened.log(name)}, and "
+            "repeat the command to try again"
+        )
+    return out
 
 
 def evaluate(

@@ -223,4 +223,5 @@ def strangers_in(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
+    """Return the checkpoint of the last round in a folder; None without checkpoints."""
     return max(all_in(folder), default=None, key=round_of)

@@ -19,6 +19,8 @@ TREE_FROM = 64  # smallest number of shards for which a run has branches by defa
 
 @dataclass(frozen=True)
 class RoundRequest:
+    """What the server asks of a shard in a round: to train these users from these parameters."""
+
     round: int  # the round, from 0, in which the users began; in asynchronous training, it can be an earlier round
     shard: int
     users: NDArray[np.int64]  # int64 [n], this round's cohort within the shard

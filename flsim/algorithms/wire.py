@@ -45,6 +45,7 @@ def encode_requests(requests: Iterable[RoundRequest], address: Address) -> list[
 
 
 def decode_request(content: RecordDict) -> tuple[RoundRequest, Address]:
+    """Return the request of a message, and the address of its run."""
     record = content.config_records["request"]
     request = RoundRequest(
         round=int(record["round"]),

@@ -275,6 +275,7 @@ def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout
 
 
 def toss(seed: int, index: int) -> bool:
+    """Return the fair coin that decides whether canary `index` is planted."""
     return bool(stream(seed, "canary coin", index).random() < 0.5)
 
 

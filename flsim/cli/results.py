@@ -242,13 +242,14 @@ def trace(
     from flsim.runs import roundlog
     from flsim.runs.folder import Run, participation
     from flsim.show import trace as traces
+    from flsim.show.figure import write_figure
     from flsim.show.table import json_rows
 
     results = read_run(run)
     took_part = None if results.is_elsewhere else participation(Run.open(run), results.evaluation())
     table = traced(results, took_part, canary or ())
     if out is not None:
-        traces.plot_trace(results, table, out)
+        write_figure(lambda: traces.draw_trace(results, table), out)
     if as_json:
         typer.echo(json.dumps(json_rows(table)))
     elif out is not None and not as_csv:

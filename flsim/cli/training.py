@@ -1,8 +1,6 @@
 """`flsim demo`, `run`, `sweep`, `tune` and `settings`: the commands that train, and the list of settings."""
 
 import re
-import shlex
-import sys
 import textwrap
 import time
 from functools import partial
@@ -86,46 +84,23 @@ def sweep(
         file: TOML file of a sweep, e.g. experiments/table1.toml.
         out: Sweep folder, e.g. runs/table1-smoke.
     """
+    import flsim
     from flsim.cli.results import report, table
-    from flsim.data.corpus import Corpus
-    from flsim.data.stores import located
     from flsim.results.sweeps import published_of
-    from flsim.runs.sweeps import definition, folder
-    from server.sweep import sweep as train_sweep
 
-    sweep_definition = definition.load(file)
-    at = definition.tier_of(sweep_definition, tier, str(file))
     # The path is absolute, because processes of a running cluster have another working directory.
-    sweep_folder = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
-    path = folder.corpus_of(at, file, sweep_folder.path) if corpus is None else located(corpus)
-    planned = definition.planned_runs(sweep_definition, at, path, str(file), seeds, only or (), set_ or ())
-    tuned = definition.tuned_of(sweep_definition, at, str(file))
-    if tuned and path != sweep_folder.path / folder.CORPUS:
-        tuned.refuse_corpus(Corpus.open(path).digest, path)  # this check precedes all writes
-    # Runs that have started were checked before, possibly on a machine with more memory.
-    new = [planned_run for planned_run in planned if not sweep_folder.run(planned_run.name).exists()]
-    known = folder.corpus_or_its_settings(at, path, sweep_folder.path)
-    folder.refuse_impossible_runs(new, known, is_trained_here=address is None)
-    with sweep_folder.hold_lock():
-        opened = folder.open_corpus(at, path, sweep_folder.path)
-        if tuned:
-            tuned.refuse_corpus(opened.digest, path)
-        command = shlex.join(["flsim", *sys.argv[1:]])
-        shared = folder.shared_settings(sweep_definition, at, set_ or (), opened.digest, tuned)
-        train = opened.split("train")
-        sweep_folder.refuse_shorter(planned, train)
-        sweep_folder.write(file, sweep_definition, tier, planned, command, tuned, shared)
-        failed = train_sweep(sweep_folder, planned, train, address, at_once, at.whole_cluster)
-    if any((sweep_folder.run(planned_run.name) / "run.json").exists() for planned_run in planned):
-        table([sweep_folder.path], against="paper" if published_of([sweep_folder.path]) else None)
-        report([sweep_folder.path], sweep_folder.path / "report.html")
-        say(f"Report: {sweep_folder.path / 'report.html'}")
-    if failed:
-        name, why = next(iter(failed.items()))
-        raise RunFailed(
-            f"{len(failed)} of {len(planned)} runs failed, the first {name}: {why}; read {sweep_folder.log(name)}, "
-            f"and repeat the command to try again"
-        )
+    at = (out or Path("runs") / f"{file.stem}-{tier}").absolute()
+    train, failure = partial(flsim.sweep, file, at, tier=tier, seeds=seeds, corpus=corpus, address=address), None
+    try:
+        train(only=only or (), overrides=set_ or (), at_once=at_once)
+    except RunFailed as error:
+        failure = error
+    if any(at.glob("runs/*/run.json")):
+        table([at], against="paper" if published_of([at]) else None)
+        report([at], at / "report.html")
+        say(f"Report: {at / 'report.html'}")
+    if failure:
+        raise failure
 
 
 def tune(

@@ -147,6 +147,7 @@ class Days:
     zones: Annotated[float, bounds(ge=0, le=1), NUMBER]
 
     def available(self, seed: int, round_: int, population: int) -> Flags:
+        """Return whether each user is available in a round, bool [population]."""
         phases = self.zones * stream(seed, "phases").random(population)
         chances = self.availability * (1 + np.cos(2 * math.pi * (round_ / self.day - phases)))
         return stream(seed, "availability", round_).random(population) < chances

@@ -305,6 +305,7 @@ class AuditHParams:
 
 
 def toss(seed: int, canary: int) -> bool:
+    """Return the fair coin that decides whether an update canary is present."""
     return bool(stream(seed, "update canary coin", canary).random() < 0.5)
 
 

@@ -200,11 +200,6 @@ def frame_with_types(
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
-def share_columns(metric: str, memorized: int, canaries: int) -> dict[str, float]:
-    """Return the exact 95% interval of a share of canaries; see `flsim.base.statistics.share_interval`."""
-    return dict(zip((f"{metric}_share_low", f"{metric}_share_high"), share_interval(memorized, canaries), strict=True))
-
-
 def control_columns(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quantity]) -> dict[str, Any]:
     """Return the cells of `columns_of_controls` over runs at given rounds; empty if all canaries were planted.
 
@@ -502,7 +497,8 @@ def _cells(series: Sample, quantity: Quantity) -> dict[str, Any]:
     if quantity.is_flag:
         memorized = [canaries == 1 for canaries in values]
         counts = [float(canaries.sum()) for canaries in memorized]
-        shares = share_columns(name, int(sum(counts)), sum(map(len, memorized)))
+        low, high = share_interval(int(sum(counts)), sum(map(len, memorized)))
+        shares = {f"{name}_share_low": low, f"{name}_share_high": high}
         best = {f"{name}_lowest": lowest(series.taken[0][0].planted[memorized[0]])} if len(values) == 1 else {}
         return {name: mean_of_known(counts), f"{name}_sd": _deviation(counts), **shares, **best}
     means = np.array([canaries.mean() for canaries in values])  # seeds have equal weights

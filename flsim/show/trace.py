@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -16,7 +15,7 @@ from flsim.measures.quantity import Quantity
 from flsim.results.differences import name_of_configuration
 from flsim.results.rows import RunResults
 from flsim.results.tables import quantities_in, traced
-from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, subplots, write_figure
+from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, subplots
 from flsim.show.plots import draw_ceilings
 from flsim.show.table import Field, note, table_of
 
@@ -86,11 +85,6 @@ def _explained(quantity: Quantity, run: RunResults) -> str:
     references = run.references(run.evaluated[-1])
     ceiling = f", of at most {math.log2(references + 1):.1f}" if references else ""
     return f"{quantity.short}: {quantity.title.lower()}{ceiling}"
-
-
-def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
-    """Write the figure of `draw_trace` as .png, .svg or .pdf, atomically."""
-    write_figure(lambda: draw_trace(run, table), path)
 
 
 def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:

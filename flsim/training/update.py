@@ -228,6 +228,7 @@ def epoch_orders(records: int, hparams: LocalHParams, rng: np.random.Generator) 
 
 
 def local_batches(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Iterator[Batch]:
+    """Yield the batches of a user's local training in a round, epoch after epoch; see `epoch_orders` for `rng`."""
     for order in epoch_orders(len(records), hparams, rng):
         for first in range(0, len(order), hparams.batch_size):
             yield batch(records, order[first : first + hparams.batch_size], layout)

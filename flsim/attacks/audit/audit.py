@@ -46,6 +46,8 @@ class Coins:
 
 @dataclass(frozen=True)
 class Subject:
+    """What the tests of an audit read: one evaluated round of a run."""
+
     results: RunResults
     round: int
     unit: Unit  # the unit that the ledger protects, and that the bounds are about

@@ -5,7 +5,7 @@ A row is an estimate, whose intervals treat records (for the area, authors) as i
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -132,6 +132,7 @@ def newest_rows(run_folder: Path, identity: str | None) -> pd.DataFrame:
 
 # A run under attack: the attacked model and further models.
 
+CLAIM = "The ledger claims epsilon {epsilon:.3g} at delta {delta:.3g} for one {protects} ({neighbours})."
 CONFOUNDED = 0.55  # area of the control above which members differ from non-members without a model
 
 
@@ -229,7 +230,8 @@ def store(
     named = {"run": identity, "setting": setting, "round": round}
     table = pd.DataFrame([named | row for row in rows]).reindex(columns=list(SCHEMA.names))
     write_rows(path, round, table)
-    return Result(frame=table, notes=(*filter(None, notes), *_on_the_claim(table.iloc[0])))
+    claims = [CLAIM.format_map(row) for row in table[table["epsilon"].notna()].head(1).to_dict("records")]
+    return Result(frame=table, notes=(*filter(None, notes), *claims))
 
 
 def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], Result]) -> pd.DataFrame:
@@ -258,15 +260,6 @@ def blind_control(area: float, low: float, members: int, others: int) -> tuple[d
         verdict = f"At most {CONFOUNDED:g}, so length and word frequency do not distinguish members"
     sentence = f"Blind control: {area:.3f} by length and word frequency only. {verdict}."
     return {"control_auroc": area, "is_confounded": is_confounded}, sentence
-
-
-def _on_the_claim(row: "pd.Series[Any]") -> Iterator[str]:
-    """Yield a sentence on the claim, if there is one."""
-    if pd.notna(row["epsilon"]):
-        yield (
-            f"The ledger claims epsilon {row['epsilon']:.3g} at delta {row['delta']:.3g} for one {row['protects']} "
-            f"({row['neighbours']})."
-        )
 
 
 def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, TrainableModel]:
@@ -402,12 +395,6 @@ class AttackedElsewhere:
         return store(self.measured.path, described["identity"], setting, self.measured.round, rows, notes)
 
 
-def open_attacked(path: Path, hparams: AttackHParams) -> Attacked | AttackedElsewhere:
-    if (path / MEASUREMENTS).is_file():
-        return AttackedElsewhere.open(path, hparams)
-    return Attacked.open(path, hparams)
-
-
 # `flsim membership`: the attacks on a run, as rows.
 
 CONFIDENCE = 0.95
@@ -459,7 +446,8 @@ def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Re
     """Return the rows of `infer_membership` of one run, with notes; RunFailed or Diverged if a score is not finite."""
     with threads_of_torch(1):
         chosen = [attack_named(name) for name in dict.fromkeys(attacks or BY_DEFAULT)]
-        attacked = open_attacked(path, hparams)
+        kind: type[Attacked | AttackedElsewhere] = AttackedElsewhere if (path / MEASUREMENTS).is_file() else Attacked
+        attacked = kind.open(path, hparams)
         for name in set(attacks) & set(attacked.excluded):
             raise InputError(f"--attack {name}: {path} has only the probabilities of its model; name another attack")
         chosen = [attack for attack in chosen if attack.name not in attacked.excluded]

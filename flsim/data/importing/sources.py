@@ -188,6 +188,8 @@ def _identity(path: Path) -> dict[str, Any]:
         resolved = path.resolve()
     except OSError as error:
         raise ResumableError(f"{path}: cannot be read ({error.strerror})") from error
+    if path.name.encode(errors="replace").decode() != path.name:  # the manifest of the corpus has names
+        raise InputError(f"{path.name!a}: the name of this file is not UTF-8; rename the file")
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path}: not a file; write its content into a file, which can be compressed")
     return {"name": path.name, "path": str(resolved), "bytes": status.st_size, "mtime": status.st_mtime_ns}

@@ -60,6 +60,7 @@ def init(vocabulary_size: int, hparams: language_model.ModelSettings, seed: int)
 
 
 def load_moments(optimizer: torch.optim.Optimizer, parameters: language_model.Params, moments: update.Moments) -> None:
+    """Set an optimizer's state to copies of the moments, on the device of each parameter."""
     for name, parameter in parameters.items():
         optimizer.state[parameter] = {
             # counts of steps, which Adam and RMSProp store, remain on the CPU

@@ -44,6 +44,7 @@ def packed_batch(inputs: Tensor, targets: Tensor, pad: int) -> tuple[PackedBatch
 
 
 def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
+    """Yield the batch of each step; see `PackedBatch` for the order of its positions."""
     inputs, targets, first = torch.from_numpy(steps.inputs), torch.from_numpy(steps.targets), 0
     for end, sizes in zip(steps.ends.tolist(), steps.sizes(), strict=True):
         yield PackedBatch(inputs[first:end], targets[first:end], sizes)

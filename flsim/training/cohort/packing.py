@@ -17,6 +17,8 @@ from flsim.training.update import LocalHParams, epoch_orders
 
 
 class Participant(NamedTuple):
+    """A user who trains in a round."""
+
     records: Records  # the user's records
     rng: np.random.Generator  # random stream of the user and the round, which orders the records
 
