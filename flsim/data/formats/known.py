@@ -1,5 +1,6 @@
 """The formats that an import can read, with those of custom code, and detection of a file's format."""
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -154,7 +155,6 @@ _SUFFIXES = {
     ".txt": TEXT,
 }
 _ARRAY = re.compile(rb"\s*\[\s*\{\s*\"")  # of objects; other text can begin with a bracket
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
 
@@ -177,7 +177,7 @@ def format_of(data: Path, source: Path) -> posts.Format:
         return TFF_HDF5
     if head.startswith(rows.MAGIC):
         return PARQUET
-    head = head.removeprefix(_BYTE_ORDER_MARK)
+    head = head.removeprefix(codecs.BOM_UTF8)
     first = head.lstrip()[:1]
     if first == b"<":
         return STACKEXCHANGE

@@ -1,5 +1,6 @@
 """Readers of files with a record per row: CSV, Parquet, JSON Lines and plain text."""
 
+import codecs
 import csv
 import json
 import re
@@ -130,7 +131,6 @@ PARQUET = posts.Format("parquet", parquet_parts, read_parquet)
 
 LONGEST_LINE = 2**24  # bytes
 CHUNK = 2**16  # bytes
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SHOWN_KEYS = 10  # longest excerpt in an error
 MISSING = object()
 
@@ -168,14 +168,14 @@ def read_jsonl(part: posts.Part, dropped: Counter[str]) -> Iterator[posts.Post]:
             start, offset = offset, offset + len(line)
             try:
                 if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
-                    if not line.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
+                    if not line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
                         what = f"a line of more than {LONGEST_LINE:,} bytes that is not a JSON object"
                         raise posts.WrongFieldError(posts.USER, f"{what}; {_expected(part.columns)}")
                     offset = _after_line_feed(file, file.tell() + 1)
                     dropped["posts_too_long"] += 1
                     continue
                 if start == 0:
-                    line = line.removeprefix(BYTE_ORDER_MARK)
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     yield from _posts(line.removesuffix(b"\n"), part, dropped, is_key)
             except posts.WrongFieldError as error:
@@ -404,7 +404,9 @@ def _lines(part: posts.Part) -> Iterator[bytes]:
                 raise InputError(f"{part.source}: the file became shorter while flsim read it; import it again")
             while rest and not rest.endswith(b"\n"):
                 rest = file.readline(CHUNK)
-            yield line if start else line.removeprefix(BYTE_ORDER_MARK)
+            if not start and line[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                raise InputError(f"{part.source}: UTF-16; convert the file to UTF-8")
+            yield line if start else line.removeprefix(codecs.BOM_UTF8)
 
 
 TEXT = text_format()

@@ -53,16 +53,11 @@ def unpack_seven_zip(packed: Path, source: Path, out: Path) -> None:
         raise
     except py7zr.exceptions.PasswordRequired as error:
         raise InputError(f"{source}: the archive is encrypted; unpack it first") from error
-    except OSError as error:
-        if error.errno is not None:  # for example, the disk is full
-            raise
-        raise _damaged(source, error) from error
     except Exception as error:  # py7zr and its decoders raise many types of errors for damaged archives
-        raise _damaged(source, error) from error
-
-
-def _damaged(source: Path, error: Exception) -> InputError:
-    return InputError(f"{source}: the archive is truncated or damaged ({in_one_line(error)}); download it again")
+        if isinstance(error, OSError) and error.errno is not None:  # for example, the disk is full
+            raise
+        why = f"the archive is truncated or damaged ({in_one_line(error)}); download it again"
+        raise InputError(f"{source}: {why}") from error
 
 
 def _member(archive: Any, source: Path) -> str:

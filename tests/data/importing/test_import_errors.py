@@ -41,6 +41,7 @@ def nothing_but(folder: Path) -> bool:
     [
         ("a.log", b"", r"a\.log: the file is empty, so its format cannot be detected"),
         ("a\udcff.csv", b"", r"'a\\udcff\.csv': the name of this file is not UTF-8; rename the file"),
+        ("a.txt", "a b c\n".encode("utf-16"), r"a\.txt: UTF-16; convert the file to UTF-8"),
         ("a.zip", b"PK\x03\x04", r"a\.zip: the file is compressed; decompress it first"),
         ("a.jsonl", b"", r"a\.jsonl: no text of any user in 0 posts"),
         ("a.jsonl", b'{"user": 1, "text": "\xe2\x80\x8b"}', r"a\.jsonl: no text of any user in 1 posts"),
