@@ -253,7 +253,8 @@ def _in_process(
         finally:
             code = _end(process)
     lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
-    return code, next((line for line in reversed(lines) if line.strip()), ""), time.monotonic() - began
+    silence = "it printed nothing; check that the disk has free space"
+    return code, next((line for line in reversed(lines) if line.strip()), silence), time.monotonic() - began
 
 
 def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
