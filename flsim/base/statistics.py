@@ -120,9 +120,7 @@ def paired_t_p(differences: NDArray[np.floating[Any]]) -> float:
     if not differences.any():
         return 1.0
     # The variance of equal differences is rounding error, which must not determine the statistic.
-    if np.ptp(differences) == 0:
-        return 0.0
-    return float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
+    return 0.0 if np.ptp(differences) == 0 else float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
 
 
 def signed_rank_p(differences: NDArray[np.floating[Any]]) -> float:

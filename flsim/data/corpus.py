@@ -60,9 +60,7 @@ from flsim.data.tokenizer import TokenMap, TokenVocabulary
 
 def memory_map(path: Path, dtype: str) -> NDArray[Any]:
     """Return a read-only array over a flat file; an empty file gives an empty array."""
-    if path.stat().st_size == 0:
-        return np.empty(0, dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
+    return np.empty(0, dtype) if path.stat().st_size == 0 else np.memmap(path, dtype=dtype, mode="r")
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,9 +82,7 @@ class HuggingFaceModel(language_model.TrainableModel):
     def label_of(cls, hparams: language_model.ModelSettings) -> str:
         name = Path(hparams.path).name or "base" if hparams.path is not None else str(hparams.config["model_type"])
         lora = hparams.lora
-        if lora is None:
-            return name
-        return f"{name} {'FFA-' * lora.freeze_a}LoRA r={lora.rank}"
+        return name if lora is None else f"{name} {'FFA-' * lora.freeze_a}LoRA r={lora.rank}"
 
     @property
     def frozen_digest(self) -> str:

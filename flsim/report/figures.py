@@ -114,9 +114,7 @@ def folded(figure: Figure, title: str, most: int) -> list[Block]:
 
 def number(value: Any, template: str = "{:.1f}") -> str:
     """Return a number as text with a real minus sign; a dash if it is missing."""
-    if value is None or pd.isna(value):
-        return "–"
-    return template.format(value).replace("-", "\N{MINUS SIGN}")
+    return "–" if value is None or pd.isna(value) else template.format(value).replace("-", "\N{MINUS SIGN}")
 
 
 def plural(count: int, noun: str) -> str:

@@ -129,6 +129,4 @@ def detectable_counts(canaries: int, only_b: float = ONLY_B, alpha: float = ALPH
 
 def _least(power_of: Callable[[int], float], power: float) -> int | None:
     """Return the smallest number, up to `MOST`, with at least this power, which increases with it; or None."""
-    if power_of(MOST) < power:
-        return None
-    return 1 + bisect.bisect_left(range(1, MOST + 1), power, key=power_of)
+    return None if power_of(MOST) < power else 1 + bisect.bisect_left(range(1, MOST + 1), power, key=power_of)

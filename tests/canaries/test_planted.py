@@ -23,7 +23,7 @@ from flsim.canaries.population import PlantedCorpus, Population, make_twin, plan
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Users
-from flsim.runs.config import Config, load
+from flsim.runs.config import load
 from flsim.runs.folder import Run
 
 HPARAMS = CanaryHParams(p_u=(0.2,), p_e=(0.5, 1.0), count=2)
@@ -33,10 +33,6 @@ HPARAMS = CanaryHParams(p_u=(0.2,), p_e=(0.5, 1.0), count=2)
 def planted(experiment: Experiment) -> Corpus:
     corpus = Corpus.open(experiment.folder / "corpus")
     return plant_corpus(corpus, experiment.folder / "planted", HPARAMS, 3)
-
-
-def settings_of(experiment: Experiment, *overrides: str) -> Config:
-    return load(experiment.config, ["seed=3", *overrides])
 
 
 def without_canaries(experiment: Experiment, corpus: str) -> Path:
@@ -54,13 +50,10 @@ def texts(users: Users) -> list[list[list[int]]]:
 @pytest.mark.parametrize("partition", ["iid", "non-iid"])
 def test_a_planted_corpus_equals_a_runs_population(experiment: Experiment, planted: Corpus, partition: str) -> None:
     """All records and the rosters are equal, in both partitions."""
-    runs = [
-        Run.create(
-            settings_of(experiment, f"data.partition={partition}", f"data.corpus={experiment.folder / corpus}"),
-            experiment.folder / name,
-        )
-        for corpus, name in (("corpus", "lazy"), ("planted", "eager"))
-    ]
+    runs, settings = [], ["seed=3", f"data.partition={partition}"]
+    for corpus, name in (("corpus", "lazy"), ("planted", "eager")):
+        config = load(experiment.config, [*settings, f"data.corpus={experiment.folder / corpus}"])
+        runs.append(Run.create(config, experiment.folder / name))
     lazy, eager = (texts(run.users) for run in runs)
     assert lazy == eager
     assert runs[0].canaries == runs[1].canaries

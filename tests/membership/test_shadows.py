@@ -21,7 +21,7 @@ from flsim.attacks.membership.shadows import (
     success_of_shadows,
 )
 from flsim.base.errors import InputError
-from flsim.base.statistics import auroc
+from flsim.base.statistics import auroc, share_interval
 from flsim.data.corpus import held_out, included
 from flsim.runs.config import load
 from flsim.runs.folder import Run, newest_checkpoint, restored_model
@@ -54,6 +54,9 @@ def test_shadow_models_correct_for_the_difficulty_of_targets(gain: float) -> Non
     assert (table["n_in"] + table["n_out"] == 640).all()
     if not gain:
         assert ((table["auroc"] - 0.5).abs() < 0.11).all()
+        without_hits = success_of_shadows(drawn(-20)).iloc[0]
+        assert without_hits["tpr_at_0.1"] == without_hits["tpr_low_at_0.1"] == 0
+        assert without_hits["tpr_high_at_0.1"] >= share_interval(0, without_hits["n_in"])[1]
         return
     areas = table["auroc"].to_dict()
     assert areas["loss"] < 0.7

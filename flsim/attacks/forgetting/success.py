@@ -48,9 +48,7 @@ def best_threshold(members: Floats, others: Floats) -> float:
 
 def at_level(members: Floats, others: Floats) -> AtLevel | None:
     """Return the true-positive rate at a false-positive rate of `LEVEL`; None with fewer than ten scores in arm OUT."""
-    if not len(members) or LEVEL * len(others) < 1:
-        return None
-    return roc(members, others).at(LEVEL)
+    return None if not len(members) or LEVEL * len(others) < 1 else roc(members, others).at(LEVEL)
 
 
 def precision_at(at: AtLevel, members: int, others: int) -> tuple[float, float, float]:

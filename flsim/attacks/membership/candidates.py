@@ -399,7 +399,7 @@ def attack_named(name: str) -> Attack:
 
 # The records of an attack: members from training, and non-members by other authors, of equal lengths.
 
-FEW = 100  # number of members below which a table has a note
+FEW, FEW_AUTHORS = 100, 10  # numbers of members and of their authors below which a table has a note
 RECORDS = 2**16  # records of a split that are read at once
 SHOTS = 7  # largest number of records of a context
 NEVER_TRAINED = ("heldout", "test")
@@ -474,6 +474,9 @@ def pairs_of(
     records = Records.joined([split.records_at(chosen) for split, chosen in places])
     keys = [f"{split.folder.name}:{position}" for split, chosen in places for position in chosen.tolist()]
     authors = [author_of(split.names[user]) for split, chosen in places for user in split.owners(chosen).tolist()]
+    of_in, of_out = len({*authors[:pairs]}), len({*authors[pairs:]})
+    if min(of_in, of_out) < FEW_AUTHORS:
+        notes.append(f"Members have {of_in:,} authors, and non-members {of_out:,}, so the intervals can be too narrow.")
     return Targets(
         Records.joined([Records(records[index], np.array([0, len(records[index])])) for index in shuffled.tolist()]),
         [keys[index] for index in shuffled],

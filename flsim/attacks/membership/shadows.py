@@ -479,6 +479,9 @@ def success_of_shadows(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
             name_, _, at = measure.partition("_at_")
             suffix = f"_at_{at}" if at else ""
             low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+            if at:  # if no run has a hit, all draws are 0; the interval also covers independent members
+                independent = roc(np.concatenate(members), np.concatenate(others)).at(float(at))
+                low, high = min(low, independent.low), max(high, independent.high)
             row |= {measure: of_scores(np.concatenate(members), np.concatenate(others))}
             row |= {f"{name_}_low{suffix}": float(low), f"{name_}_high{suffix}": float(high)}
         rows.append(row)
@@ -513,12 +516,12 @@ def _rate(level: float) -> Callable[[Floats, Floats], float]:
 
 
 def _refuse_unlike(runs: Sequence[Run]) -> Shadow:
-    if len(runs) < FEWEST:
-        raise InputError(f"shadow models need at least {FEWEST} runs, found {len(runs)}; name a complete sweep")
     first = runs[0]
     unit = first.config.data.shadow
     if unit is None:
         raise InputError(f'{first.path}: trained on all users; set data.shadow = "user" or "record" for shadow models')
+    if len(runs) < FEWEST:
+        raise InputError(f"shadow models need at least {FEWEST} runs, found {len(runs)}; name a complete sweep")
     for run in runs[1:]:
         if (run.series, run.corpus.digest) != (first.series, first.corpus.digest):
             raise InputError(

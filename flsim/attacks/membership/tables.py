@@ -26,7 +26,7 @@ AREA = (
 )
 RATE = (
     "% at F: share of members that the attack finds if the share F of non-members are false alarms, with an interval "
-    "that treats members as independent. Empty if there are too few non-members for F."
+    "at least as wide as for independent members. Empty if there are too few non-members for F."
 )
 ALLOWED = "Allowed: the largest share that the ledger allows any attacker."
 SHADOWS = (

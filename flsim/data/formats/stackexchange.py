@@ -173,9 +173,7 @@ def site_of(path: Path) -> str:
     name = unpacked_name(path)
     if path.suffix.lower() != ".7z" or name.lower().endswith(".xml"):
         name = Path(name).stem
-    if name.lower() == "posts":
-        return path.resolve().parent.name
-    return _POSTS.sub("", name)
+    return path.resolve().parent.name if name.lower() == "posts" else _POSTS.sub("", name)
 
 
 def _reason_to_drop(row: dict[str, str]) -> str | None:

@@ -205,7 +205,7 @@ def test_csv_that_is_written_is_read(
     ("content", "message"),
     [
         (b"author;text\na;b\n", "no column 'user'; its columns, separated by ',', are author;text; name"),
-        (b"user,text,text\na,b,c\n", "no column 'text'; its columns, separated by ',', are user, text, text; name"),
+        (b"user,text,text\na,b,c\n", "several columns 'text'; its columns, separated by ',', are user, text, text"),
         (b"user,text\na,b\nc,d,e\n", "line 3: a row of 3 fields, but the header has 2"),
         (b'user,text\na,"b\n', "line 2: not CSV (unexpected end of data)"),
         (b'user,text\na,"' + b"b" * 5_000, "line 2: not CSV (field larger than field limit"),
