@@ -18,7 +18,7 @@ from flsim.attacks.membership.inference import ElsewhereHParams as Elsewhere
 from flsim.attacks.membership.inference import infer_membership
 from flsim.attacks.membership.shadows import infer_by_shadows, infer_users
 from flsim.attacks.reveal.reveal import Revealed, reveal
-from flsim.base.errors import Diverged, InputError, RunFailed, as_list, not_negative
+from flsim.base.errors import Diverged, InputError, RunFailed, as_list, at_least_one, not_negative
 from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams as ImportSettings
@@ -205,6 +205,10 @@ def sweep(
     """
     from server.sweep import sweep as train
 
+    if at_once is not None:
+        at_least_one(at_once=at_once)
+    if seeds is not None and not isinstance(seeds, range):  # a range can be too long for a list
+        seeds = as_list("seeds", seeds)
     file, out, changes = Path(file), Path(out).absolute(), as_list("overrides", overrides)
     planning = definition.load(file)
     at = definition.tier_of(planning, tier, str(file))

@@ -131,6 +131,8 @@ def message_of(call: Callable[[], object]) -> str:
         (lambda: flsim.extract_personal_data(anything(["runs/x"])), r"runs: found a list, not a path; .* \*runs"),
         (lambda: flsim.frames(anything(["runs/x"])), r"runs: found a list, not a path; .* \*runs"),
         (lambda: flsim.run("x.toml", "runs/x", overrides="training.rounds=3"), r"overrides must be a list, such as \["),
+        (lambda: flsim.sweep("x.toml", "runs/x", seeds=anything(5)), r"seeds must be a list, such as \[5\]"),
+        (lambda: flsim.sweep("x.toml", "runs/x", at_once=0), "at_once must be at least 1, found 0"),
     ],
 )
 def test_wrong_settings_are_refused_by_the_call_that_gets_them(call: Callable[[], object], message: str) -> None:
