@@ -91,7 +91,7 @@ def test_a_folder_that_was_moved_is_reported_as_missing(experiment: Experiment, 
     assert code == 1
     assert f"{experiment.folder / folder}: n" in said
     assert said.count("no such folder") == 1
-    assert "was it moved or renamed?" in said
+    assert "If it was moved or renamed" in said
     assert "damaged" not in said
 
 

@@ -445,8 +445,9 @@ def pairs_of(
     sides = [(train, members), *others]
     members, *rest_of = of_single_texts(sides)
     excluded = sum(len(chosen) for _, chosen in sides) - len(members) - sum(map(len, rest_of))
+    repeated = f"{excluded:,} records are excluded, because their texts occur more than once."
     if excluded:
-        notes.append(f"{excluded:,} records are excluded, because their texts occur more than once.")
+        notes.append(repeated)
     others = [(split, chosen) for (split, _), chosen in zip(others, rest_of, strict=True)]
     lengths_out = np.concatenate([_lengths(split, chosen) for split, chosen in others])
     rng = stream(seed, "membership targets")
@@ -454,7 +455,7 @@ def pairs_of(
     if not len(chosen_in):
         raise InputError(
             f"{folder}: no member has the length of a non-member, so no pairs can be formed; use a corpus or file "
-            "with more held-out text"
+            f"with more held-out text. {repeated}"
         )
     pairs = len(chosen_in)
     if pairs < FEW:
