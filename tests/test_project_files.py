@@ -161,7 +161,7 @@ def test_custom_components_of_every_kind_work_from_a_dump_to_a_report(tmp_path: 
     assert_same(run, tmp_path / "runs" / "whole")
 
     said = place.flsim(*by_name["table"]).stdout
-    assert all(part in said for part in ("Counting+Normalized", "TwistedGRU", "Surpr."))
+    assert all(part in said for part in ("Counting+normalized", "TwistedGRU", "Surpr.")), said
     for name in ("plot", "report"):
         place.flsim(*by_name[name])
     assert (tmp_path / "all.png").stat().st_size > 10_000
