@@ -224,7 +224,7 @@ class RoundMetrics:
         metric = self._metrics.get(name)
         if metric is None or value is None or not math.isfinite(value):
             return
-        tags = {"run": self._run.name, **tags}
+        tags = {"run": self._run.name.encode("ascii", "backslashreplace").decode(), **tags}  # as Ray requires
         if isinstance(metric, Gauge):
             metric.set(value, tags)
         elif value:

@@ -25,10 +25,10 @@ from server.cluster.start import Nodes, cluster, nodes
 @pytest.mark.slow
 def test_a_local_run_listens_only_on_loopback_and_sends_no_statistics(experiment: Experiment) -> None:
     run = start(
-        experiment, "--out", "run", "--cpus", "2", "--set", "training.rounds=5000", "--set", "evaluation.every=9"
+        experiment, "--out", "Läufe", "--cpus", "2", "--set", "training.rounds=5000", "--set", "evaluation.every=9"
     )
     try:
-        wait_for_round(experiment.folder / "run", 3)
+        wait_for_round(experiment.folder / "Läufe", 3)  # a name that is not ASCII, as the tags of Ray's metrics must be
         processes = tree(psutil.Process(run.pid))
         assert named(processes, "gcs_server")
         assert named(processes, "raylet").environ()["RAY_USAGE_STATS_ENABLED"] == "0"
