@@ -21,7 +21,7 @@ FIGURES = {  # some figures of each part
     "tests": {"test_stacked_cuda.py", "test_central_stacked_cuda.py"},
     "central": {"ours", "ours, bf16", "plain", "ours: distance from the plain loop's model"},
     "repeat": {"bf16: the same round again", "float32: central training after a resume"},
-    "lora": {"one at a time", "blocks of 2: ratio"},
+    "lora": {"tiny, one at a time", "tiny, blocks of 2: ratio"},
     "ranks": {"decisions of 10 canaries, |R| 500", "memorized canaries"},
     "recurrence": {"tiles"},
     "profile": {"a step of 2 users", *profiles.KINDS},
