@@ -89,16 +89,16 @@ def sweep(
     from flsim.results.sweeps import published_of
 
     # The path is absolute, because processes of a running cluster have another working directory.
-    at = (out or Path("runs") / f"{file.stem}-{tier}").absolute()
-    train, failure = partial(flsim.sweep, file, at, tier=tier, seeds=seeds, corpus=corpus, address=address), None
+    folder = (out or Path("runs") / f"{file.stem}-{tier}").absolute()
+    train, failure = partial(flsim.sweep, file, folder, tier=tier, seeds=seeds, corpus=corpus, address=address), None
     try:
         train(only=only or (), overrides=set_ or (), at_once=at_once)
     except RunFailed as error:
         failure = error
-    if any(at.glob("runs/*/run.json")):
-        table([at], against="paper" if published_of([at]) else None)
-        report([at], at / "report.html")
-        say(f"Report: {at / 'report.html'}")
+    if any(folder.glob("runs/*/run.json")):
+        table([folder], against="paper" if published_of([folder]) else None)
+        report([folder], folder / "report.html")
+        say(f"Report: {folder / 'report.html'}")
     if failure:
         raise failure
 

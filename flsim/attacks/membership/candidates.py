@@ -445,9 +445,8 @@ def pairs_of(
     sides = [(train, members), *others]
     members, *rest_of = of_single_texts(sides)
     excluded = sum(len(chosen) for _, chosen in sides) - len(members) - sum(map(len, rest_of))
-    repeated = f"{excluded:,} records are excluded, because their texts occur more than once."
-    if excluded:
-        notes.append(repeated)
+    exclusion = [f"{excluded:,} records are excluded, because their texts occur more than once."] if excluded else []
+    notes += exclusion
     others = [(split, chosen) for (split, _), chosen in zip(others, rest_of, strict=True)]
     lengths_out = np.concatenate([_lengths(split, chosen) for split, chosen in others])
     rng = stream(seed, "membership targets")
@@ -455,7 +454,7 @@ def pairs_of(
     if not len(chosen_in):
         raise InputError(
             f"{folder}: no member has the length of a non-member, so no pairs can be formed; use a corpus or file "
-            f"with more held-out text. {repeated}"
+            f"with more held-out text{'. '.join(['', *exclusion])}"
         )
     pairs = len(chosen_in)
     if pairs < FEW:
@@ -475,9 +474,9 @@ def pairs_of(
     records = Records.joined([split.records_at(chosen) for split, chosen in places])
     keys = [f"{split.folder.name}:{position}" for split, chosen in places for position in chosen.tolist()]
     authors = [author_of(split.names[user]) for split, chosen in places for user in split.owners(chosen).tolist()]
-    of_in, of_out = len({*authors[:pairs]}), len({*authors[pairs:]})
-    if min(of_in, of_out) < FEW_AUTHORS:
-        notes.append(f"Members have {of_in:,} authors, and non-members {of_out:,}, so the intervals can be too narrow.")
+    inside, outside = len({*authors[:pairs]}), len({*authors[pairs:]})
+    if min(inside, outside) < FEW_AUTHORS:
+        notes.append(f"Members have {inside} authors, and non-members {outside}, so the intervals can be too narrow.")
     return Targets(
         Records.joined([Records(records[index], np.array([0, len(records[index])])) for index in shuffled.tolist()]),
         [keys[index] for index in shuffled],

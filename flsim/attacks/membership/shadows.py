@@ -464,9 +464,10 @@ def success_of_shadows(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
         known = np.isfinite(scores)
         members = [scores[run, known[run] & shadows.is_in[run]] for run in range(len(scores))]
         others = [scores[run, known[run] & ~shadows.is_in[run]] for run in range(len(scores))]
+        pooled = np.concatenate(members), np.concatenate(others)
         rng = stream(seed, "shadow bootstrap", name)
         draws = rng.integers(len(scores), size=(RESAMPLES, len(scores)))
-        n_in, n_out = sum(map(len, members)), sum(map(len, others))
+        n_in, n_out = map(len, pooled)
         row = {"unit": shadows.unit, "attack": name, "kind": "estimate", "shadows": len(scores) - 1}
         row |= {"n_in": n_in, "n_out": n_out, "confidence": CONFIDENCE}
         measures: dict[str, Callable[[Floats, Floats], float]] = {"auroc": auroc}
@@ -480,9 +481,9 @@ def success_of_shadows(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
             suffix = f"_at_{at}" if at else ""
             low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
             if at:  # if no run has a hit, all draws are 0; the interval also covers independent members
-                independent = roc(np.concatenate(members), np.concatenate(others)).at(float(at))
+                independent = roc(*pooled).at(float(at))
                 low, high = min(low, independent.low), max(high, independent.high)
-            row |= {measure: of_scores(np.concatenate(members), np.concatenate(others))}
+            row |= {measure: of_scores(*pooled)}
             row |= {f"{name_}_low{suffix}": float(low), f"{name_}_high{suffix}": float(high)}
         rows.append(row)
     return pd.DataFrame(rows)

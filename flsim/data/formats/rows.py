@@ -66,10 +66,10 @@ def _delimiter(part: posts.Part) -> str:
 def _place(columns: list[str], column: str, option: str, part: posts.Part, delimiter: str = "") -> int:
     """Return the place of the only column with this name; raise InputError for none, or for several."""
     if columns.count(column) != 1:
-        names, found = ", ".join(columns)[:200] or "none", "several columns" if column in columns else "no column"
+        names, fault = ", ".join(columns)[:200] or "none", "several columns" if column in columns else "no column"
         separated, other = (f", separated by {delimiter!r},", ", or set --delimiter") if delimiter else ("", "")
         raise InputError(
-            f"{part.source}: {found} {column!r}; its columns{separated} are {names}; name the right column with "
+            f"{part.source}: {fault} {column!r}; its columns{separated} are {names}; name the right column with "
             f"{option}{other}"
         )
     return columns.index(column)
