@@ -194,6 +194,10 @@ def test_authors_of_training_are_not_non_members(tmp_path: Path) -> None:
     assert members == {"train:0"}
     assert targets.notes[0].startswith("Test users are excluded")
     assert targets.notes[1] == "4 records are excluded, because their texts occur more than once."
+    equal = {"train": {"ann": [[1, 2]], "bob": [[1, 2]]}, "heldout": {"eve": [[1, 2]]}, "test": {"dan": [[3, 4]]}}
+    other = write_corpus(tmp_path / "other" / "corpus", equal)
+    with pytest.raises(InputError, match=r"more held-out text\. 3 records are excluded"):
+        targets_of(run_of(other, tmp_path / "other"), 1, 10)
 
 
 def test_a_run_without_held_out_authors_has_no_non_members_and_is_refused(tmp_path: Path) -> None:
